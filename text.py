@@ -1,0 +1,119 @@
+"""Text that remembers its tokens, and the codec between the two.
+
+Holds: `Text` (a str with the token ids it was cut from or sampled as) and `Codec` (a tokenizer with a chat template).
+Leaves out: prompts (memagent.py), models (rollout.py). No torch.
+Exercise it: `pytest tests/test_text.py`. Read next: data.py.
+
+Tokens in, tokens out: a section is a slice of the document's ids and a memory is the ids that were sampled. Both travel
+through the agents as ordinary strings; when they come back inside a prompt, their own ids are used and nothing is encoded twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A mistake of the user's: one sentence that says what to do. The commands print it and exit with 2."""
+
+
+class Text(str):
+    """A string together with the token ids it stands for. Any string operation gives a plain `str` without ids.
+
+    >>> t = Text("Anna joined Boris.", (7, 8, 9, 3)); t.ids, t.strip() == t, hasattr(t.strip(), "ids")
+    ((7, 8, 9, 3), True, False)
+    """
+
+    __slots__ = ("ids",)
+    ids: tuple[int, ...]
+
+    def __new__(cls, text: str, ids: Iterable[int]) -> Text:
+        self = super().__new__(cls, text)
+        self.ids = tuple(ids)
+        return self
+
+    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:  # pickle and copy keep the ids
+        return str(self), self.ids
+
+
+class Codec:
+    """A fast tokenizer of transformers with its chat template, seen as pieces of token ids.
+
+    A prompt is encoded piece by piece: the template's fixed strings one by one (cached), a `Text` by its ids, any other string by
+    the tokenizer. Pieces are never merged across their borders, in training and evaluation alike (spec memagent.md 3.2).
+
+    thinking: False asks the chat template to switch thinking off where it knows how (`enable_thinking`).
+    """
+
+    def __init__(self, tokenizer, thinking: bool = False, system: str | None = None, eos_ids: Iterable[int] = ()):
+        self.tokenizer = tokenizer
+        self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._fixed: dict[str, tuple[int, ...]] = {}
+        self._head, self._tail = self._chat_frame(thinking, system)
+
+    @classmethod
+    def load(cls, path: str | Path, *, trust_remote_code: bool = False, **kwargs) -> Codec:
+        from transformers import AutoTokenizer, GenerationConfig
+
+        if not Path(path).exists() and str(path).startswith((".", "/", "~")):
+            raise UserError(f"No model folder at {path}: give a folder with config.json, tokenizer and safetensors, or a hub name.")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise UserError(f"The tokenizer of {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
+            eos = GenerationConfig.from_pretrained(path).eos_token_id
+        except OSError:
+            eos = None
+        return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
+
+    def _chat_frame(self, thinking: bool, system: str | None) -> tuple[str, str]:
+        """What the chat template puts before and after one user message."""
+        if self.tokenizer.chat_template is None:
+            return self.tokenizer.bos_token or "", ""
+        mark = "MEMAGENT-SLOT"
+        messages = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": mark}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
+        head, found, tail = text.partition(mark)
+        if not found:
+            raise UserError("The model's chat template drops the user's message; give another model or --template.")
+        return head, tail
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of one piece, without special tokens around it. A `Text` gives the ids it carries."""
+        if isinstance(text, Text):
+            return text.ids
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def fixed(self, text: str) -> tuple[int, ...]:
+        """As `encode`, remembered: for the constant pieces of templates."""
+        if text not in self._fixed:
+            self._fixed[text] = self.encode(text) if text else ()
+        return self._fixed[text]
+
+    def decode(self, ids: Sequence[int]) -> Text:
+        return Text(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False), ids)
+
+    def chat(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Prompt ids of one user message made of (piece, is it constant?), inside the chat template."""
+        ids = list(self.fixed(self._head))
+        for piece, constant in parts:
+            ids += self.fixed(piece) if constant else self.encode(piece)
+        ids += self.fixed(self._tail)
+        return ids
+
+    def response(self, ids: Sequence[int]) -> Text:
+        """A sampled response as text: the ids up to the end-of-sequence id, without it."""
+        return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
+
+    def cut(self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center") -> list[Text]:
+        """The document in sections of `n_tokens` ids: no overlap, no alignment, the last one shorter (spec memagent.md 3.1).
+
+        Past `max_sections`, `over="center"` keeps the first and the last half of the ids that fit, `"head"` the first sections.
+        """
+        ids = self.encode(document)
+        if max_sections is not None and len(ids) > (limit := max_sections * n_tokens):
+            ids = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
+        return [self.decode(ids[i : i + n_tokens]) for i in range(0, len(ids), n_tokens)]
