@@ -3,12 +3,26 @@
 Holds: `Task`, `Pool`; readers, writers, the RULER-HQA generator. Leaves out: graders and metrics (graders.py), generated English
 (worlds.py), tokens (text.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: memagent.py.
+
+A file has a container (parquet, a JSON array, JSON lines; the last two also as .gz) and a form (the fields of its records).
+`_records` knows the containers, `FORMS` the forms; any form may come in any container. What cannot be read is a `UserError` that
+names the file, the line (or row, or item) and the reason. Writers write beside the file and rename when all is well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import io
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+
+from text import UserError
 
 
 @dataclass(slots=True)
@@ -32,13 +46,14 @@ class Task:
 
     id: str
     question: str
-    answers: tuple[str, ...]  # accepted answers; the first is the gold one
+    answers: tuple[str, ...]  # accepted answers; the first is the gold one (RULER's own tasks: all of them are asked for)
     text: str | None = None
     pool: Pool | None = field(default=None, repr=False)
     order: tuple[int, ...] = ()
     gold: tuple[int, ...] = ()  # positions in `order`, from 0, of the passages that hold the evidence, in hop order
     kind: str = ""  # e.g. one_fact, two_hop, bridge, comparison
     dataset: str = ""
+    split: str = ""  # the source's own split where it names one: train, validation
 
     @property
     def document(self) -> str:
@@ -46,3 +61,452 @@ class Task:
             return self.text
         assert self.pool is not None, f"task {self.id} has neither text nor pool"
         return self.pool.document(self.order)
+
+
+Passage = tuple[str, str]  # title, text
+Document = str | list[Passage] | list[int]  # as read: a text, passages, or numbers of passages in a pool
+
+# ---- Reading: records and their fields ----
+
+KINDS = {str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@dataclass(slots=True)
+class Record:
+    """One record of a file. A field is given if it is there, of its kind and not empty; else a `UserError` names the place."""
+
+    where: str  # e.g. "FILE, line 3"
+    position: int  # in the file, from 0
+    fields: dict
+
+    def error(self, reason: str) -> UserError:
+        return UserError(f"{self.where}: {reason}.")
+
+    def get(self, name: str, kind: type, value: object = None) -> object:
+        """The field, or `value` (a part of it) checked in its place."""
+        value = self.fields.get(name) if value is None else value
+        if value is None:
+            raise self.error(f"the field '{name}' is missing")
+        if type(value) is not kind:
+            raise self.error(f"'{name}' must be {KINDS[kind]}, this is {KINDS.get(type(value), 'something else')}")
+        if kind is not int and not (value.strip() if kind is str else value):
+            raise self.error(f"'{name}' is empty")
+        return value
+
+    def text(self, name: str, value: object = None) -> str:
+        try:
+            (text := self.get(name, str, value)).encode()
+        except UnicodeEncodeError:
+            raise self.error(f"'{name}' holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+        return text
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts, at least one."""
+        return tuple(self.text(name, "" if value is None else value) for value in self.get(name, list))
+
+    def inside(self, name: str, value: object = None) -> Record:
+        return Record(self.where, self.position, self.get(name, dict, value))
+
+    def places(self, name: str, values: object, n: int) -> tuple[int, ...]:
+        """Positions among n things, from 0; none at all is fine."""
+        values = [] if values is None else values
+        if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < n for value in values):
+            raise self.error(f"'{name}' must be a list of whole numbers from 0 to {n - 1}")
+        return tuple(values)
+
+    def task(self, question: str, answers: Sequence[str], gold: Sequence[int] = (), **labels: object) -> Task:
+        """A task still without its document. The record's own id, kind, dataset and split go before `labels`; the last resort for
+        an id is the position in the file, by which MemAgent's results count too."""
+        own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split")}
+        labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
+        return Task(question=question, answers=tuple(answers), gold=tuple(gold), **({"id": str(self.position)} | labels))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Every record of a parquet file, a JSON array or JSON lines.
+
+    pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library: pyarrow.json (and `datasets` on
+    top of it) cannot name the line of an error, turns answers such as "1994-05-01" into dates, and cannot hold HotpotQA's
+    [title, [sentences]] pairs.
+    """
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise UserError(f"No file at {path}.")
+    where = str(path)
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            rows = chain.from_iterable(batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(64))
+            for n, fields in enumerate(rows):
+                yield Record(where := f"{path}, row {n + 1}", n, fields)
+            return
+        with io.BufferedReader(pa.input_stream(path)) as stream:
+            if stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+                parsed = ((f"{path}, item {n}", fields) for n, fields in enumerate(_parse(stream.read(), path), 1))
+            else:
+                parsed = ((f"{path}, line {n}", _parse(line, path, n)) for n, line in enumerate(stream, 1) if line.strip())
+            for n, (where, fields) in enumerate(parsed):  # `where` is for the error below, too
+                if not isinstance(fields, dict):
+                    raise UserError(
+                        f"{where}: a record must be an object with named fields, this is {KINDS.get(type(fields), 'null')}."
+                    )
+                yield Record(where, n, fields)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
+        raise UserError(f"{where}: the file cannot be read from here on, it may be damaged ({_one_line(error)}).") from error
+
+
+def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
+    """JSON of one line, or of a whole file when `line` is None (the error then finds its own)."""
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        line, reason = line or error.lineno, f"{error.msg} at column {error.colno}"
+    except UnicodeDecodeError as error:
+        line, reason = line or raw.count(b"\n", 0, error.start) + 1, f"not UTF-8, byte 0x{raw[error.start]:02x}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of open brackets
+        line, reason = line or 1, _one_line(error)
+    raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(". ")
+
+
+# ---- Reading: forms. Each makes a task and its document out of one record ----
+
+
+def _passage(r: Record) -> Passage:
+    return r.text("title"), r.text("text")
+
+
+def _pool(passages: Iterable[Passage]) -> Pool:
+    passages = list(passages)
+    return Pool([title for title, _ in passages], [text for _, text in passages])
+
+
+def _memagent(r: Record) -> tuple[Task, Document]:
+    """MemAgent's training parquet: {prompt: [{role, content}], context, reward_model: {ground_truth: [..]}, extra_info}."""
+    question = r.inside("prompt", r.get("prompt", list)[-1]).text("content")
+    info = r.inside("extra_info") if r.fields.get("extra_info") else Record(r.where, r.position, {})
+    answers = r.inside("reward_model").texts("ground_truth")
+    return info.task(question, answers, dataset=r.fields.get("data_source")), r.text("context")
+
+
+def _vime(r: Record) -> tuple[Task, Document]:
+    """vime's training JSONL: {prompt: question, label: first answer, metadata: {context, ground_truth: [..], data_source}}."""
+    m = r.inside("metadata")
+    answers = m.texts("ground_truth") if m.fields.get("ground_truth") else [r.text("label")]
+    return m.task(r.text("prompt"), answers, dataset=m.fields.get("data_source")), m.text("context")
+
+
+def _eval(r: Record) -> tuple[Task, Document]:
+    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers."""
+    context = r.fields.get("context")
+    if isinstance(context, list):  # some published files nest the numbers once more
+        context = list(r.places("context", context[0] if context and isinstance(context[0], list) else context, 2**31))
+    document = context if isinstance(context, list) and context else r.text("context")
+    return r.task(r.text("input"), r.texts("answers")), document
+
+
+def _ruler(r: Record) -> tuple[Task, Document]:
+    """RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context, outputs: [..], answer_prefix, length}."""
+    name = Path(r.where.rpartition(", ")[0]).name.partition(".")[0].removeprefix("eval_").rpartition("_")[0]
+    return r.task(r.text("input"), r.texts("outputs"), kind=name, dataset="ruler"), r.text("context")
+
+
+def _own(r: Record) -> tuple[Task, Document]:
+    """The user's own: {question, answers: [..] or answer: text, context: text} and, if wanted, id, kind, dataset, split."""
+    answers = [r.text("answer")] if r.fields.get("answers") is None else r.texts("answers")
+    return r.task(r.text("question"), answers), r.text("context")
+
+
+def _hotpotqa(r: Record) -> tuple[Task, Document]:
+    """The official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]], context: [[title, [sentence]]], type}."""
+    document = []
+    for pair in r.get("context", list):
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], list)):
+            raise r.error("'context' must hold pairs [title, [sentences]]")
+        sentences = [r.text("context", sentence) for sentence in pair[1] if sentence != ""]
+        document.append((r.text("context", pair[0]), "".join(sentences)))
+    facts = r.fields.get("supporting_facts") or []
+    if not (isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts)):
+        raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
+    titles = [title for title, _ in document]
+    named = dict.fromkeys(r.text("supporting_facts", fact[0]) for fact in facts)  # each title once, in order
+    gold = [titles.index(title) for title in named if title in titles]  # fullwiki documents may lack one
+    labels = {"id": r.fields.get("_id"), "kind": r.fields.get("type"), "dataset": "hotpotqa"}
+    return r.task(r.text("question"), [r.text("answer")], gold, **labels), document
+
+
+def _shared(r: Record) -> tuple[Task, Document]:
+    """../shared/data's JSONL: {id, question, answers: [..], hops: [paragraph number], paragraphs: [{title, text}], type, ..}."""
+    paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
+    gold = r.places("hops", r.fields.get("hops"), len(paragraphs))
+    labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
+    return r.task(r.text("question"), r.texts("answers"), gold, **labels), [_passage(p) for p in paragraphs]
+
+
+def _built(r: Record) -> tuple[Task, Document]:
+    """A line of our own sets (`write_built`), after the first line {form, passages: n, tasks: m} and n lines {title, text}."""
+    order = r.get("order", list)
+    gold = r.places("gold", r.fields.get("gold"), len(order))
+    return r.task(r.text("question"), r.texts("answers"), gold), order
+
+
+# The first form whose fields a file's first record has is taken.
+FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
+    "built": (_built, ("form", "passages", "tasks")),
+    "memagent": (_memagent, ("prompt", "context", "reward_model")),
+    "vime": (_vime, ("prompt", "label", "metadata")),
+    "eval": (_eval, ("input", "context", "answers")),
+    "ruler": (_ruler, ("input", "context", "outputs")),
+    "hotpotqa": (_hotpotqa, ("question", "answer", "context", "supporting_facts")),
+    "shared": (_shared, ("question", "answers", "paragraphs")),
+    "own": (_own, ("question", "context")),
+}
+
+
+def read(path: str | Path, form: str | None = None, pool: str | Path | None = None) -> list[Task]:
+    """The tasks of a file, in order, no id twice. Tasks with paragraphs share one pool of the file's distinct passages.
+
+    form: a name of FORMS; None looks at the first record. pool: the HotpotQA json that an eval set of passage numbers counts in.
+    """
+    path = Path(path)
+    records = _records(path)
+    first = next(records, None)
+    if first is None:
+        raise UserError(f"{path} is empty: it holds no tasks.")
+    if form is None:
+        form = next((name for name, (_, names) in FORMS.items() if all(n in first.fields for n in names)), "?")
+    if form not in FORMS:
+        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
+        raise first.error(f"no form is known with the fields {', '.join(first.fields)}. Known are {known}")
+    records, numbered = chain([first], records), None
+    if form == "built":
+        n, m, (_, *lines) = first.get("passages", int), first.get("tasks", int), records
+        if len(lines) != n + m:
+            raise first.error(f"{n} passages and {m} tasks are announced and {len(lines)} lines follow; build the set again")
+        records, numbered = lines[n:], _pool(map(_passage, lines[:n]))
+
+    tasks: dict[str, Task] = {}
+    shared, place = Pool([], []), {}
+    for record in records:
+        task, document = FORMS[form][0](record)
+        if task.id in tasks:
+            raise record.error(f"the id '{task.id}' was there before; results are kept by id")
+        tasks[task.id] = task
+        if isinstance(document, str):
+            task.text = document
+        elif isinstance(document[0], tuple):
+            task.pool, task.order = shared, tuple(place.setdefault(passage, len(place)) for passage in document)
+        else:
+            if numbered is None and pool is None:
+                raise record.error("the context is passage numbers; name the HotpotQA json that they count in as well")
+            if numbered is None:  # MemAgent numbers the passages in this order
+                source = read(pool, "hotpotqa")[0].pool
+                numbered = _pool(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
+            task.pool, task.order = numbered, record.places("passage numbers", document, len(numbered.titles))
+    shared.titles, shared.texts = [title for title, _ in place], [text for _, text in place]
+    return list(tasks.values())
+
+
+def read_passages(path: str | Path) -> Pool:
+    """Further passages {title, text}, to fill documents with."""
+    return _pool(map(_passage, _records(Path(path))))
+
+
+def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> Task:
+    """A question about a text file (UTF-8, or .gz of it)."""
+    import pyarrow as pa
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"No file at {path}.")
+    try:
+        with pa.input_stream(path) as stream:
+            text = stream.read().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({_one_line(error)}).") from error
+    if not text.strip():
+        raise UserError(f"{path} is empty.")
+    return Task(id=path.stem, question=question, answers=tuple(answers), text=text)
+
+
+# ---- RULER-HQA: the same questions in documents of any length ----
+
+
+def build_ruler_hqa(
+    questions: Sequence[Task],
+    n_documents: int,
+    n_items: int | None = None,
+    extra: Pool | None = None,
+    seed: int = 0,
+    compat_seed4: bool = False,
+) -> list[Task]:
+    """Tasks of `n_documents` documents: a question's own paragraphs among random others (spec memagent.md 8).
+
+    The others come from all questions' paragraphs and `extra`, never under a title that the question's own paragraphs have (another
+    version of a gold paragraph would be evidence). Which questions are taken depends on the seed alone, so that it is the same at
+    every length; the others and the order depend on (seed, task id, n_documents), so that places differ from task to task.
+
+    compat_seed4: the originals' order, own paragraphs first and then one constant shuffle; at 50 documents the own ten always
+    stand at 11, 18, 27, 29, 37, 41, 42, 43, 44 and 48. A policy can learn that.
+    """
+    if any(task.pool is None for task in questions):
+        raise UserError("These tasks have no paragraphs of their own; build from HotpotQA's json or from JSONL with paragraphs.")
+    n_items = len(questions) if n_items is None else n_items
+    if not 1 <= n_items <= len(questions):
+        raise UserError(f"{n_items} questions are wanted and there are {len(questions)}.")
+    pools = {id(task.pool): task.pool for task in questions} | ({id(extra): extra} if extra else {})
+    passages = sorted({passage for pool in pools.values() for passage in zip(pool.titles, pool.texts, strict=True)})
+    place = {passage: k for k, passage in enumerate(passages)}
+    by_title = defaultdict(list)
+    for k, (title, _) in enumerate(passages):
+        by_title[title.casefold()].append(k)
+
+    chosen, tasks = list(questions), []
+    random.Random(str(seed)).shuffle(chosen)  # not sample(): the first 64 of 128 are then those of 64
+    for task in chosen[:n_items]:
+        own = [place[task.pool.titles[k], task.pool.texts[k]] for k in task.order]
+        barred = {k for i in own for k in by_title[passages[i][0].casefold()]}
+        n_others, n_there = n_documents - len(own), len(passages) - len(barred)
+        if n_others < 0:
+            raise UserError(f"Question {task.id} has {len(own)} paragraphs of its own: {n_documents} documents are too few.")
+        if n_others > n_there:
+            need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
+            raise UserError(f"{need} and there are {n_there}; give more.")
+        rng = random.Random(f"{seed}:{task.id}:{n_documents}")
+        others = [k for k in rng.sample(range(len(passages)), n_others + len(barred)) if k not in barred][:n_others]
+        slots = list(range(n_documents))
+        (random.Random(4) if compat_seed4 else rng).shuffle(slots)
+        documents = own + others
+        order, gold = tuple(documents[slot] for slot in slots), tuple(slots.index(slot) for slot in task.gold)
+        tasks.append(replace(task, pool=None, order=order, gold=gold))
+    used = sorted({k for task in tasks for k in task.order})
+    place = {k: new for new, k in enumerate(used)}
+    pool = _pool(passages[k] for k in used)
+    return [replace(task, pool=pool, order=tuple(place[k] for k in task.order)) for task in tasks]
+
+
+# ---- Writing ----
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; it takes its place when the block ends well and is removed when it does not."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {_one_line(error)}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_json(path: str | Path, lines: Iterable[dict], before: str = "", between: str = "\n", after: str = "\n") -> None:
+    """Each of `lines` as one line of JSON, compressed if the name ends in .gz."""
+    import pyarrow as pa
+
+    path = Path(path)
+    compression = "gzip" if path.suffix == ".gz" else None
+    with _replacing(path) as temporary, pa.output_stream(temporary, compression=compression) as stream:
+        for n, line in enumerate(lines):
+            stream.write(((between if n else before) + json.dumps(line, ensure_ascii=False)).encode())
+        stream.write(after.encode())
+
+
+def _labels(task: Task) -> dict[str, str]:
+    """Fields beyond the published forms, so that a task comes back as it went."""
+    return {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
+
+
+def _checked(tasks: Sequence[Task]) -> Sequence[Task]:
+    """Refuses what no reader would take back."""
+    if not tasks:
+        raise UserError("There are no tasks to write.")
+    for task in tasks:
+        if not (task.question.strip() and task.answers and all(answer.strip() for answer in task.answers)):
+            raise UserError(f"Task {task.id} has no question or no accepted answer; only tasks that can be graded are written.")
+    return tasks
+
+
+def _expanded(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict]]:
+    """Each task with the fields that the three published forms share."""
+    for task in _checked(tasks):
+        document = task.document
+        yield task, {"context": document, "num_docs": len(task.order) or document.count("\n\nDocument ") + 1}
+
+
+def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
+    """MemAgent's eval form, with the full text."""
+    rows = (
+        {"input": task.question, "answers": list(task.answers), "index": index} | shared | _labels(task)
+        for index, (task, shared) in enumerate(_expanded(tasks))
+    )
+    _write_json(path, rows, before="[\n", between=",\n", after="\n]\n")
+
+
+def write_vime_jsonl(path: str | Path, tasks: Sequence[Task]) -> None:
+    """vime's training form, with the full text. `data_source` names the grader there, hence always hotpotqa."""
+    rows = (
+        {
+            "prompt": task.question,
+            "label": task.answers[0],
+            "metadata": {"ground_truth": list(task.answers), "data_source": "hotpotqa"} | shared | _labels(task),
+        }
+        for task, shared in _expanded(tasks)
+    )
+    _write_json(path, rows)
+
+
+def write_parquet(path: str | Path, tasks: Sequence[Task]) -> None:
+    """MemAgent's training form, with the full text. `data_source` names the grader there, hence always hotpotqa."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = (
+        {
+            "data_source": "hotpotqa",
+            "prompt": [{"role": "user", "content": task.question}],
+            "context": shared["context"],
+            "ability": "memory",
+            "reward_model": {"style": "rule", "ground_truth": list(task.answers)},
+            "extra_info": {"index": index, "question": task.question, "num_docs": shared["num_docs"]} | _labels(task),
+        }
+        for index, (task, shared) in enumerate(_expanded(tasks))
+    )
+    if (path := Path(path)).suffix != ".parquet":
+        raise UserError(f"{path} cannot be written: the name of a parquet file must end in .parquet.")
+    with _replacing(path) as temporary:
+        table = pa.Table.from_pylist(list(islice(rows, 32)))  # in parts: at 6,400 documents a row is 3.6 MB of text
+        with pq.ParquetWriter(temporary, table.schema, compression="zstd") as writer:
+            while table.num_rows:
+                writer.write_table(table)
+                table = pa.Table.from_pylist(list(islice(rows, 32)), table.schema)
+
+
+def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bool) -> None:
+    """Our own form: each passage once, documents as indices. `about` (seed, n_documents, ..) is kept in the first line."""
+    pool = _checked(tasks)[0].pool
+    if pool is None or any(task.pool is not pool for task in tasks):
+        raise UserError("Only tasks that share one pool of passages can be kept as a set: build it first.")
+    head = {"form": "memagent-set", "passages": len(pool.titles), "tasks": len(tasks), **about}
+    passages = ({"title": title, "text": text} for title, text in zip(pool.titles, pool.texts, strict=True))
+    fields = ("question", "answers", "order", "gold")
+    rows = (_labels(task) | {name: getattr(task, name) for name in fields} for task in tasks)
+    _write_json(path, chain([head], passages, rows))
+
+
+WRITERS = {"eval": write_eval_json, "memagent": write_parquet, "vime": write_vime_jsonl, "built": write_built}
+
+
+def write(path: str | Path, tasks: Sequence[Task], form: str) -> None:
+    """A form by its name."""
+    if form not in WRITERS:
+        raise UserError(f"'{form}' is no form that can be written; these are: {', '.join(WRITERS)}.")
+    WRITERS[form](path, tasks)

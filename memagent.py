@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
 
 from data import Task
-from text import Codec, Text
+from memory import overwrite
+from text import Codec, Text, UserError
 
 
 class Finish(StrEnum):
@@ -78,3 +81,152 @@ class Group:
 
 
 Agent = Callable[[Task, "AgentConfig", Codec], Generator[Prompt, Turn, None]]
+
+
+# ---------------------------------------------------------------- templates
+
+NO_MEMORY = "No previous memory"
+
+_UPDATE = (
+    "You read a long document one section at a time and carry a short memory from section to section. Read the section below, then "
+    "write the memory anew: keep every old detail that helps to solve the problem, add what this section contributes, leave out the rest."
+)
+_FINAL = {
+    "boxed": "Solve the problem with the help of the memory alone. Give the answer inside \\boxed{}.",
+    "sentence": 'Solve the problem with the help of the memory alone. End with the sentence "Therefore, the answer is (...)".',
+}
+_FULL = {
+    "boxed": "Read the document, then solve the problem. Give the answer inside \\boxed{}.",
+    "sentence": 'Read the document, then solve the problem. End with the sentence "Therefore, the answer is (...)".',
+}
+SLOTS = ("problem", "memory", "section")
+
+
+def _block(slot: str) -> str:
+    return f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n"
+
+
+def default_template(turn: str, layout: str, form: str) -> str:
+    """Our wording. turn: update | final | full; layout: shared (section first) | paper (section last); form: boxed | sentence."""
+    order = {"shared": ("section", "memory", "problem"), "design": ("section", "problem", "memory"), "paper": ("problem", "memory", "section")}[layout]
+    head, without, cue = {
+        "update": (_UPDATE, "", "Updated memory:"), "final": (_FINAL[form], "section", "Your answer:"), "full": (_FULL[form], "memory", "Your answer:")
+    }[turn]  # fmt: skip
+    return f"{head}\n\n" + "".join(_block(slot) for slot in order if slot != without) + f"{cue}\n"
+
+
+def split_template(template: str) -> tuple[tuple[str, bool], ...]:
+    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{section}`; every other brace stands for itself.
+
+    >>> split_template("Q: {problem} \\\\boxed{}")
+    (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
+    """
+    pieces: list[tuple[str, bool]] = []
+    while template:
+        found = [(at, slot) for slot in SLOTS if (at := template.find(f"{{{slot}}}")) >= 0]
+        at, slot = min(found, default=(len(template), ""))
+        if at:
+            pieces.append((template[:at], True))
+        if slot:
+            pieces.append((slot, False))
+        template = template[at + len(slot) + 2 :] if slot else ""
+    return tuple(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """How an agent reads. Every field is a flag of `train`, `eval` and `ask`. Defaults: the embedded policy's."""
+
+    chunk_tokens: int = 24
+    """tokens of one section"""
+    memory_tokens: int = 13
+    """most tokens of a memory, the end-of-sequence id included"""
+    final_tokens: int = 24
+    """most tokens of an answer"""
+    max_sections: int | None = None
+    """longer documents are cut to this many sections; None reads all of it"""
+    over: str = "center"
+    """what is kept of a longer document: center = its first and last half, head = its beginning"""
+    layout: str = "shared"
+    """order of the update prompt: shared = section, problem, memory; paper = problem, memory, section"""
+    form: str = "boxed"
+    """form of the answer: boxed = \\boxed{...}; sentence = "the answer is (...)" """
+    empty: str = "placeholder"
+    """what an empty memory becomes: placeholder = the first-memory literal, keep = the previous memory, empty = stays empty"""
+    window: int | None = None
+    """most tokens of a full-context prompt and its answer; the middle of the document is cut to fit; None = the model's own window"""
+    top_k: int = 4
+    """sections that the bm25 baseline reads"""
+    templates: str = ""
+    """folder with update.txt, final.txt, full.txt (any of them), used byte for byte instead of our wording"""
+
+    def __post_init__(self):
+        for name, allowed in (
+            ("over", ("center", "head")),
+            ("layout", ("shared", "design", "paper")),
+            ("form", ("boxed", "sentence")),
+            ("empty", ("placeholder", "keep", "empty")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        for name in ("chunk_tokens", "memory_tokens", "final_tokens", "top_k"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+    def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
+        """The pieces of one of the three prompts: update, final, full."""
+        path = Path(self.templates, f"{turn}.txt")
+        return _pieces(path.read_bytes().decode() if self.templates and path.exists() else default_template(turn, self.layout, self.form))
+
+
+_pieces = lru_cache(maxsize=64)(split_template)
+
+
+def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = False, **slots: str) -> Prompt:
+    pieces = tuple((piece, True) if constant else (slots[piece], False) for piece, constant in template)
+    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""))
+
+
+# ---------------------------------------------------------------- agents
+
+
+def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """MemAgent: one bounded memory, overwritten after each section; the answer comes from question + memory (arXiv 2507.02259)."""
+    update, final = config.template("update"), config.template("final")
+    problem, first = codec.text(task.question), codec.text(NO_MEMORY)
+    memory = first
+    for section in codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over):
+        turn = yield fill(update, config.memory_tokens, problem=problem, section=section, memory=memory)
+        memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
+    yield fill(final, config.final_tokens, final=True, problem=problem, memory=memory)
+
+
+def full_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """Baseline: the whole document in one prompt. Past the window the document's middle is cut, never the question."""
+    template, problem = config.template("full"), codec.text(task.question)
+    ids = codec.encode(task.document)
+    if config.window is not None:
+        around = len(codec.chat(fill(template, 1, problem=problem, section="").pieces)) + config.final_tokens
+        if (room := config.window - around) < 1:
+            raise UserError(f"The question alone does not fit a window of {config.window} tokens; give a larger --window.")
+        if len(ids) > room:
+            ids = ids[: room - room // 2] + ids[len(ids) - room // 2 :]
+    yield fill(template, config.final_tokens, final=True, problem=problem, section=codec.decode(ids))
+
+
+def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """Baseline: the `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt."""
+    import bm25s
+
+    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize([*sections], stopwords=None, show_progress=False), show_progress=False)
+    query = bm25s.tokenize([task.question], stopwords=None, show_progress=False)
+    best, _ = index.retrieve(query, k=min(config.top_k, len(sections)), show_progress=False)
+    ids = [i for k in sorted(best[0].tolist()) for i in sections[k].ids]
+    yield fill(
+        config.template("full"), config.final_tokens, final=True, problem=codec.text(task.question), section=codec.decode(ids)
+    )
+
+
+AGENTS: dict[str, Agent] = {"memagent": memagent, "full_context": full_context, "bm25": bm25}

@@ -87,6 +87,19 @@ class Codec:
             return text.ids
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
+    def text(self, text: str) -> Text:
+        """A string with its ids, so that it is encoded once."""
+        return text if isinstance(text, Text) else Text(text, self.encode(text))
+
+    def after_thinking(self, response: Text) -> Text:
+        """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
+        if "</think>" not in response:
+            return response
+        end = self.tokenizer.convert_tokens_to_ids("</think>")
+        if end in response.ids:
+            return self.decode(response.ids[len(response.ids) - response.ids[::-1].index(end) :])
+        return self.text(response.rpartition("</think>")[2])
+
     def fixed(self, text: str) -> tuple[int, ...]:
         """As `encode`, remembered: for the constant pieces of templates."""
         if text not in self._fixed:

@@ -1,0 +1,161 @@
+"""Graders: what an answer is worth. The reward of training and the metrics of evaluation, on strings alone.
+
+Holds: the boxed reward (spec memagent.md 4), prediction extraction and the metrics EM, F1, sub_em, RULER match (section 10).
+Leaves out: trajectories (memagent.py), averages and intervals (eval.py). No torch.
+Exercise it: `pytest tests/test_graders.py`. Read next: data.py.
+
+Every score is from 0 to 1 and is not rounded. A missing or empty prediction is worth 0 everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from text import UserError
+
+TAIL_CHARACTERS = 300  # the reward looks no further back than this
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+# ---- What the response answers ----
+
+
+def strip_thinking(text: str) -> str:
+    """The text after the last `</think>`. Thinking that never ends is all dropped: nothing was answered."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""The content of the last box, as it stands; None without a (closed) one.
+
+    >>> extract_boxed(r"It is \boxed{a \text{b}}."), extract_boxed(r"So $\boxed Paris$."), extract_boxed(r"\boxed{Par")
+    ('a \\text{b}', 'Paris', None)
+    """
+    if r"\boxed " in text:  # goes before any box with braces, wherever that stands
+        return text.rpartition(r"\boxed ")[2].partition("$")[0]
+    _, found, rest = text.rpartition(r"\boxed")
+    if not found or not rest.startswith("{"):
+        return None
+    depth = 0
+    for i, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[1:i]
+    return None
+
+
+def extract_sentence(text: str) -> str | None:
+    """What follows the last "the answer is", without asterisks and the final dot; None if that was not said.
+
+    >>> extract_sentence("Therefore, the answer is **Paris**.")
+    'Paris'
+    """
+    _, found, rest = text.replace("*", "").rpartition("the answer is")
+    return rest.strip().rstrip(".").strip() if found else None
+
+
+# ---- The reward ----
+
+# Old and new, in this order.
+LATEX = [("\n", ""), (r"\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), (r"\left", ""), (r"\right", "")]
+LATEX += [(r"^{\circ}", ""), (r"^\circ", ""), (r"\$", ""), (r"\%", ""), (" .", " 0."), ("{.", "{0."), (" ", "")]
+
+
+def _bare(answer: str) -> str:
+    for old, new in LATEX:
+        answer = answer.replace(old, new)
+    return answer
+
+
+def same_answer(prediction: str | None, answers: Iterable[str]) -> float:
+    """1.0 if the prediction equals an accepted answer but for case, spaces and LaTeX spelling; articles and full stops count."""
+    return float(bool(prediction) and any(_bare(prediction.lower()) == _bare(answer.lower()) for answer in answers))
+
+
+def boxed_reward(response: str, answers: Iterable[str]) -> float:
+    r"""MemAgent's reward: 1.0 if the last box in the response's last 300 characters holds an accepted answer, else 0.0.
+
+    `response` is the final turn's alone; thinking is dropped first, as in evaluation. Eq. 6 of the paper; upstream's `\fbox` fails
+    there and is a plain 0 here.
+    """
+    return same_answer(extract_boxed(strip_thinking(response)[-TAIL_CHARACTERS:].lower()), answers)
+
+
+# ---- The metrics ----
+
+
+def normalize_answer(text: str) -> str:
+    """SQuAD's: lower case, no punctuation, no articles, single spaces."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(prediction: str | None, answers: Iterable[str]) -> float:
+    return float(bool(prediction) and normalize_answer(prediction) in {normalize_answer(answer) for answer in answers})
+
+
+def f1(prediction: str | None, answers: Iterable[str]) -> float:
+    """The best harmonic mean of word precision and recall; yes, no and noanswer earn nothing but by equality (HotpotQA)."""
+    return (
+        max((_f1(normalize_answer(prediction), normalize_answer(answer)) for answer in answers), default=0.0) if prediction else 0.0
+    )
+
+
+def _f1(prediction: str, answer: str) -> float:
+    if prediction != answer and {prediction, answer} & {"yes", "no", "noanswer"}:
+        return 0.0
+    words, gold = prediction.split(), answer.split()
+    n_common = (Counter(words) & Counter(gold)).total()
+    return 2 * n_common / (len(words) + len(gold)) if n_common else 0.0
+
+
+def sub_em(prediction: str | None, answers: Iterable[str]) -> float:
+    """Ours, one way: an accepted answer stands in the prediction. An answer of articles alone ("A") must equal it."""
+    said = normalize_answer(prediction or "")
+    golds = ((normalize_answer(answer), answer) for answer in answers)
+    return float(
+        bool(prediction) and any(gold in said if gold else raw.lower() == prediction.strip().lower() for gold, raw in golds)
+    )
+
+
+def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:
+    """MemAgent's, two ways, first answer only: "a" is right for "apple" and "The" for anything. For published numbers alone."""
+    if not prediction or not answers:
+        return 0.0
+    said, gold = normalize_answer(prediction), normalize_answer(answers[0])
+    return float(gold in said or said in gold)
+
+
+def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
+    """RULER's: the share of the gold strings that stand in the prediction, whatever the case."""
+    return sum(gold.lower() in prediction.lower() for gold in golds) / len(golds) if prediction and golds else 0.0
+
+
+# ---- All of them for one response ----
+
+
+@dataclass(slots=True, frozen=True)
+class Scores:
+    """What one final response is worth."""
+
+    pred: str | None  # None: the response holds no answer of the form asked for
+    reward: float  # boxed: `boxed_reward`; sentence: the same comparison of the sentence's answer
+    em: float
+    f1: float
+    sub_em: float
+    sub_em_upstream: float
+
+
+def score(response: str, answers: Sequence[str], form: str = "boxed") -> Scores:
+    """The scores of a final response, "" for a failed one. form: "boxed" or "sentence". Thinking is dropped first."""
+    if form not in ("boxed", "sentence"):
+        raise UserError(f"'{form}' is no answer form; these are: boxed, sentence.")
+    text = strip_thinking(response)
+    pred = extract_boxed(text) if form == "boxed" else extract_sentence(text)
+    pred = pred.strip() if pred else pred
+    reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, answers)
+    metrics = (metric(pred, answers) for metric in (exact_match, f1, sub_em, sub_em_upstream))
+    return Scores(pred, reward, *metrics)

@@ -1,0 +1,482 @@
+"""GRPO over the turns of memory agents: advantages, log-probs, the loss, and the LightningModule whose training step is the algorithm.
+
+Holds: `GRPOConfig` and its presets, `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
+Leaves out: prompts (memagent.py), sampling (rollout.py), run folders (runs.py).
+Exercise it: `python cli.py train --help`. Read next: eval.py.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import lightning
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from data import Task
+from memagent import Agent, AgentConfig, Finish, Group, Trajectory
+from rollout import Engine, Sampling, rollout, seed_of
+from text import UserError
+
+# ---------------------------------------------------------------- settings
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOConfig:
+    """What is optimised and how. Every field is a flag of `train`; a preset fills several at once (spec memagent.md 2)."""
+
+    steps: int = 100
+    """training steps: one rollout each"""
+    tasks_per_step: int = 8
+    """tasks (groups) of one step"""
+    group_size: int = 16
+    """G, trajectories of one task"""
+    updates_per_rollout: int = 1
+    """optimizer steps on one rollout, each on its own part of the groups"""
+    credit: str = "share"
+    """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
+    normalisation: str = "std"
+    """of the rewards of a group: mean = minus the mean; std = also divided by the unbiased standard deviation + 1e-6"""
+    aggregation: str = "token_mean"
+    """token_mean = over all trained tokens; row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
+    of their token mean; constant = sum over tokens / (turns x longest response allowed)"""
+    clip_low: float = 0.2
+    """the ratio is clipped below at 1 - clip_low"""
+    clip_high: float = 0.28
+    """and above at 1 + clip_high"""
+    dual_clip: float = 0.0
+    """bound c of the loss for negative advantages, -c * A; 0 = off"""
+    kl: float = 0.0
+    """weight of the k3 estimate of KL(policy, reference) in the loss; 0 = no reference model is kept"""
+    importance: str = "truncate"
+    """correction of sampler/trainer mismatch per token: truncate = min(trainer/sampler, importance_cap); mask = 0 past the cap; none"""
+    importance_cap: float = 2.0
+    """cap of that correction"""
+    turns_per_trajectory: int = 0
+    """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all"""
+    lr: float = 7e-4
+    """peak learning rate"""
+    warmup: int = 5
+    """steps of linear warm-up"""
+    decay_from: float = 1.0
+    """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's"""
+    weight_decay: float = 0.0
+    """AdamW's"""
+    grad_clip: float = 1.0
+    """largest norm of the gradient; a step whose norm is not finite is skipped and counted"""
+    temperature: float = 1.0
+    """sampling temperature of the rollout; the trainer's log-probs are taken at it too"""
+    top_p: float = 1.0
+    """nucleus of the rollout; below 1 the sampler's distribution is no longer the trainer's"""
+    grow_at: float = 0.9
+    """tasks grow to the next length when the running reward reaches this"""
+    grow_steps: int = 5
+    """and at least this many steps were spent at the present one"""
+    lora_rank: int = 0
+    """rank of LoRA adapters on all linear layers; 0 = full fine-tuning"""
+    lora_alpha: float = 0.0
+    """scale of the adapters; 0 = twice the rank"""
+    micro_tokens: int = 16384
+    """most tokens, padding included, of one forward and backward pass; changes nothing but memory and speed"""
+    in_flight: int = 256
+    """trajectories in flight"""
+    seed: int = 0
+    """everything random follows from it"""
+
+    def __post_init__(self):
+        for name, allowed in (
+            ("credit", ("share", "split")),
+            ("normalisation", ("mean", "std")),
+            ("aggregation", ("token_mean", "row_mean", "turn_mean", "constant")),
+            ("importance", ("truncate", "mask", "none")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        for name in ("steps", "tasks_per_step", "group_size", "updates_per_rollout", "micro_tokens", "in_flight"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.temperature <= 0:
+            raise UserError("Training samples at a temperature above 0.")
+
+
+# name -> (fields of GRPOConfig, fields of AgentConfig), spec memagent.md 2 and 6
+PRESETS: dict[str, tuple[dict, dict]] = {
+    "default": ({}, {}),
+    "paper": (
+        dict(tasks_per_step=128, group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
+             clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
+        dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
+    ),
+    "vime": (
+        dict(tasks_per_step=8, group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
+             kl=1e-3, lr=1e-6, warmup=0, betas=(0.9, 0.98), weight_decay=0.1),
+        dict(chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64, over="head", layout="paper", empty="keep"),
+    ),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- advantages
+
+
+def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[float]:
+    """Advantages of one group's rewards [G] -> [G] (arXiv 2507.02259 eq. 4). In a group of one the mean counts as 0.
+
+    >>> [round(a, 3) for a in advantages([1, 1, 1, 1] + 12 * [0], "std")][3:5]
+    [1.677, -0.559]
+    """
+    if len(rewards) == 1:
+        return list(rewards)
+    mean = sum(rewards) / len(rewards)
+    centred = [r - mean for r in rewards]
+    if normalisation == "mean":
+        return centred
+    std = math.sqrt(sum(c * c for c in centred) / (len(rewards) - 1))
+    return [c / (std + 1e-6) for c in centred]
+
+
+@dataclass(slots=True)
+class Row:
+    """One turn as training sees it."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    sampler: list[float]  # sampler log-probs, one per response id
+    advantage: float = 0.0
+    weight: float = 1.0  # of the row, before the loss is normalised
+    trajectory: int = 0  # index within the step
+
+
+def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[Row]:
+    """The rows of all groups that carry a signal, in the order of groups, trajectories and turns.
+
+    Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline.
+    """
+    rows = []
+    number = 0
+    for group in groups:
+        advantage = advantages([t.reward for t in group.trajectories], config.normalisation)
+        for a, trajectory in zip(advantage, group.trajectories, strict=True):
+            number += 1
+            turns = [t for t in trajectory.turns if t.response_ids]
+            if a == 0 or not turns:
+                continue
+            if config.credit == "split":
+                a /= len(turns)
+            updates = [t for t in turns if not t.prompt.final]
+            weight, k = 1.0, config.turns_per_trajectory
+            if 0 < k < len(updates):
+                draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
+                chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
+                turns, weight = [t for t in turns if t.prompt.final or id(t) in chosen], len(updates) / k
+            rows += [
+                Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number - 1) for t in turns
+            ]
+    return rows
+
+
+# ---------------------------------------------------------------- log-probs
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of similar length, padded on the right."""
+
+    index: list[int]  # which rows
+    ids: torch.Tensor  # [N, T]
+    at: torch.Tensor  # [R] places of the response ids in ids.flatten()
+
+
+def pack(rows: Sequence[Row], pad_id: int, max_tokens: int) -> Iterator[Batch]:
+    """Every row in exactly one batch of at most `max_tokens` places (a longer row stands alone)."""
+    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rows]
+    order = sorted(range(len(rows)), key=lambda i: lengths[i])
+    while order:
+        n = 1
+        while n < len(order) and (n + 1) * lengths[order[n]] <= max_tokens:
+            n += 1
+        index, order = order[:n], order[n:]
+        width = lengths[index[-1]]
+        ids = torch.full((n, width), pad_id)
+        at = []
+        for k, i in enumerate(index):
+            ids[k, : lengths[i]] = torch.tensor(rows[i].prompt_ids + rows[i].response_ids)
+            at.append(torch.arange(k * width + len(rows[i].prompt_ids), k * width + lengths[i]))
+        yield Batch(index, ids, torch.cat(at))
+
+
+def logprobs(model, ids: torch.Tensor, at: torch.Tensor, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
+    """Log-probs [R] of the tokens of `ids` [N, T] at the flat places `at` [R].
+
+    Padding is on the right, so plain causal attention is exact. Only the rows that are asked for reach the lm_head, `chunk` at a time
+    and recomputed in the backward pass: no [T, V] tensor is ever alive.
+    """
+    hidden = model.model(input_ids=ids).last_hidden_state.flatten(0, 1)[at - 1]  # [R, D]
+    targets = ids.flatten()[at]
+
+    def head(h: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(model.lm_head(h).float() / temperature, -1).gather(1, t[:, None])[:, 0]
+
+    if len(at) * model.config.vocab_size <= 1 << 23 or not torch.is_grad_enabled():
+        return torch.cat([head(h, t) for h, t in zip(hidden.split(1 << 14), targets.split(1 << 14), strict=True)])
+    parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    return torch.cat([checkpoint(head, h, t, use_reentrant=False) for h, t in parts])
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
+    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update."""
+    tokens = sum(len(r.response_ids) for r in rows)
+    trajectories = len({r.trajectory for r in rows})
+    per_row = {
+        "token_mean": lambda r: 1 / tokens,
+        "row_mean": lambda r: 1 / (len(r.response_ids) * trajectories),
+        "turn_mean": lambda r: 1 / (len(r.response_ids) * len(rows)),
+        "constant": lambda r: 1 / (final_tokens * len(rows)),
+    }[config.aggregation]
+    return [r.weight * per_row(r) for r in rows]
+
+
+def policy_loss(
+    logp: torch.Tensor,
+    old: torch.Tensor,
+    sampler: torch.Tensor,
+    advantage: torch.Tensor,
+    weight: torch.Tensor,
+    config: GRPOConfig,
+    reference: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Weighted sum over tokens of the clipped surrogate, with truncated importance correction and k3 KL. All inputs [R].
+
+    ratio = exp(logp - old); surrogate = min(ratio A, clip(ratio) A), for A < 0 bounded by dual_clip A (arXiv 1912.09729);
+    correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, clamped to [-10, 10].
+    """
+    ratio = (logp - old).exp()
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
+    clipped = surrogate < ratio * advantage
+    if config.dual_clip:
+        surrogate = torch.where(advantage < 0, torch.maximum(surrogate, config.dual_clip * advantage), surrogate)
+    mismatch = (old - sampler).exp().detach()
+    if config.importance == "truncate":
+        surrogate = surrogate * mismatch.clamp_max(config.importance_cap)
+    elif config.importance == "mask":
+        surrogate = surrogate * mismatch * (mismatch <= config.importance_cap)
+    loss = -(weight * surrogate).sum()
+    stats = {
+        "ratio": (weight * ratio).sum().detach(),
+        "clipped": (weight * clipped).sum().detach(),
+        "mismatch_kl": (weight * (mismatch - 1 - (old - sampler))).sum().detach(),
+        "mismatch": (old - sampler).abs().max().detach(),
+    }
+    if reference is not None:
+        d = (reference - logp).clamp(-10, 10)
+        kl = (weight * (d.exp() - d - 1)).sum()
+        loss = loss + config.kl * kl
+        stats["kl"] = kl.detach()
+    return loss, stats
+
+
+# ---------------------------------------------------------------- the module
+
+
+class Tasks(Protocol):
+    """Where training tasks come from. `level` counts how often the tasks have grown; `levels` is how often they can."""
+
+    levels: int
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        """The n tasks of a step: a function of its arguments alone, so that a resumed run reads the same ones."""
+
+
+Reward = Callable[[Trajectory], float]
+
+
+def inner(model):
+    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+class GRPO(lightning.LightningModule):
+    """One policy, one engine, one agent; `training_step` is the algorithm.
+
+    Its state beyond weights and optimizer is three numbers (step, level, running reward): every random choice follows from
+    (seed, step, task, sample), so a run that is killed and resumed goes on as if nothing had happened.
+    """
+
+    def __init__(
+        self, model, engine: Engine, agent: Agent, reward: Reward, tasks: Tasks, config: GRPOConfig, agent_config: AgentConfig, reference=None
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        self.model, self.config = model, config
+        self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
+        self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
+        self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
+        self.metrics: dict[str, float] = {}
+        self.groups: list[Group] = []
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        config, step = self.config, self.done_steps
+        start = time.perf_counter()
+        with self.engine.awake():
+            self.engine.sync(inner(self.model))
+            self.groups = self.sample_groups(self.tasks.batch(step, self.level, config.tasks_per_step), step)
+        rolled = time.perf_counter()
+        rows = rows_of(self.groups, config, seed=seed_of(config.seed, step))
+        self.metrics = self.describe(rows)
+        if rows:
+            self.update(rows)
+        self.grow()
+        self.done_steps += 1
+        end = time.perf_counter()
+        self.metrics |= {"rollout_s": rolled - start, "update_s": end - rolled, "step_s": end - start}
+
+    def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
+        """G trajectories of each task, graded."""
+        config = self.config
+        groups = {task.id: Group(task, []) for task in tasks}
+        if len(groups) < len(tasks):
+            raise UserError("Two tasks of one step have the same id; ids must be unique.")
+        jobs = ((task, g) for task in tasks for g in range(config.group_size))
+        sampling = Sampling(config.temperature, config.top_p)
+        for trajectory in rollout(
+            self.engine, self.agent, jobs, self.agent_config, sampling, seed_of(config.seed, step), config.in_flight
+        ):
+            trajectory.reward = 0.0 if trajectory.error else self.reward(trajectory)
+            groups[trajectory.task.id].trajectories.append(trajectory)
+        for group in groups.values():  # trajectories finish in any order: nothing may depend on it
+            group.trajectories.sort(key=lambda t: t.sample)
+        return list(groups.values())
+
+    def update(self, rows: list[Row]) -> None:
+        """One or several optimizer steps on the rows of a rollout."""
+        config, model = self.config, inner(self.model)
+        optimizer = self.optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(self.done_steps)
+        n = min(config.updates_per_rollout, len({r.trajectory for r in rows}))
+        ids = sorted({r.trajectory for r in rows})
+        part_of = {t: i * n // len(ids) for i, t in enumerate(ids)}  # whole trajectories, in order
+        parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
+        # with several updates the old log-probs are the trainer's own, from before the first one
+        olds = [self.frozen(part, model) if n > 1 else None for part in parts]
+        totals: dict[str, float] = {}
+        for part, old in zip(parts, olds, strict=True):
+            weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
+            reference = self.reference_logprobs(part) if config.kl else None
+            for batch in pack(part, self.engine.codec.pad_id, config.micro_tokens):
+                logp = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), config.temperature)
+
+                def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
+                    return torch.tensor([v for i in index for v in values(i)], device=like.device)
+
+                loss, stats = policy_loss(
+                    logp,
+                    flat(old.__getitem__) if old else logp.detach(),
+                    flat(lambda i: part[i].sampler),  # noqa: B023
+                    flat(lambda i: [part[i].advantage] * len(part[i].response_ids)),  # noqa: B023
+                    flat(lambda i: [weights[i]] * len(part[i].response_ids)),  # noqa: B023
+                    config,
+                    flat(reference.__getitem__) if reference else None,
+                )
+                self.manual_backward(loss)
+                for name, value in (stats | {"loss": loss.detach()}).items():
+                    totals[name] = max(totals.get(name, 0.0), value.item()) if name == "mismatch" else totals.get(name, 0.0) + value.item() / n
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
+            if math.isfinite(norm):
+                optimizer.step()
+            optimizer.zero_grad()
+            totals["grad_norm"] = totals.get("grad_norm", 0.0) + norm / n
+            totals["skipped_updates"] = totals.get("skipped_updates", 0.0) + (not math.isfinite(norm))
+        self.metrics |= totals
+
+    @torch.no_grad()
+    def frozen(self, rows: list[Row], model) -> list[list[float]]:
+        """Log-probs of every row under a model, without gradient: [rows][response ids]."""
+        out: list[list[float]] = [[]] * len(rows)
+        for batch in pack(rows, self.engine.codec.pad_id, self.config.micro_tokens):
+            flat = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.config.temperature)
+            sizes = [len(rows[i].response_ids) for i in batch.index]
+            for i, part in zip(batch.index, flat.split(sizes), strict=True):
+                out[i] = part.tolist()
+        return out
+
+    def reference_logprobs(self, rows: list[Row]) -> list[list[float]]:
+        """Under the policy as it was before training: adapters off, or the frozen copy."""
+        if self.config.lora_rank:
+            with self.model.disable_adapter():
+                return self.frozen(rows, inner(self.model))
+        return self.frozen(rows, self.reference[0])
+
+    def describe(self, rows: list[Row]) -> dict[str, float]:
+        """What happened in this rollout, as numbers."""
+        trajectories = [t for group in self.groups for t in group.trajectories]
+        updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
+        n, u = len(trajectories), max(1, len(updates))
+        rewards = [t.reward for t in trajectories]
+        sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
+        return {
+            "step": self.done_steps,
+            "level": self.level,
+            "reward": sum(rewards) / n,
+            "groups_without_signal": sum(len({t.reward for t in g.trajectories}) == 1 for g in self.groups) / len(self.groups),
+            "failed": sum(bool(t.error) for t in trajectories) / n,
+            "turns": sum(len(t.turns) for t in trajectories) / n,
+            "memory_tokens": sum(len(t.response_ids) for t in updates) / u,
+            "memory_cut": sum(t.finish is Finish.LENGTH for t in updates) / u,
+            "memory_empty": sum(not t.response.strip() for t in updates) / u,
+            "read_tokens": sum(len(turn.prompt_ids) for t in trajectories for turn in t.turns),
+            "written_tokens": len(sampled),
+            "surprisal": -sum(sampled) / max(1, len(sampled)),  # of the sampled tokens: an estimate of the entropy
+            "trained_rows": len(rows),
+            "trained_tokens": sum(len(r.response_ids) for r in rows),
+            "lr": self.rate(self.done_steps),
+        }
+
+    def grow(self) -> None:
+        """Longer tasks once the present ones are learnt."""
+        self.level_steps += 1
+        self.running += (self.metrics["reward"] - self.running) / min(self.level_steps, 5)
+        if self.level < self.tasks.levels and self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps:
+            self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
+
+    def rate(self, step: int) -> float:
+        config = self.config
+        late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
+        return config.lr * min(1.0, (step + 1) / max(1, config.warmup)) * (1 - 0.9 * max(0.0, late))
+
+    def configure_optimizers(self):
+        config = self.config
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+    def on_save_checkpoint(self, state: dict) -> None:
+        state["memagent"] = {name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")}
+
+    def on_load_checkpoint(self, state: dict) -> None:
+        for name, value in state["memagent"].items():
+            setattr(self, name, value)
+
+
+def with_lora(model, config: GRPOConfig):
+    """The model with LoRA adapters on all linear layers but the lm_head."""
+    from peft import LoraConfig, get_peft_model
+
+    alpha = config.lora_alpha or 2 * config.lora_rank
+    torch.manual_seed(config.seed)
+    return get_peft_model(model, LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def preset(name: str, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
+    """A preset's settings with single fields replaced."""
+    if name not in PRESETS:
+        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(PRESETS)}.")
+    base_grpo, base_agent = PRESETS[name]
+    return replace(GRPOConfig(**base_grpo), **grpo), replace(AgentConfig(**base_agent), **agent)

@@ -1,0 +1,588 @@
+"""Every reader against good and broken files, round trips, and the RULER-HQA generator. All text here is made up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import data
+from data import Pool, Task, build_ruler_hqa, from_text, read, read_passages, write_built
+from text import UserError
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+FIELDS = ("id", "question", "answers", "document", "kind", "dataset", "split")
+
+
+def same(a: list[Task], b: list[Task]) -> bool:
+    return [[getattr(t, f) for f in FIELDS] for t in a] == [[getattr(t, f) for f in FIELDS] for t in b]
+
+
+def lines(path: Path, records: list) -> Path:
+    raw = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records).encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+def array(path: Path, records: list) -> Path:
+    path.write_text(json.dumps(records, indent=1), encoding="utf-8")
+    return path
+
+
+def parquet(path: Path, records: list) -> Path:
+    pq.write_table(pa.Table.from_pylist(records), path)
+    return path
+
+
+def fails(path: Path, *words: str, **kwargs) -> None:
+    """Reading is refused in one line that names the file and has all the words."""
+    with pytest.raises(UserError) as error:
+        read(path, **kwargs)
+    message = str(error.value)
+    assert "\n" not in message and message.endswith(".")
+    for word in (path.name, *words):
+        assert word in message, message
+
+
+# ---- good records, one of each form ----
+
+OWN = {"question": "Who keeps bees?", "answers": ["Ada", "Ada L."], "context": "Ada keeps bees."}
+MEMAGENT = {
+    "data_source": "hotpotqa",
+    "prompt": [{"role": "user", "content": "Who keeps bees?"}],
+    "context": "Document 1:\nAda\nAda keeps bees.",
+    "ability": "memory",
+    "reward_model": {"style": "rule", "ground_truth": ["Ada"]},
+    "extra_info": {"index": 7, "question": "Who keeps bees?", "num_docs": 1},
+}
+VIME = {
+    "prompt": "Who keeps bees?",
+    "label": "Ada",
+    "metadata": {"context": "Ada keeps bees.", "ground_truth": ["Ada", "Ada L."], "num_docs": 1, "data_source": "hotpotqa"},
+}
+EVAL = {"context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 1, "index": 3}
+RULER = {
+    "index": 0,
+    "input": "Which?",
+    "context": "One is 12. Two is 34.",
+    "outputs": ["12", "34"],
+    "answer_prefix": "",
+    "length": 9,
+}
+
+
+def hotpot(i: int, context: list | None = None) -> dict:
+    own = [[f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]], [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]]]
+    return {
+        "_id": f"q{i}",
+        "question": f"Who rules the land of Town {i}?",
+        "answer": f"Queen {i}",
+        "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1], ["Elsewhere", 0]],
+        "context": context or [["Common", ["A common text."]], *own],
+        "type": "bridge",
+        "level": "hard",
+    }
+
+
+def paragraphs(i: int, n_own: int = 10) -> dict:
+    own = [{"title": f"T{i}-{k}", "text": f"Text {k} of {i}.", "is_supporting": k in (2, 7)} for k in range(n_own)]
+    labels = {"id": f"q{i}", "dataset": "made", "orig_split": "train", "type": "bridge"}
+    return labels | {"question": f"Question {i}?", "answers": [f"A{i}", "B"], "hops": [7, 2], "paragraphs": own}
+
+
+EXTRA = Pool([f"E{k}" for k in range(300)], [f"Extra text {k}." for k in range(300)])
+
+
+def questions(tmp_path: Path, n: int = 8) -> list[Task]:
+    return read(lines(tmp_path / "questions.jsonl", [paragraphs(i) for i in range(n)]))
+
+
+# ---- readers, good files ----
+
+
+@pytest.mark.parametrize("container", [lines, array, parquet])
+def test_own_in_every_container(tmp_path, container):
+    name = {lines: "own.jsonl", array: "own.json", parquet: "own.parquet"}[container]
+    (task,) = read(container(tmp_path / name, [OWN]))
+    assert task == Task("0", OWN["question"], ("Ada", "Ada L."), text="Ada keeps bees.")
+
+
+def test_own_with_one_answer_labels_blank_lines_and_gz(tmp_path):
+    one = {"id": 17, "question": "When?", "answer": "1994-05-01", "context": "On 1994-05-01.", "kind": "date", "split": "train"}
+    path = lines(tmp_path / "own.jsonl.gz", ["", one, "  ", OWN])
+    first, second = read(path)
+    assert (first.id, first.answers, first.kind, first.split) == ("17", ("1994-05-01",), "date", "train")  # a date stays a text
+    assert second.id == "1"
+
+
+def test_own_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(OWN).encode() + b"\r\n")
+    assert read(path)[0].question == OWN["question"]
+
+
+def test_memagent_parquet(tmp_path):
+    (task,) = read(parquet(tmp_path / "train.parquet", [MEMAGENT | {"score_boxed_x": 0.5}]))
+    assert task == Task("0", "Who keeps bees?", ("Ada",), text=MEMAGENT["context"], dataset="hotpotqa")
+
+
+def test_vime(tmp_path):
+    short = {"prompt": "Q?", "label": "A", "metadata": {"context": "C"}}
+    first, second = read(lines(tmp_path / "vime.jsonl", [VIME, short]))
+    assert first == Task("0", "Who keeps bees?", ("Ada", "Ada L."), text="Ada keeps bees.", dataset="hotpotqa")
+    assert second == Task("1", "Q?", ("A",), text="C")
+
+
+def test_eval_json(tmp_path):
+    assert read(array(tmp_path / "eval_50.json", [EVAL])) == [Task("0", "Who keeps bees?", ("Ada",), text="Ada keeps bees.")]
+
+
+def test_ruler_json_names_its_task(tmp_path):
+    (task,) = read(array(tmp_path / "eval_niah_single_1_8192.json", [RULER]))
+    assert (task.kind, task.dataset, task.answers) == ("niah_single_1", "ruler", ("12", "34"))
+
+
+def test_hotpotqa_shares_one_pool(tmp_path):
+    tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
+    assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 5  # Common once
+    task = tasks[1]
+    assert (task.id, task.kind, task.dataset, task.answers) == ("q2", "bridge", "hotpotqa", ("Queen 2",))
+    assert [task.pool.titles[task.order[g]] for g in task.gold] == [
+        "Land 2",
+        "Town 2",
+    ]  # each once, in order; Elsewhere is not there
+    assert task.document.startswith(
+        "Document 1:\nCommon\nA common text.\n\nDocument 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
+    )
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_eval_json_of_passage_numbers(tmp_path, nested):
+    source = array(tmp_path / "hotpotqa_dev.json", [hotpot(1), hotpot(2)])
+    numbers = [4, 0, 2]  # in the sorted passages: Common, Land 1, Land 2, Town 1, Town 2
+    path = array(tmp_path / "eval_12800.json", [EVAL | {"context": [numbers] if nested else numbers}])
+    (task,) = read(path, pool=source)
+    assert [task.pool.titles[k] for k in task.order] == ["Town 2", "Common", "Land 2"]
+    fails(path, "item 1", "passage numbers", "HotpotQA")
+    path = array(tmp_path / "eval_12800.json", [EVAL | {"context": [0, 5]}])
+    fails(path, "item 1", "from 0 to 4", pool=source)
+
+
+def test_shared_paragraphs(tmp_path):
+    tasks = questions(tmp_path, 2)
+    assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 20
+    assert (tasks[1].id, tasks[1].kind, tasks[1].split, tasks[1].dataset) == ("q1", "bridge", "train", "made")
+    assert [tasks[1].pool.titles[tasks[1].order[g]] for g in tasks[1].gold] == ["T1-7", "T1-2"]
+
+
+def test_passages(tmp_path):
+    path = lines(tmp_path / "extra.jsonl.gz", [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}])
+    assert read_passages(path) == Pool(["T", "U"], ["X", "Y"])
+    with pytest.raises(UserError, match=r"line 2: the field 'text' is missing"):
+        read_passages(lines(path, [{"title": "T", "text": "X"}, {"title": "T"}]))
+
+
+def test_from_text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes("Über Bienen\r\n".encode())
+    assert from_text(path, "Q?") == Task("book", "Q?", (), text="Über Bienen\r\n")
+    for raw, words in ((b"ok\n\xff\xfe", "UTF-8"), (b" \n", "empty")):
+        path.write_bytes(raw)
+        with pytest.raises(UserError, match=words):
+            from_text(path, "Q?")
+    with pytest.raises(UserError, match="No file"):
+        from_text(tmp_path / "none.txt", "Q?")
+
+
+# ---- readers, broken files ----
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("bad", ['{"question": "Q"', "[1, 2]", "nonsense", '{"a": 1} {"a": 2}', "[" * 20000, "9" * 5000])
+def test_broken_line_is_named(tmp_path, k, bad):
+    records = [OWN, OWN, OWN]
+    records[k - 1] = bad
+    path = lines(tmp_path / "own.jsonl", records)
+    array_at_once = k == 1 and bad.startswith("[")  # a file that starts so is taken for a JSON array: the place is that of its end
+    fails(path, ", line " if array_at_once else f", line {k}: ")
+
+
+def test_bytes_that_are_no_utf8_are_named(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(json.dumps(OWN).encode() + b'\n{"question": "\xff"}\n')
+    fails(path, "line 2:", "UTF-8", "0xff")
+    path = tmp_path / "array.json"
+    path.write_bytes(b'[{"question":\n"\xff"}]\n')
+    fails(path, "line 2:", "UTF-8")
+
+
+BAD_FIELDS = [
+    (OWN, {"question": None}, "'question' is missing"),
+    (OWN, {"question": " "}, "'question' is empty"),
+    (OWN, {"question": 3}, "'question' must be a text, this is a whole number"),
+    (OWN, {"answers": []}, "'answers' is empty"),
+    (OWN, {"answers": [""]}, "'answers' is empty"),
+    (OWN, {"answers": [None]}, "'answers' is empty"),
+    (OWN, {"answers": "Ada"}, "'answers' must be a list, this is a text"),
+    (OWN, {"answers": ["Ada", 2.5]}, "'answers' must be a text, this is a number"),
+    (OWN, {"answers": None}, "'answer' is missing"),
+    (OWN, {"context": ""}, "'context' is empty"),
+    (OWN, {"context": True}, "'context' must be a text, this is true or false"),
+    (OWN, {"context": "\ud800"}, "surrogate"),
+    (VIME, {"metadata": {}}, "'metadata' is empty"),
+    (VIME, {"metadata": []}, "'metadata' must be an object"),
+    (VIME, {"metadata": {"ground_truth": ["a"]}}, "'context' is missing"),
+    (EVAL, {"context": []}, "'context' must be a text"),
+    (EVAL, {"context": {"a": 1}}, "'context' must be a text"),
+    (EVAL, {"context": [[]]}, "'context' must be a text"),
+    (EVAL, {"context": [1, -1]}, "'context' must be a list of whole numbers"),
+    (EVAL, {"context": ["a"]}, "'context' must be a list of whole numbers"),
+    (RULER, {"outputs": {}}, "'outputs' must be a list"),
+    (MEMAGENT, {"prompt": []}, "'prompt' is empty"),
+    (MEMAGENT, {"prompt": ["Q?"]}, "'prompt' must be an object"),
+    (MEMAGENT, {"reward_model": {"ground_truth": "Ada"}}, "'ground_truth' must be a list"),
+    (MEMAGENT, {"extra_info": 3}, "'extra_info' must be an object"),
+    (hotpot(1), {"context": [["T", "text"]]}, "'context' must hold pairs"),
+    (hotpot(1), {"context": {"title": ["T"]}}, "'context' must be a list"),
+    (hotpot(1), {"context": [[None, ["text"]]]}, "'context' must be a text"),
+    (hotpot(1), {"supporting_facts": [1]}, "'supporting_facts' must hold pairs"),
+    (hotpot(1), {"answer": None}, "'answer' is missing"),
+    (paragraphs(1), {"hops": [10]}, "'hops' must be a list of whole numbers from 0 to 9"),
+    (paragraphs(1), {"hops": "1"}, "'hops' must be a list"),
+    (paragraphs(1), {"paragraphs": [{"title": "T"}], "hops": []}, "'text' is missing"),
+    (paragraphs(1), {"paragraphs": ["T"]}, "'paragraphs' must be an object"),
+]
+
+
+@pytest.mark.parametrize(("good", "change", "reason"), BAD_FIELDS)
+def test_bad_field_is_named(tmp_path, good, change, reason):
+    fails(lines(tmp_path / "x.jsonl", [good | {"id": "a", "_id": "a"}, good | change]), "line 2:", reason)
+    fails(array(tmp_path / "x.json", [good | {"id": "a", "_id": "a"}, good | change]), "item 2:", reason)
+
+
+def test_bad_row_of_parquet_is_named(tmp_path):
+    fails(parquet(tmp_path / "x.parquet", [OWN] * 100 + [OWN | {"question": ""}]), "row 101:", "'question' is empty")
+
+
+def test_an_id_twice_is_named(tmp_path):
+    fails(lines(tmp_path / "x.jsonl", [OWN | {"id": "a"}, OWN | {"id": "a"}]), "line 2:", "'a'")
+
+
+def test_unknown_forms_name_the_known(tmp_path):
+    path = lines(tmp_path / "x.jsonl", [{"query": "Q?", "passage": "P"}])
+    fails(path, "line 1:", "query, passage", *data.FORMS)
+    fails(lines(path, [OWN]), "own (question, context)", form="csv")
+    fails(lines(path, [OWN]), "line 1:", "'input' is missing", form="eval")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.txt"])
+def test_empty_file(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    fails(path, "empty")
+
+
+def test_missing_file_and_folder(tmp_path):
+    fails(tmp_path / "none.jsonl", "No file")
+    fails(tmp_path, "No file")
+
+
+def test_truncated_and_false_gz(tmp_path):
+    rng = random.Random(0)  # text that does not compress well, so that the cut falls between lines
+    records = [OWN | {"context": "".join(rng.choices("abcdefghij ", k=200))} for _ in range(2000)]
+    path = lines(tmp_path / "x.jsonl.gz", records)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    fails(path, ", line ", "cannot be read from here on")
+    path.write_bytes(raw[:2000] + b"\0\0\0" + raw[2003:])
+    with pytest.raises(UserError, match=r"x\.jsonl\.gz"):
+        read(path)
+    path.write_bytes(b"plain text")
+    fails(path, "cannot be read")
+
+
+def test_false_and_truncated_parquet(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"this is no parquet file at all")
+    fails(path, "cannot be read")
+    parquet(path, [OWN] * 10)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-20])
+    fails(path, "cannot be read")
+    path.write_bytes(b"")
+    fails(path, "cannot be read")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 1), junk=st.binary(max_size=6), name=st.sampled_from(["x.jsonl", "x.json", "x.jsonl.gz", "x.parquet"]))
+def test_damage_is_a_user_error_or_nothing(tmp_path, cut, junk, name):
+    """Whatever bytes are written over a file, reading it gives tasks or one sentence."""
+    path = tmp_path / name
+    {"x.json": array, "x.parquet": parquet}.get(name, lines)(path, [OWN, OWN | {"question": "Q?"}])
+    raw = path.read_bytes()
+    at = int(cut * len(raw))
+    path.write_bytes(raw[:at] + junk + raw[at + len(junk) :])
+    try:
+        assert all(isinstance(task, Task) for task in read(path))
+    except UserError as error:
+        assert name in str(error)
+
+
+# ---- writers ----
+
+FILES = {"eval": "x.json", "memagent": "x.parquet", "vime": "x.jsonl.gz"}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_round_trip(tmp_path, form):
+    tasks = build_ruler_hqa(questions(tmp_path), 40, seed=1)
+    data.write(tmp_path / FILES[form], tasks, form)
+    back = read(tmp_path / FILES[form])
+    assert same(tasks, back)
+    for other in FILES:  # and from any form to any other
+        data.write(tmp_path / ("2" + FILES[other]), back, other)
+        assert read(tmp_path / ("2" + FILES[other])) == back
+
+
+def test_round_trip_from_the_published_forms(tmp_path):
+    sources = [
+        read(parquet(tmp_path / "a.parquet", [MEMAGENT])),
+        read(lines(tmp_path / "b.jsonl", [VIME])),
+        read(array(tmp_path / "eval_vt_9.json", [RULER])),
+        read(array(tmp_path / "d.json", [hotpot(1), hotpot(2)])),
+        read(lines(tmp_path / "e.jsonl", [OWN])),
+    ]
+    for tasks in sources:
+        for form, name in FILES.items():
+            data.write(tmp_path / name, tasks, form)
+            assert same(tasks, read(tmp_path / name))
+
+
+text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5)), min_size=1, max_size=4))
+def test_any_text_comes_back(tmp_path, rows):
+    tasks = [Task(str(i), q, tuple(a), text=c, kind=k) for i, (q, a, c, k) in enumerate(rows)]
+    for form, name in FILES.items():
+        data.write(tmp_path / name, tasks, form)
+        assert read(tmp_path / name) == tasks
+    pool = Pool([task.question for task in tasks], [task.text for task in tasks])
+    tasks = [Task(t.id, t.question, t.answers, pool=pool, order=(0, i), gold=(1,)) for i, t in enumerate(tasks)]
+    write_built(tmp_path / "set.jsonl.gz", tasks)
+    assert read(tmp_path / "set.jsonl.gz") == tasks
+
+
+def test_the_published_forms_are_kept(tmp_path):
+    tasks = build_ruler_hqa(questions(tmp_path), 40, n_items=2)
+    data.write_eval_json(tmp_path / "x.json", tasks)
+    (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
+    assert {"context", "input", "answers", "num_docs", "index"} <= set(item) and (item["num_docs"], item["index"]) == (40, 0)
+    data.write_vime_jsonl(tmp_path / "x.jsonl", tasks)
+    line = json.loads((tmp_path / "x.jsonl").read_text("utf-8").splitlines()[1])
+    assert line["label"] == tasks[1].answers[0] and line["metadata"]["ground_truth"] == list(tasks[1].answers)
+    data.write_parquet(tmp_path / "x.parquet", tasks)
+    row = pq.read_table(tmp_path / "x.parquet").to_pylist()[1]
+    assert list(row) == list(MEMAGENT) and row["prompt"] == [{"role": "user", "content": tasks[1].question}]
+    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"], row["ability"]) == (40, 1, "memory")
+
+
+def test_parquet_is_written_in_parts(tmp_path):
+    tasks = [Task(str(i), "Q?", ("A",), text="C") for i in range(70)]
+    data.write_parquet(tmp_path / "x.parquet", tasks)
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 3 and read(tmp_path / "x.parquet") == tasks
+
+
+@pytest.mark.parametrize("form", [*FILES, "built"])
+def test_nothing_is_half_written(tmp_path, form):
+    path = tmp_path / FILES.get(form, "set.jsonl.gz")
+    path.write_bytes(b"what was there before")
+    good = build_ruler_hqa(questions(tmp_path, 3), 20)
+    there = sorted(p.name for p in tmp_path.iterdir())
+    broken = [*good, Task("x", "Q?", ("A",), pool=good[0].pool, order=(10**6,))]  # fails while its document is composed
+    if form == "built":
+        broken = [*good, Task("x", "Q?", ({"a"},), pool=good[0].pool, order=(0,))]  # a set: no JSON
+    for tasks, error in ((broken, (IndexError, AttributeError)), ([], UserError), ([Task("x", "Q?", (), text="C")], UserError)):
+        with pytest.raises(error):
+            data.write(path, tasks, form)
+        assert path.read_bytes() == b"what was there before"
+        assert sorted(p.name for p in tmp_path.iterdir()) == there
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    tasks = [Task("x", "Q?", ("A",), text="C")]
+    with pytest.raises(UserError, match="no folder"):
+        data.write_eval_json(tmp_path / "none" / "x.json", tasks)
+    with pytest.raises(UserError, match=r"\.parquet"):
+        data.write_parquet(tmp_path / "x.json", tasks)
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match="cannot be written"):
+        data.write_eval_json(tmp_path / "folder.json", tasks)
+    with pytest.raises(UserError, match="built"):
+        data.write(tmp_path / "x.csv", tasks, "csv")
+    with pytest.raises(UserError, match="one pool"):
+        write_built(tmp_path / "x.jsonl", tasks)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
+
+
+# ---- RULER-HQA ----
+
+
+def gold_titles(task: Task) -> list[str]:
+    return [task.pool.titles[task.order[g]] for g in task.gold]
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
+    source = {task.id: task for task in questions(tmp_path)}
+    tasks = build_ruler_hqa(list(source.values()), 100, extra=EXTRA, seed=3, compat_seed4=compat)
+    assert sorted(task.id for task in tasks) == sorted(source)
+    for task in tasks:
+        own = source[task.id]
+        assert len(task.order) == len(set(task.order)) == 100 and task.pool is tasks[0].pool
+        passages = [task.pool.titles[k] for k in task.order]
+        assert {own.pool.titles[k] for k in own.order} <= set(passages)
+        assert gold_titles(task) == gold_titles(own) == [f"T{task.id[1:]}-7", f"T{task.id[1:]}-2"]
+        number = task.gold[0] + 1
+        assert f"Document {number}:\n{passages[number - 1]}\nText 7 of {task.id[1:]}." in task.document
+        assert [getattr(task, f) for f in FIELDS if f != "document"] == [getattr(own, f) for f in FIELDS if f != "document"]
+    assert len(tasks[0].pool.titles) == len({k for task in tasks for k in task.order})  # only what is used
+
+
+def places(task: Task) -> list[int]:
+    """Document numbers of a question's own paragraphs."""
+    return [i for i, k in enumerate(task.order, 1) if task.pool.titles[k].startswith(f"T{task.id[1:]}-")]
+
+
+FIXED = {
+    50: [11, 18, 27, 29, 37, 41, 42, 43, 44, 48],
+    200: [7, 10, 17, 81, 88, 96, 109, 154, 177, 191],
+    6400: [576, 2318, 2584, 3178, 3240, 3628, 4209, 4786, 5338, 5764],
+}
+
+
+@pytest.mark.parametrize("n", FIXED)
+def test_fixed_places_under_compat_seed4_only(tmp_path, n):
+    extra = Pool([f"E{k}" for k in range(n)], [f"Extra text {k}." for k in range(n)])
+    source = questions(tmp_path, 4)
+    assert [places(task) for task in build_ruler_hqa(source, n, extra=extra, compat_seed4=True)] == [FIXED[n]] * 4
+    ours = [tuple(places(task)) for task in build_ruler_hqa(source, n, extra=extra)]
+    assert len({*ours, tuple(FIXED[n])}) == 5
+
+
+def test_build_is_decided_by_its_seed(tmp_path):
+    source = questions(tmp_path, 8)
+    build = [build_ruler_hqa(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2)]
+    assert [asdict(t) for t in build[0]] == [asdict(t) for t in build[1]] != [asdict(t) for t in build[2]]
+    for name, tasks in zip("ab", build[:2], strict=True):
+        write_built(tmp_path / f"{name}.jsonl.gz", tasks, seed=1)
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    alone = build_ruler_hqa(source[::-1], 60, extra=EXTRA, seed=1)  # an item does not depend on its place among the others
+    by_id = {t.id: t for t in build[0]}
+    assert all(t.document == by_id[t.id].document for t in alone)
+
+
+def test_the_same_questions_at_every_length(tmp_path):
+    source = questions(tmp_path, 8)
+    ids = [[t.id for t in build_ruler_hqa(source, n, n_items=5, extra=EXTRA, seed=1)] for n in (20, 50, 200)]
+    assert ids[0] == ids[1] == ids[2] and len(set(ids[0])) == 5
+    assert [t.id for t in build_ruler_hqa(source, 20, n_items=3, extra=EXTRA, seed=1)] == ids[0][:3]
+
+
+def test_no_second_version_of_an_own_title(tmp_path):
+    source = questions(tmp_path, 1)
+    versions = Pool(["T0-7", "t0-2", *EXTRA.titles[:5]], ["Other version.", "Other version.", *EXTRA.texts[:5]])
+    (task,) = build_ruler_hqa(source, 15, extra=versions)
+    assert "Other version." not in task.document
+    with pytest.raises(UserError, match="q0 needs 6 other passages for 16 documents and there are 5"):
+        build_ruler_hqa(source, 16, extra=versions)
+
+
+def test_build_refuses(tmp_path):
+    source = questions(tmp_path, 3)
+    with pytest.raises(UserError, match="9 documents are too few"):
+        build_ruler_hqa(source, 9)
+    with pytest.raises(UserError, match="4 questions are wanted and there are 3"):
+        build_ruler_hqa(source, 20, n_items=4)
+    with pytest.raises(UserError, match="0 questions"):
+        build_ruler_hqa(source, 20, n_items=0)
+    with pytest.raises(UserError, match="no paragraphs"):
+        build_ruler_hqa([Task("x", "Q?", ("A",), text="C")], 20)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(n=st.integers(10, 120), n_items=st.integers(1, 5), seed=st.integers(), compat=st.booleans())
+def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat):
+    tasks = build_ruler_hqa(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)
+    for task in tasks:
+        assert len(set(task.order)) == n and gold_titles(task) == [f"T{task.id[1:]}-7", f"T{task.id[1:]}-2"]
+    write_built(tmp_path / "set.jsonl", tasks, seed=seed, n_documents=n)
+    assert read(tmp_path / "set.jsonl") == tasks
+
+
+def test_broken_sets(tmp_path):
+    path = tmp_path / "set.jsonl"
+    write_built(path, build_ruler_hqa(questions(tmp_path, 2), 20), seed=5)
+    whole = path.read_text("utf-8").splitlines()
+    assert json.loads(whole[0]) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
+    fails(lines(path, whole[:-1]), "line 1:", "20 passages and 2 tasks are announced and 21 lines follow")
+    fails(lines(path, whole[:1]), "line 1:")
+    task = json.loads(whole[-1])
+    fails(lines(path, [*whole[:-1], task | {"order": [20], "gold": []}]), "line 23:", "from 0 to 19")
+    fails(lines(path, [*whole[:-1], task | {"gold": [20]}]), "line 23:", "'gold'")
+    fails(lines(path, [*whole[:-1], task | {"order": []}]), "line 23:", "'order' is empty")
+    fails(lines(path, [*whole[:-1], task | {"order": ["a"]}]), "line 23:")
+    fails(lines(path, [whole[0], '{"title": "T"}', *whole[2:]]), "line 2:", "'text' is missing")
+
+
+# ---- the real data beside the checkout ----
+
+real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at {SHARED}")
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "n"), [("hotpotqa_tiny", 24), ("hotpotqa_dev", 684), ("2wikimultihopqa_dev", 907), ("musique_dev", 200)]
+)
+def test_real_questions(name, n):
+    tasks = read(SHARED / f"{name}.jsonl.gz")
+    assert len(tasks) == n and len({id(task.pool) for task in tasks}) == 1
+    with gzip.open(SHARED / f"{name}.jsonl.gz") as stream:
+        for task, line in zip(tasks, stream, strict=True):
+            record = json.loads(line)
+            evidence = [record["paragraphs"][k] for k in record["hops"]]
+            assert gold_titles(task) == [paragraph["title"] for paragraph in evidence]
+            assert all(p["is_supporting"] for p in evidence)
+            assert len(task.order) == len(record["paragraphs"]) and task.kind == record["type"]
+    assert {task.split for task in tasks} <= {"train", "validation"}
+
+
+@real
+@pytest.mark.parametrize("n", [50, 800, 6400])
+def test_real_sets(tmp_path, n):
+    source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
+    extra = read_passages(SHARED / "passages_extra.jsonl.gz")
+    tasks = build_ruler_hqa(source, n, 16, extra, seed=1)
+    path = tmp_path / "set.jsonl.gz"
+    write_built(path, tasks)
+    assert read(path) == tasks and path.stat().st_size < 7e6
+    by_id = {task.id: task for task in source}
+    assert all(gold_titles(task) == gold_titles(by_id[task.id]) for task in tasks)
+    assert len({tuple(task.gold) for task in tasks}) > 8
+    assert f"\n\nDocument {n}:\n" in tasks[0].document
+
+
+@real
+def test_real_passages_run_out():
+    source = read(SHARED / "hotpotqa_tiny.jsonl.gz")
+    with pytest.raises(UserError, match=r"6390 other passages for 6400 documents and there are 2\d\d; give more"):
+        build_ruler_hqa(source, 6400)

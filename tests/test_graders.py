@@ -1,0 +1,221 @@
+"""Every golden vector of spec memagent.md, sections 4, 10 and 13."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graders import (
+    boxed_reward,
+    exact_match,
+    extract_boxed,
+    extract_sentence,
+    f1,
+    normalize_answer,
+    ruler_match,
+    score,
+    strip_thinking,
+    sub_em,
+    sub_em_upstream,
+)
+from text import UserError
+
+REWARDS = [
+    # the table of section 4
+    (r"\boxed{Paris}", ["Paris"], 1),
+    (r"\boxed{Paris.}", ["Paris"], 0),
+    (r"\boxed{ New York City }", ["New York City"], 1),
+    (r"\boxed{\text{Paris}}", ["Paris"], 0),
+    (r"\boxed Paris", ["Paris"], 1),
+    (r"\fbox{Paris}", ["Paris"], 0),
+    (r"\boxed{Paris} or rather \boxed{Rome}", ["Paris"], 0),
+    (r"\boxed{Rome} or rather \boxed{Paris}", ["Paris"], 1),
+    (r"\boxed{" + "x" * 300 + "}", ["x" * 300], 0),
+    (r"\boxed{" + "x" * 290 + "}", ["x" * 290], 1),
+    (r"\boxed{the Beatles}", ["Beatles"], 0),
+    ("Paris", ["Paris"], 0),
+    # the rules in words
+    (r"\boxed{PARIS}", ["paris"], 1),
+    (r"\boxed{paris}", ["PARIS"], 1),
+    (r"\boxed{Rome}", ["Paris", "Rome"], 1),
+    (r"\boxed{Paris", ["Paris"], 0),
+    (r"\boxed[Paris]", ["Paris"], 0),
+    (r"\boxed", ["Paris"], 0),
+    (r"\boxed{}", ["Paris"], 0),
+    ("", ["Paris"], 0),
+    (r"\boxed{Paris}" + "." * 287, ["Paris"], 1),  # 13 + 287: just inside the last 300 characters
+    (r"\boxed{Paris}" + "." * 288, ["Paris"], 0),
+    (r"so $\boxed Paris$ it is", ["Paris"], 1),
+    (r"\boxed Rome$ and \boxed{Paris}", ["Paris"], 0),  # a box with a space goes first
+    (r"\boxed{a{b}c}", ["a{b}c"], 1),
+    (r"\boxed{Par" + "\n" + "is}", ["Paris"], 1),
+    (r"\boxed{50\%}", ["50"], 1),
+    (r"\boxed{\$5}", ["5"], 1),
+    (r"\boxed{90^{\circ}}", ["90"], 1),
+    (r"\boxed{90^\circ}", ["90"], 1),
+    (r"\boxed{\tfrac{1}{2}}", [r"\frac{1}{2}"], 1),
+    (r"\boxed{\dfrac{1}{2}}", [r"\frac{1}{2}"], 1),
+    (r"\boxed{\left(1\right)}", ["(1)"], 1),
+    (r"\boxed{1\!000}", ["1000"], 1),
+    (r"\boxed{1 .5}", ["1 0.5"], 1),
+    (r"\boxed{\frac{.5}{2}}", [r"\frac{0.5}{2}"], 1),
+    (r"\boxed{a\\b}", [r"a\b"], 1),
+    (r"\boxed{İstanbul}", ["İstanbul"], 1),  # its lower case is one character longer
+    (r"<think>\boxed{Rome}</think>\boxed{Paris}", ["Paris"], 1),
+    (r"<think>\boxed{Paris}</think>I do not know", ["Paris"], 0),
+]
+
+
+@pytest.mark.parametrize(("response", "answers", "reward"), REWARDS)
+def test_boxed_reward(response, answers, reward):
+    assert boxed_reward(response, answers) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "pred"),
+    [
+        (r"\boxed{New York}", "New York"),
+        (r"\boxed{a {b {c}} d} tail", "a {b {c}} d"),
+        (r"\boxed{a} \boxed{b}", "b"),
+        (r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
+        (r"\boxed", None),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_extract_boxed(text, pred):
+    assert extract_boxed(text) == pred
+
+
+@given(st.text(alphabet="ab{}\\ $x", max_size=40))
+def test_extract_boxed_gives_back_balanced_content(content):
+    depths = [content[:i].count("{") - content[:i].count("}") for i in range(len(content) + 1)]
+    balanced = min(depths) >= 0 and depths[-1] == 0
+    if r"\boxed" not in content:
+        found = extract_boxed(r"so \boxed{" + content + "}")
+        assert found == content if balanced else found != content
+
+
+@pytest.mark.parametrize(
+    ("text", "pred"),
+    [
+        ("Therefore, the answer is Paris.", "Paris"),
+        ("the answer is Rome. No, the answer is **Paris**...", "Paris"),
+        ("the answer is (Paris)", "(Paris)"),
+        ("the answer is .", ""),
+        ("It is Paris.", None),
+        ("", None),
+    ],
+)
+def test_extract_sentence(text, pred):
+    assert extract_sentence(text) == pred
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("no thoughts", "no thoughts"),
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),  # the template opened it
+        ("a</think>b</think>c", "c"),
+        ("<think>never ends", ""),
+        ("a</think>b<think>c", "b"),
+    ],
+)
+def test_strip_thinking(text, rest):
+    assert strip_thinking(text) == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"), ("the–end", "–end"), ("", "")],
+)
+def test_normalize_answer(text, normal):
+    assert normalize_answer(text) == normal
+
+
+# prediction, answers, em, f1, sub_em, sub_em_upstream
+METRICS = [
+    ("Paris", ["Paris"], 1, 1, 1, 1),
+    ("the Beatles", ["Beatles"], 1, 1, 1, 1),
+    ("Paris, France", ["Paris"], 0, 2 / 3, 1, 1),
+    ("Paris", ["Paris, France"], 0, 2 / 3, 0, 1),
+    ("a", ["apple"], 0, 0, 0, 1),  # spec 10
+    ("The", ["anything"], 0, 0, 0, 1),  # spec 10
+    ("no", ["Norway"], 0, 0, 0, 1),  # spec 10
+    ("yes", ["yes"], 1, 1, 1, 1),
+    ("yes it is", ["yes"], 0, 0, 1, 1),  # the guard: no half points for yes
+    ("yes", ["yes it is"], 0, 0, 0, 1),
+    ("noanswer", ["no answer"], 0, 0, 0, 0),
+    ("no", ["yes"], 0, 0, 0, 0),
+    ("Rome", ["Paris", "Rome"], 1, 1, 1, 0),  # any accepted answer, upstream the first alone
+    ("", ["Paris"], 0, 0, 0, 0),
+    (None, ["Paris"], 0, 0, 0, 0),  # spec 13: vime's 1.0
+    ("", [""], 0, 0, 0, 0),
+    ("apple", ["A"], 0, 0, 0, 1),
+    ("a", ["A"], 1, 0, 1, 1),
+    ("Paris", [], 0, 0, 0, 0),
+    ("a b c", ["b c d"], 0, 4 / 5, 0, 1),  # the article goes: b c against b c d
+]
+
+
+@pytest.mark.parametrize(("pred", "answers", "em", "f", "sub", "upstream"), METRICS)
+def test_metrics(pred, answers, em, f, sub, upstream):
+    assert exact_match(pred, answers) == em
+    assert f1(pred, answers) == pytest.approx(f)
+    assert sub_em(pred, answers) == sub
+    assert sub_em_upstream(pred, answers) == upstream
+
+
+def test_nothing_is_rounded():
+    assert f1("x y z w", ["x b c"]) == 2 / 7
+    assert ruler_match("one", ["One", "two", "three"]) == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("pred", "golds", "value"),
+    [
+        ("12 and 34", ["12", "34"], 1),
+        ("12", ["12", "34"], 0.5),
+        ("ABC", ["abc"], 1),
+        ("", ["a"], 0),
+        (None, ["a"], 0),
+        ("a", [], 0),
+    ],
+)
+def test_ruler_match(pred, golds, value):
+    assert ruler_match(pred, golds) == value
+
+
+@given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3))
+def test_metrics_are_ordered_and_bounded(pred, answers):
+    for metric in (exact_match, f1, sub_em, sub_em_upstream, ruler_match):
+        assert 0 <= metric(pred, answers) <= 1
+        assert metric(None, answers) == metric("", answers) == 0
+    if exact_match(pred, answers) and normalize_answer(pred):
+        assert f1(pred, answers) == sub_em(pred, answers) == 1
+
+
+def test_score_of_a_boxed_response():
+    s = score(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("The Paris", 0, 1, 1, 1, 1)
+    assert score(r"\boxed{Paris}", ["Paris"]).reward == 1
+
+
+def test_score_of_a_sentence():
+    s = score(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
+    assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
+    assert score("the answer is the Paris", ["Paris"], "sentence").reward == 0  # the reward keeps articles, whatever the form
+
+
+@pytest.mark.parametrize("response", ["", "Paris", "<think>the answer is Paris \\boxed{Paris}"])
+@pytest.mark.parametrize("form", ["boxed", "sentence"])
+def test_a_response_without_an_answer_scores_nothing(response, form):
+    s = score(response, ["Paris"], form)
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
+
+
+def test_score_refuses_other_forms():
+    with pytest.raises(UserError, match="sentence"):
+        score("x", ["x"], "json")
