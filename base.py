@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+import settings
 import worlds
 from data import Task
 from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, default_template, full_context, memagent, split_template
-from text import Codec, Text
+from settings import BaseConfig
+from text import Codec
+
+# how the embedded policy reads: sections of six sentences, a memory of at most three
+AGENT = AgentConfig(chunk_tokens=4 * worlds.FACTS_PER_SECTION, memory_tokens=13, final_tokens=24)
 
 # ---------------------------------------------------------------- tokenizer
 
@@ -45,7 +50,9 @@ def make_tokenizer():
             for turn in ("update", "final", "full"):
                 fixed |= {piece for piece, constant in split_template(default_template(turn, layout, form)) if constant}
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in sorted(fixed)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
+    )
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     return fast
 
@@ -53,7 +60,15 @@ def make_tokenizer():
 # ---------------------------------------------------------------- model
 
 
-def make_model(vocab_size: int, seed: int, hidden: int = 128, layers: int = 2, intermediate: int = 256, window: int = 1 << 17, gain: float = 1.8):
+def make_model(
+    vocab_size: int,
+    seed: int,
+    hidden: int = 128,
+    layers: int = 2,
+    intermediate: int = 256,
+    window: int = 1 << 17,
+    gain: float = 1.8,
+):
     """A Llama model with attention biases whose heads start near an induction circuit; every weight stays trainable (tiny.md, structured initialisation).
 
     Layer 0, head j looks j + 1 tokens back (through the q/k biases and RoPE) and writes what it sees into a subspace of its own.
@@ -145,30 +160,6 @@ def demonstrate(rng: random.Random, task: Task, prompt: Prompt, careful: float) 
     return " ".join(map(worlds.sentence, known)) or NO_MEMORY
 
 
-@dataclass(frozen=True, slots=True)
-class BaseConfig:
-    """Settings of the base policy's training."""
-
-    steps: int = 3000
-    """optimizer steps"""
-    dense: float = 0.2
-    """share of the steps that train mostly on lists of facts given twice"""
-    lr: float = 1.5e-3
-    careful: float = 0.2
-    """how often the demonstrator keeps the facts that matter, and only those"""
-    documents: int = 24
-    """documents a step that are read section by section"""
-    full: int = 6
-    """documents a step that are read whole"""
-    full_sections: int = 8
-    """longest document read whole"""
-    hidden: int = 128
-    layers: int = 2
-    intermediate: int = 256
-    seed: int = 0
-    layout: str = "shared"
-
-
 Example = tuple[list[int], list[int], list[float]]  # prompt ids, completion ids, weight of each completion id
 
 
@@ -200,7 +191,9 @@ def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: 
 def fill_memory(agent: AgentConfig, codec: Codec, task: Task, memory: str) -> Prompt:
     from memagent import fill
 
-    return fill(agent.template("final"), agent.final_tokens, final=True, problem=codec.text(task.question), memory=codec.text(memory))
+    return fill(
+        agent.template("final"), agent.final_tokens, final=True, problem=codec.text(task.question), memory=codec.text(memory)
+    )
 
 
 def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterator[Example]:
@@ -245,7 +238,7 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     """Train the base policy and write it to `out` as a transformers folder (safetensors + tokenizer). Returns the model."""
     tokenizer = make_tokenizer()
     codec = Codec(tokenizer)
-    agent = AgentConfig(layout=config.layout)
+    agent = replace(AGENT, layout=config.layout)
     model = make_model(len(tokenizer), config.seed, config.hidden, config.layers, config.intermediate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
 
@@ -274,4 +267,5 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
             losses.clear()
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    settings.dump(out / "agent.yaml", agent=agent)
     return model

@@ -1,7 +1,7 @@
 """GRPO over the turns of memory agents: advantages, log-probs, the loss, and the LightningModule whose training step is the algorithm.
 
-Holds: `GRPOConfig` and its presets, `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
-Leaves out: prompts (memagent.py), sampling (rollout.py), run folders (runs.py).
+Holds: `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
+Leaves out: settings (settings.py), prompts (memagent.py), sampling (rollout.py), run folders (runs.py, train.py).
 Exercise it: `python cli.py train --help`. Read next: eval.py.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import lightning
@@ -20,106 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from data import Task
 from memagent import Agent, AgentConfig, Finish, Group, Trajectory
 from rollout import Engine, Sampling, rollout, seed_of
+from settings import GRPOConfig
 from text import UserError
-
-# ---------------------------------------------------------------- settings
-
-
-@dataclass(frozen=True, slots=True)
-class GRPOConfig:
-    """What is optimised and how. Every field is a flag of `train`; a preset fills several at once (spec memagent.md 2)."""
-
-    steps: int = 100
-    """training steps: one rollout each"""
-    tasks_per_step: int = 8
-    """tasks (groups) of one step"""
-    group_size: int = 16
-    """G, trajectories of one task"""
-    updates_per_rollout: int = 1
-    """optimizer steps on one rollout, each on its own part of the groups"""
-    credit: str = "share"
-    """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
-    normalisation: str = "std"
-    """of the rewards of a group: mean = minus the mean; std = also divided by the unbiased standard deviation + 1e-6"""
-    aggregation: str = "token_mean"
-    """token_mean = over all trained tokens; row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
-    of their token mean; constant = sum over tokens / (turns x longest response allowed)"""
-    clip_low: float = 0.2
-    """the ratio is clipped below at 1 - clip_low"""
-    clip_high: float = 0.28
-    """and above at 1 + clip_high"""
-    dual_clip: float = 0.0
-    """bound c of the loss for negative advantages, -c * A; 0 = off"""
-    kl: float = 0.0
-    """weight of the k3 estimate of KL(policy, reference) in the loss; 0 = no reference model is kept"""
-    importance: str = "truncate"
-    """correction of sampler/trainer mismatch per token: truncate = min(trainer/sampler, importance_cap); mask = 0 past the cap; none"""
-    importance_cap: float = 2.0
-    """cap of that correction"""
-    turns_per_trajectory: int = 0
-    """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all"""
-    lr: float = 7e-4
-    """peak learning rate"""
-    warmup: int = 5
-    """steps of linear warm-up"""
-    decay_from: float = 1.0
-    """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's"""
-    weight_decay: float = 0.0
-    """AdamW's"""
-    grad_clip: float = 1.0
-    """largest norm of the gradient; a step whose norm is not finite is skipped and counted"""
-    temperature: float = 1.0
-    """sampling temperature of the rollout; the trainer's log-probs are taken at it too"""
-    top_p: float = 1.0
-    """nucleus of the rollout; below 1 the sampler's distribution is no longer the trainer's"""
-    grow_at: float = 0.9
-    """tasks grow to the next length when the running reward reaches this"""
-    grow_steps: int = 5
-    """and at least this many steps were spent at the present one"""
-    lora_rank: int = 0
-    """rank of LoRA adapters on all linear layers; 0 = full fine-tuning"""
-    lora_alpha: float = 0.0
-    """scale of the adapters; 0 = twice the rank"""
-    micro_tokens: int = 16384
-    """most tokens, padding included, of one forward and backward pass; changes nothing but memory and speed"""
-    in_flight: int = 256
-    """trajectories in flight"""
-    seed: int = 0
-    """everything random follows from it"""
-
-    def __post_init__(self):
-        for name, allowed in (
-            ("credit", ("share", "split")),
-            ("normalisation", ("mean", "std")),
-            ("aggregation", ("token_mean", "row_mean", "turn_mean", "constant")),
-            ("importance", ("truncate", "mask", "none")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name in ("steps", "tasks_per_step", "group_size", "updates_per_rollout", "micro_tokens", "in_flight"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.temperature <= 0:
-            raise UserError("Training samples at a temperature above 0.")
-
-
-# name -> (fields of GRPOConfig, fields of AgentConfig), spec memagent.md 2 and 6
-PRESETS: dict[str, tuple[dict, dict]] = {
-    "default": ({}, {}),
-    "paper": (
-        dict(tasks_per_step=128, group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
-             clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
-        dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
-    ),
-    "vime": (
-        dict(tasks_per_step=8, group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
-             kl=1e-3, lr=1e-6, warmup=0, betas=(0.9, 0.98), weight_decay=0.1),
-        dict(chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64, over="head", layout="paper", empty="keep"),
-    ),
-}  # fmt: skip
-
 
 # ---------------------------------------------------------------- advantages
 
@@ -174,9 +76,7 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[
                 draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
                 chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
                 turns, weight = [t for t in turns if t.prompt.final or id(t) in chosen], len(updates) / k
-            rows += [
-                Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number - 1) for t in turns
-            ]
+            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number - 1) for t in turns]
     return rows
 
 
@@ -297,6 +197,9 @@ class Tasks(Protocol):
 
 Reward = Callable[[Trajectory], float]
 
+# what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
+UPDATE_METRICS = ("loss", "ratio", "clipped", "mismatch_kl", "mismatch", "kl", "grad_norm", "skipped_updates")
+
 
 def inner(model):
     """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
@@ -311,7 +214,15 @@ class GRPO(lightning.LightningModule):
     """
 
     def __init__(
-        self, model, engine: Engine, agent: Agent, reward: Reward, tasks: Tasks, config: GRPOConfig, agent_config: AgentConfig, reference=None
+        self,
+        model,
+        engine: Engine,
+        agent: Agent,
+        reward: Reward,
+        tasks: Tasks,
+        config: GRPOConfig,
+        agent_config: AgentConfig,
+        reference=None,
     ):
         super().__init__()
         self.automatic_optimization = False
@@ -388,7 +299,9 @@ class GRPO(lightning.LightningModule):
                 )
                 self.manual_backward(loss)
                 for name, value in (stats | {"loss": loss.detach()}).items():
-                    totals[name] = max(totals.get(name, 0.0), value.item()) if name == "mismatch" else totals.get(name, 0.0) + value.item() / n
+                    totals[name] = (
+                        max(totals.get(name, 0.0), value.item()) if name == "mismatch" else totals.get(name, 0.0) + value.item() / n
+                    )
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
             if math.isfinite(norm):
                 optimizer.step()
@@ -438,7 +351,7 @@ class GRPO(lightning.LightningModule):
             "trained_rows": len(rows),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
             "lr": self.rate(self.done_steps),
-        }
+        } | dict.fromkeys(UPDATE_METRICS, 0.0)
 
     def grow(self) -> None:
         """Longer tasks once the present ones are learnt."""
@@ -471,12 +384,6 @@ def with_lora(model, config: GRPOConfig):
 
     alpha = config.lora_alpha or 2 * config.lora_rank
     torch.manual_seed(config.seed)
-    return get_peft_model(model, LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
-
-
-def preset(name: str, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
-    """A preset's settings with single fields replaced."""
-    if name not in PRESETS:
-        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    base_grpo, base_agent = PRESETS[name]
-    return replace(GRPOConfig(**base_grpo), **grpo), replace(AgentConfig(**base_agent), **agent)
+    return get_peft_model(
+        model, LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    )

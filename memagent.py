@@ -108,7 +108,11 @@ def _block(slot: str) -> str:
 
 def default_template(turn: str, layout: str, form: str) -> str:
     """Our wording. turn: update | final | full; layout: shared (section first) | paper (section last); form: boxed | sentence."""
-    order = {"shared": ("section", "memory", "problem"), "design": ("section", "problem", "memory"), "paper": ("problem", "memory", "section")}[layout]
+    order = {
+        "shared": ("section", "memory", "problem"),
+        "design": ("section", "problem", "memory"),
+        "paper": ("problem", "memory", "section"),
+    }[layout]
     head, without, cue = {
         "update": (_UPDATE, "", "Updated memory:"), "final": (_FINAL[form], "section", "Your answer:"), "full": (_FULL[form], "memory", "Your answer:")
     }[turn]  # fmt: skip
@@ -135,14 +139,14 @@ def split_template(template: str) -> tuple[tuple[str, bool], ...]:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """How an agent reads. Every field is a flag of `train`, `eval` and `ask`. Defaults: the embedded policy's."""
+    """How an agent reads. Every field is a flag of `train`, `eval` and `ask`. A model folder may bring its own defaults (agent.yaml)."""
 
-    chunk_tokens: int = 24
+    chunk_tokens: int = 2048
     """tokens of one section"""
-    memory_tokens: int = 13
+    memory_tokens: int = 512
     """most tokens of a memory, the end-of-sequence id included"""
-    final_tokens: int = 24
-    """most tokens of an answer"""
+    final_tokens: int = 256
+    """most tokens of an answer, the end-of-sequence id included"""
     max_sections: int | None = None
     """longer documents are cut to this many sections; None reads all of it"""
     over: str = "center"
@@ -176,7 +180,9 @@ class AgentConfig:
     def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
         """The pieces of one of the three prompts: update, final, full."""
         path = Path(self.templates, f"{turn}.txt")
-        return _pieces(path.read_bytes().decode() if self.templates and path.exists() else default_template(turn, self.layout, self.form))
+        return _pieces(
+            path.read_bytes().decode() if self.templates and path.exists() else default_template(turn, self.layout, self.form)
+        )
 
 
 _pieces = lru_cache(maxsize=64)(split_template)

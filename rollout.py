@@ -82,7 +82,9 @@ class ScriptedEngine:
             ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
             ids = ids[: prompt.max_tokens]
-            done.append((key, Turn(prompt, self.codec.chat(prompt.pieces), ids, [0.0] * len(ids), finish, self.codec.response(ids))))
+            done.append(
+                (key, Turn(prompt, self.codec.chat(prompt.pieces), ids, [0.0] * len(ids), finish, self.codec.response(ids)))
+            )
         return done
 
     def sync(self, policy) -> None: ...
@@ -196,12 +198,16 @@ class TransformersEngine:
     max_rows: most turns in flight. max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
     """
 
-    def __init__(self, model, codec: Codec, max_rows: int = 256, max_cache_tokens: int = 1 << 18, max_prefill_tokens: int = 1 << 14):
+    def __init__(
+        self, model, codec: Codec, max_rows: int = 256, max_cache_tokens: int = 1 << 18, max_prefill_tokens: int = 1 << 14
+    ):
         self.model, self.codec = model, codec
         self.max_rows, self.max_cache_tokens, self.max_prefill_tokens = max_rows, max_cache_tokens, max_prefill_tokens
         self.window: int = model.config.max_position_embeddings
         if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or ()):
-            raise UserError("The transformers engine serves models with full attention in every layer; use another engine for this one.")
+            raise UserError(
+                "The transformers engine serves models with full attention in every layer; use another engine for this one."
+            )
         self.prefilled_tokens = self.generated_tokens = 0
         self._keys = 0
         self._waiting: deque[_Request] = deque()
@@ -223,7 +229,9 @@ class TransformersEngine:
         ids = self.codec.chat(prompt.pieces)
         if len(ids) + prompt.max_tokens > self.window:
             turn = Turn(prompt, ids, [], [], Finish.FULL, self.codec.response([]))
-            turn.error = f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones exceed the model's window of {self.window}"
+            turn.error = (
+                f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones exceed the model's window of {self.window}"
+            )
             self._refused.append((self._keys, turn))
         else:
             self._waiting.append(_Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1)))
@@ -315,7 +323,9 @@ class TransformersEngine:
     def _decode(self) -> list[tuple[int, Turn]]:
         assert self._slots is not None
         at = [len(r.ids) + len(out) - 1 if r is not None else 0 for r, out in zip(self._requests, self._out, strict=True)]
-        tokens = torch.tensor([out[-1] if r is not None else self.codec.pad_id for r, out in zip(self._requests, self._out, strict=True)])
+        tokens = torch.tensor(
+            [out[-1] if r is not None else self.codec.pad_id for r, out in zip(self._requests, self._out, strict=True)]
+        )
         positions = torch.tensor(at, device=self.device)
         self._slots.at = positions
         self._slots.width = max(at) + 1

@@ -14,6 +14,16 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import lightning
+from lightning.pytorch.loggers.logger import Logger
+
 from memagent import Trajectory
 
 
@@ -45,3 +55,98 @@ def record(trajectory: Trajectory, step: int | None = None) -> dict:
             for turn in trajectory.turns
         ],
     }
+
+
+class Writer:
+    """trajectories.jsonl.gz: each call of `write` appends one gzip member, so that the file can be cut at any earlier `position`."""
+
+    def __init__(self, path: Path, position: int = 0):
+        self.path = path
+        with path.open("ab") as file:
+            file.truncate(position)
+        self.position = position
+
+    def write(self, trajectories: Iterable[Trajectory], step: int) -> None:
+        text = "".join(json.dumps(record(t, step), ensure_ascii=False) + "\n" for t in trajectories)
+        with self.path.open("ab") as file:
+            file.write(gzip.compress(text.encode(), 5, mtime=0))
+            self.position = file.tell()
+
+
+class StepCSV(Logger):
+    """metrics.csv: one line per step, flushed at once; on resume the lines past the checkpoint are dropped and written anew.
+
+    Lightning's own CSVLogger starts the file over when a run is resumed.
+    """
+
+    def __init__(self, path: Path, resumed_at: int = 0):
+        super().__init__()
+        self.path, self.columns = path, None
+        if path.exists():
+            with path.open(newline="") as file:
+                kept = [row for row in csv.DictReader(file) if row.get("step", "").isdigit() and int(row["step"]) < resumed_at]
+            temporary = path.with_suffix(".tmp")
+            with temporary.open("w", newline="") as file:
+                if kept:
+                    self.columns = list(kept[0])
+                    writer = csv.DictWriter(file, self.columns)
+                    writer.writeheader()
+                    writer.writerows(kept)
+            os.replace(temporary, path)
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, params, *args, **kwargs) -> None: ...
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        with self.path.open("a", newline="") as file:
+            if self.columns is None:
+                self.columns = list(metrics)
+                csv.DictWriter(file, self.columns).writeheader()
+            csv.DictWriter(file, self.columns).writerow(metrics)
+
+
+class Keeper(lightning.Callback):
+    """After each step: metrics to the loggers, trajectories to their file, now and then a checkpoint; the last step always gets one.
+
+    The checkpoint is written to a temporary file and renamed, after everything it counts on has been written.
+    """
+
+    def __init__(self, folder: Path, save_every: int, keep_trajectories: int, steps: int):
+        self.last = folder / "checkpoints" / "last.ckpt"
+        self.trajectories = folder / "trajectories.jsonl.gz"
+        self.save_every, self.keep_trajectories, self.steps = save_every, keep_trajectories, steps
+        self.writer: Writer | None = None
+        self._position = 0
+
+    def on_fit_start(self, trainer, module) -> None:
+        self.last.parent.mkdir(exist_ok=True)
+
+    def on_train_start(self, trainer, module) -> None:
+        self.writer = Writer(self.trajectories, self._position)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        step = module.done_steps
+        for logger in trainer.loggers:
+            logger.log_metrics(module.metrics, step - 1)
+        if self.keep_trajectories and (step - 1) % self.keep_trajectories == 0:
+            self.writer.write((t for group in module.groups for t in group.trajectories), step - 1)
+        if step % self.save_every == 0 or step == self.steps:
+            self.save(trainer)
+
+    def save(self, trainer) -> None:
+        temporary = self.last.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary)
+        os.replace(temporary, self.last)
+
+    def state_dict(self) -> dict:
+        return {"position": self.writer.position if self.writer else 0}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._position = state["position"]

@@ -53,7 +53,8 @@ _PLACE_SET = frozenset(PLACES)
 # objects[split][subject] = (places, people) that the subject may have in that split
 _OBJECTS = {
     split: {
-        s: ([p for p in PLACES if split_of(s, p) == split], [q for q in PEOPLE if q != s and split_of(s, q) == split]) for s in PEOPLE
+        s: ([p for p in PLACES if split_of(s, p) == split], [q for q in PEOPLE if q != s and split_of(s, q) == split])
+        for s in PEOPLE
     }
     for split in ("train", "dev", "test")
 }

@@ -1,0 +1,187 @@
+"""The training command's body: settings in, a run folder out.
+
+Holds: loading of models, training tasks of either source, `train`. Leaves out: the algorithm (grpo.py), flags (cli.py).
+Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import shutil
+import time
+import warnings
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import data
+import settings
+import worlds
+from data import Task
+from graders import score
+from grpo import GRPO, Tasks, with_lora
+from memagent import AGENTS, AgentConfig, Trajectory
+from rollout import TransformersEngine, seed_of
+from runs import Keeper, StepCSV
+from settings import EMBEDDED, GRPOConfig, RunConfig
+from text import Codec, UserError
+
+
+def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False):
+    """A causal LM from safetensors, on its device. UserError where that cannot be."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("No CUDA device is at hand; use --device cpu.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"The model {path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # a corrupt safetensors file raises an exception type of its own library
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
+    return model.to(device)
+
+
+class WorldTasks:
+    """Generated English: step by step anew, each level one of the given lengths."""
+
+    def __init__(self, lengths: tuple[int, ...], kinds: tuple[str, ...], seed: int):
+        if not lengths or min(lengths) < 1:
+            raise UserError("The lengths of generated documents must be at least 1 section.")
+        if unknown := set(kinds) - set(worlds.KINDS):
+            raise UserError(f"Unknown kind of question {sorted(unknown)[0]!r}: choose among {', '.join(worlds.KINDS)}.")
+        self.lengths, self.kinds, self.seed = lengths, kinds, seed
+        self.levels = len(lengths) - 1
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        kinds = [self.kinds[(step * n + i) % len(self.kinds)] for i in range(n)]
+        return [worlds.make_task(f"{self.seed}.{step}.{i}", self.lengths[level], kind) for i, kind in enumerate(kinds)]
+
+
+class FileTasks:
+    """Tasks of a file, in an order shuffled anew for every pass over it."""
+
+    levels = 0
+
+    def __init__(self, tasks: list[Task], seed: int):
+        self.tasks, self.seed = tasks, seed
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        if n > len(self.tasks):
+            raise UserError(f"A step wants {n} tasks and the file has {len(self.tasks)}; lower --tasks-per-step.")
+        per_pass = len(self.tasks) // n  # the remainder of a pass is left out, so that no task comes twice in a step
+        order = list(range(len(self.tasks)))
+        random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
+        start = step % per_pass * n
+        return [self.tasks[i] for i in order[start : start + n]]
+
+
+def reward(form: str):
+    """The outcome reward: the final answer's box (or sentence) equals an accepted answer; nothing else counts (spec memagent.md 4)."""
+    return lambda trajectory: score(trajectory.answer, trajectory.task.answers, form).reward
+
+
+class Steps:
+    """What Lightning iterates over: one item a step, as many as are still to do."""
+
+    def __init__(self, module: GRPO):
+        self.module = module
+
+    def __iter__(self):
+        yield from range(self.module.done_steps, self.module.config.steps)
+
+
+def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
+    """Model, engine, tasks and module, before anything is written."""
+    if run.agent not in AGENTS:
+        raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
+    path = run.model or EMBEDDED
+    tasks: Tasks = (
+        WorldTasks(run.lengths, run.kinds, config.seed) if run.data == "world" else FileTasks(data.read(run.data), config.seed)
+    )
+    codec = Codec.load(path, trust_remote_code=run.trust_remote_code)
+    dtype = run.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if config.lora_rank and torch.cuda.is_available() and run.device != "cpu" else "float32"
+    model = load_model(path, dtype, run.device, run.trust_remote_code)
+    reference = None
+    if config.lora_rank:
+        model = with_lora(model, config)
+    elif config.kl:
+        reference = copy.deepcopy(model).requires_grad_(False)
+    lm = model.get_base_model() if config.lora_rank else model
+    engine = TransformersEngine(lm, codec, max_rows=config.in_flight)
+    return GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference)
+
+
+def quiet() -> None:
+    """Lightning's hints about settings that are on purpose here are not for the user."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+
+
+def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=()) -> Path:
+    """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint."""
+    quiet()
+    run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
+    folder = Path(run.runs, run.name)
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    if folder.exists() and not resume:
+        raise UserError(f"The run {folder} is there already: give another --name, or go on with it by --resume.")
+    if resume and not folder.exists():
+        raise UserError(f"There is no run {folder} to resume.")
+    module = build(run, config, agent_config)
+    module.tasks.batch(0, 0, config.tasks_per_step)  # fails now, before a folder is made, if it fails at all
+    start = torch.load(checkpoint, weights_only=True, mmap=True)["memagent"]["done_steps"] if checkpoint.exists() else 0
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
+    trainer = lightning.Trainer(
+        accelerator="cpu" if module.model.device.type == "cpu" else "auto",
+        devices=1,
+        max_epochs=1,
+        logger=[
+            StepCSV(folder / "metrics.csv", start),
+            TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start or None),
+        ],
+        callbacks=[keeper, *callbacks],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    if start < config.steps:
+        trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
+    else:
+        module.load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
+    export(module, folder / "model")
+    return folder
+
+
+def export(module: GRPO, folder: Path) -> None:
+    """The policy as transformers loads it; a LoRA policy also as its adapter. Written beside and renamed."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model = module.model
+    if module.config.lora_rank:
+        adapter = folder.with_name("adapter")
+        model.save_pretrained(adapter)
+        model = copy.deepcopy(model).float().merge_and_unload()
+    model.save_pretrained(temporary)
+    module.engine.codec.tokenizer.save_pretrained(temporary)
+    settings.dump(temporary / "agent.yaml", agent=module.agent_config)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
