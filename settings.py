@@ -175,6 +175,48 @@ class BaseConfig:
     """order of the update prompt, as in AgentConfig"""
 
 
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """What `eval` measures and where it leaves the results."""
+
+    name: str = "eval"
+    """name of the evaluation: results lie in RUNS/NAME; a second call goes on with it"""
+    runs: str = "runs"
+    """folder of all runs"""
+    model: str = ""
+    """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
+    data: tuple[str, ...] = ("world",)
+    """files of tasks, or world = generated English"""
+    agents: tuple[str, ...] = ("memagent", "full_context", "bm25")
+    """agents that answer the same questions"""
+    lengths: tuple[int, ...] = (4, 16, 64)
+    """world: sections of a document"""
+    kinds: tuple[str, ...] = ("one_fact", "two_hop")
+    """world: kinds of question"""
+    split: str = "dev"
+    """world: split of the facts asked for: dev to choose settings, test to report"""
+    n: int = 64
+    """questions per length and kind"""
+    samples: int = 1
+    """answers sampled per question; a question counts with their mean"""
+    temperatures: tuple[float, ...] = (1.0, 0.0)
+    """sampling temperatures; 0 is greedy and asked once"""
+    top_p: float = 1.0
+    """nucleus"""
+    transcripts: int = 10
+    """trajectories kept for the report"""
+    in_flight: int = 256
+    """trajectories side by side"""
+    seed: int = 0
+    """of questions and sampling"""
+    dtype: str = "auto"
+    """of the weights: float32, bfloat16; auto = float32 on a CPU, else bfloat16"""
+    device: str = "auto"
+    """cpu, cuda or auto"""
+    trust_remote_code: bool = False
+    """run Python code that comes with the model; off unless you trust it"""
+
+
 def docs(cls: type) -> dict[str, str]:
     """Field name -> the docstring under it, on one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]

@@ -1,0 +1,229 @@
+"""The commands. `python cli.py --help` lists them; every setting of a command is a flag, and its help is the setting's docstring.
+
+Holds: typer commands, nothing else: logic is in the modules that they call, imported only when they run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import settings
+from memagent import AgentConfig
+from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
+from text import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Language models that read more than they can hold."
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
+app.add_typer(data_app, name="data")
+
+
+def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Callable:
+    """Register a command whose flags are its own parameters and every field of the given settings classes.
+
+    The command is called with one dict per class: the fields that the user gave. A UserError becomes one sentence and exit code 2.
+    """
+
+    def register(function: Callable) -> Callable:
+        own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = [p.replace(annotation=hints[p.name]) for p in own]
+        taken = {p.name for p in own}
+        for cls in classes:
+            types, docs = typing.get_type_hints(cls), settings.docs(cls)
+            for field in fields(cls):
+                if field.name in taken:
+                    continue
+                taken.add(field.name)
+                default = field.default if field.default is not MISSING else ""
+                parameters.append(_flag(field.name, types[field.name], default, docs.get(field.name, ""), cls.__name__))
+
+        @functools.wraps(function)
+        def run(**values):
+            given = []
+            try:
+                for cls in classes:
+                    names = [f.name for f in fields(cls) if f.name not in {p.name for p in own}]
+                    types = typing.get_type_hints(cls)
+                    given.append({n: _value(n, types[n], values[n]) for n in names if values.get(n) is not None})
+                return function(*[values[p.name] for p in own], *given)
+            except UserError as error:
+                typer.echo(f"memagent: {error}", err=True)
+                raise typer.Exit(2) from None
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        del run.__wrapped__  # typer would look through it and see the dicts
+        return parent.command(name=name or function.__name__.strip("_").replace("_", "-"))(run)
+
+    return register
+
+
+def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> inspect.Parameter:
+    """One field as an optional flag; several values are given as one text with commas."""
+    several = typing.get_origin(kind) is tuple
+    plain = str if several else next((t for t in typing.get_args(kind) if t is not type(None)), kind)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    about = f"{doc} [default: {shown}]" if shown not in ("", None) else doc
+    option = typer.Option(f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""), help=about,
+                          rich_help_panel=panel, show_default=False)  # fmt: skip
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option])
+
+
+def _value(name: str, kind: object, value: object) -> object:
+    if typing.get_origin(kind) is not tuple:
+        return value
+    item = typing.get_args(kind)[0]
+    try:
+        return tuple(item(v) for v in str(value).split(",") if v)
+    except ValueError:
+        raise UserError(f"--{name.replace('_', '-')} takes values of the form 4,8,16, not {value!r}.") from None
+
+
+def _merged(config: Path | None, **given: dict) -> list[dict]:
+    """Fields from a config file with the flags on top, one dict per section."""
+    classes = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig, "eval": EvalConfig}
+    stored = settings.load(config, **classes) if config else {}
+    return [stored.get(section, {}) | values for section, values in given.items()]
+
+
+Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")]
+Preset = Annotated[str, typer.Option(help="published settings: default, paper, vime")]
+
+
+@command(app, RunConfig, GRPOConfig, AgentConfig)
+def train(config: Config = None, preset: Preset = "default", resume: Annotated[bool, typer.Option(help="go on with the run")] = False,
+          run: dict = {}, grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
+    """Train a policy with GRPO; results lie in RUNS/NAME."""
+    run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
+    run_config = RunConfig(**run)
+    grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent)
+    from progress import TrainingProgress
+    from train import train as run_training
+
+    folder = run_training(run_config, grpo_config, agent_config, resume, callbacks=[TrainingProgress(grpo_config.steps)])
+    typer.echo(f"The policy is in {folder / 'model'}, its training in {folder}.")
+
+
+@command(app, EvalConfig, AgentConfig)
+def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # noqa: B006
+    """Evaluate agents on tasks: accuracy by length with n and a 95 % interval; goes on where an earlier call was stopped."""
+    evaluation, agent = _merged(config, eval=evaluation, agent=agent)
+    from suite import run_suite
+
+    eval_config = EvalConfig(**evaluation)
+    _, agent_config = settings.resolve("default", eval_config.model or settings.EMBEDDED, {}, agent)
+    folder = run_suite(eval_config, agent_config)
+    typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
+
+
+@command(app, AgentConfig)
+def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: Annotated[str, typer.Argument()],
+        model: Annotated[str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded base policy")] = "",
+        reader: Annotated[str, typer.Option("--agent", help="memagent, full_context or bm25")] = "memagent",
+        temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+        device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+        trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
+        agent: dict = {}):  # noqa: B006  # fmt: skip
+    """Answer a question about a text, showing the memory as it changes."""
+    _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
+    from suite import ask as run_ask
+
+    run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config)
+
+
+@command(app)
+def show(path: Annotated[Path, typer.Argument(help="a run's folder, or a file of trajectories")],
+         step: Annotated[int | None, typer.Option(help="only this training step")] = None,
+         task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
+         wrong: Annotated[bool, typer.Option(help="only trajectories with reward 0")] = False,
+         n: Annotated[int, typer.Option("--n", help="how many")] = 3):  # fmt: skip
+    """Print trajectories: each section, the memory before and after, the answer, the reward."""
+    from suite import show as run_show
+
+    run_show(path, step, task, wrong, n)
+
+
+@command(app, BaseConfig)
+def base(out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path("runs/base"),
+         config: dict = {}):  # noqa: B006  # fmt: skip
+    """Train the embedded base policy from nothing, on generated English."""
+    from base import train_base
+    from progress import BaseProgress
+
+    if out.exists():
+        raise UserError(f"{out} is there already: give another --out.")
+    base_config = BaseConfig(**config)
+    with BaseProgress(base_config.steps) as log:
+        train_base(base_config, out, log=log)
+    typer.echo(f"The base policy is in {out}; use it with --model {out}.")
+
+
+@command(app)
+def demo(long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
+         short: Annotated[bool, typer.Option("--short", help="a few steps and questions: does everything run?")] = False,
+         seed: Annotated[int, typer.Option(help="of training and questions")] = 0,
+         name: Annotated[str, typer.Option(help="name of the run; an earlier run of this name is replaced")] = "demo",
+         runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs"):  # fmt: skip
+    """Train the embedded policy with GRPO, evaluate it beside the untrained one and full context, write a report."""
+    from demo import run_demo
+
+    run_demo("long" if long else "short" if short else "default", seed, name, runs)
+
+
+# ---------------------------------------------------------------- data
+
+File = Annotated[Path, typer.Argument(help="a file of tasks in any known form")]
+Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
+Passages = Annotated[Path | None, typer.Option(help="official HotpotQA json that an eval set's passage numbers count in")]
+
+
+@command(data_app)
+def look(file: Annotated[str, typer.Argument(help="a file of tasks, or world = generated English")], form: Form = "", pool: Passages = None,
+         n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
+         kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
+         sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2):  # fmt: skip
+    """Print the first tasks of a file and what there is in all."""
+    from suite import look as run_look
+
+    run_look(file, form or None, pool, n, kind, sections)
+
+
+@command(data_app)
+def convert(file: File, out: Path, to: Annotated[str, typer.Option(help="built, eval, parquet (MemAgent's) or vime")],
+            form: Form = "", pool: Passages = None):  # fmt: skip
+    """Write tasks in another form."""
+    import data
+
+    tasks = data.read(file, form or None, pool)
+    data.write(out, tasks, to)
+    typer.echo(f"{len(tasks)} tasks are in {out}.")
+
+
+@command(data_app)
+def build(file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")], out: Annotated[Path, typer.Argument(help="folder")],
+          documents: Annotated[str, typer.Option(help="documents of a task, e.g. 50,200,800")] = "50,200,800",
+          n: Annotated[int, typer.Option("--n", help="questions")] = 128,
+          extra: Annotated[Path | None, typer.Option(help="further passages as filler")] = None,
+          split: Annotated[str, typer.Option(help="only questions of this split of the source: train or validation")] = "",
+          seed: Annotated[int, typer.Option()] = 0,
+          compat_seed4: Annotated[bool, typer.Option("--compat-seed4", help="upstream's constant shuffle: evidence always in the same places")] = False,
+          ):  # fmt: skip
+    """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.parquet a length."""
+    from suite import build as run_build
+
+    run_build(file, out, _value("documents", tuple[int, ...], documents), n, extra, split, seed, compat_seed4)
+
+
+if __name__ == "__main__":
+    sys.exit(app())
