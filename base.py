@@ -45,7 +45,7 @@ def make_tokenizer():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     fixed = {NO_MEMORY, " \\boxed{", "\\boxed{"}
-    for layout in ("shared", "design", "paper"):
+    for layout in ("shared", "paper"):
         for form in ("boxed", "sentence"):
             for turn in ("update", "final", "full"):
                 fixed |= {piece for piece, constant in split_template(default_template(turn, layout, form)) if constant}

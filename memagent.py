@@ -167,7 +167,7 @@ class AgentConfig:
     def __post_init__(self):
         for name, allowed in (
             ("over", ("center", "head")),
-            ("layout", ("shared", "design", "paper")),
+            ("layout", ("shared", "paper")),
             ("form", ("boxed", "sentence")),
             ("empty", ("placeholder", "keep", "empty")),
         ):

@@ -94,7 +94,7 @@ class Codec:
     def after_thinking(self, response: Text) -> Text:
         """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
         if "</think>" not in response:
-            return response
+            return self.decode(()) if "<think>" in response else response  # thoughts that never ended
         end = self.tokenizer.convert_tokens_to_ids("</think>")
         if end in response.ids:
             return self.decode(response.ids[len(response.ids) - response.ids[::-1].index(end) :])

@@ -1,0 +1,36 @@
+"""What the tests share: a tiny random policy, the embedded tokenizer, and one thread per process."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+import base
+from text import Codec
+
+torch.set_num_threads(1)
+
+
+def random_policy(codec: Codec, window: int = 4096):
+    """A two-layer Llama with grouped heads and plain random weights, the same in every test."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(codec.tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=window, initializer_range=0.15, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="session")
+def codec() -> Codec:
+    return Codec(base.make_tokenizer())
+
+
+@pytest.fixture
+def policy(codec):
+    return random_policy(codec)

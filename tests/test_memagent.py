@@ -1,0 +1,109 @@
+import pytest
+
+import base
+import worlds
+from data import Task
+from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, bm25, default_template, fill, full_context, memagent, split_template
+from memory import overwrite
+from text import UserError
+
+CONFIG = base.AGENT
+
+
+def drive(agent, task, config, codec, answers):
+    """Run an agent on scripted responses; returns its prompts."""
+    steps, prompts = agent(task, config, codec), []
+    prompt = next(steps)
+    for answer in answers:
+        prompts.append(prompt)
+        text = codec.text(answer)
+        try:
+            prompt = steps.send(Turn(prompt, [], list(text.ids), [], Finish.STOP, text))
+        except StopIteration:
+            return prompts
+    raise AssertionError("the agent wants more turns than there are answers")
+
+
+def test_memagent_reads_each_section_once_and_answers_once(codec):
+    task = worlds.make_task(0, 3, "two_hop")
+    prompts = drive(memagent, task, CONFIG, codec, ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"])
+    assert [p.final for p in prompts] == [False, False, False, True]
+    assert " ".join(p.section.strip() for p in prompts[:3]) == task.document
+    assert [p.memory.strip() for p in prompts] == [NO_MEMORY, "Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo."]
+    assert all(task.question in p.text for p in prompts)
+    assert [p.max_tokens for p in prompts] == [13, 13, 13, 24]
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"), [("shared", ("<section>", "<memory>", "<problem>")), ("paper", ("<problem>", "<memory>", "<section>"))]
+)
+def test_layouts(layout, order):
+    template = default_template("update", layout, "boxed")
+    assert sorted(order, key=template.index) == list(order)
+    shared = default_template("update", "shared", "boxed")
+    # the members of a group share all that stands before the memory: in the shared layout the whole section
+    assert ("{section}" in shared[: shared.index("{memory}")]) and "{section}" not in default_template("update", "paper", "boxed").partition("{memory}")[0]
+
+
+def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_text(codec):
+    task = worlds.make_task(1, 2, "one_fact")
+    a, b = (drive(memagent, task, CONFIG, codec, [m, m, "x"])[1] for m in ("Anna joined Boris.", " Anna joined Boris."))
+    assert codec.chat(a.pieces) == codec.chat(b.pieces)
+
+
+@pytest.mark.parametrize("content", ["P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n", "{section}", "no slot", "\ufeff{memory} "])
+def test_a_template_file_is_kept_byte_for_byte(tmp_path, content, codec):
+    (tmp_path / "update.txt").write_bytes(content.encode())
+    config = AgentConfig(templates=str(tmp_path))
+    slots = {"problem": "why?", "memory": "mem {problem}", "section": "sec\r\n"}
+    text = fill(config.template("update"), 5, **slots).text
+    expected = content
+    for name in ("problem", "memory", "section"):  # slots are filled once: what they contain is not looked at
+        expected = expected.replace(f"{{{name}}}", f"\0{name}\0")
+    for name, value in slots.items():
+        expected = expected.replace(f"\0{name}\0", value)
+    assert text == expected
+    assert config.template("final") == split_template(default_template("final", "shared", "boxed"))  # absent: our own
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("placeholder", "none"), ("keep", "old"), ("empty", " ")])
+def test_empty_memory(rule, expected):
+    assert overwrite("old", " ", "none", rule) == expected
+    assert overwrite("old", "new", "none", rule) == "new"
+
+
+def test_full_context_cuts_the_middle_and_never_the_question(codec):
+    task = worlds.make_task(2, 16, "one_fact")
+    (whole,) = drive(full_context, task, CONFIG, codec, ["x"])
+    assert whole.section.strip() == task.document
+    window = 200
+    (cut,) = drive(full_context, task, AgentConfig(24, 13, 24, window=window), codec, ["x"])
+    assert len(codec.chat(cut.pieces)) + cut.max_tokens == window
+    ids = codec.encode(task.document)
+    n = len(codec.encode(cut.section))
+    assert cut.section.ids == ids[: n - n // 2] + ids[len(ids) - n // 2 :]
+    assert task.question in cut.text
+    with pytest.raises(UserError, match="does not fit"):
+        drive(full_context, task, AgentConfig(24, 13, 24, window=30), codec, ["x"])
+
+
+def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
+    task = worlds.make_task(3, 32, "one_fact")
+    (prompt,) = drive(bm25, task, AgentConfig(24, 13, 24, top_k=2), codec, ["x"])
+    assert len(codec.encode(prompt.section)) == 48
+    assert worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question)) in prompt.section
+
+
+def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
+    assert len(drive(memagent, Task("a", "q?", ("b",), text="Anna"), CONFIG, codec, ["m", "a"])) == 2
+    assert [p.final for p in drive(memagent, Task("a", "q?", ("b",), text=""), CONFIG, codec, ["a"])] == [True]
+
+
+@pytest.mark.parametrize("wrong", [{"layout": "x"}, {"over": "tail"}, {"form": "b"}, {"empty": "e"}, {"chunk_tokens": 0}])
+def test_settings_that_cannot_be(wrong):
+    with pytest.raises(UserError):
+        AgentConfig(**wrong)
+
+
+def test_prompt_text_is_its_pieces():
+    assert Prompt((("a", True), ("b", False)), 1).text == "ab"

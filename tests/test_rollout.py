@@ -1,0 +1,145 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import base
+import worlds
+from conftest import random_policy
+from memagent import AgentConfig, Finish, bm25, full_context, memagent
+from rollout import Sampling, ScriptedEngine, TransformersEngine, draw, rollout, uniform_of
+from text import UserError
+
+CONFIG = base.AGENT
+
+
+def tasks(n, n_sections=3, kind="one_fact"):
+    return list(worlds.make_tasks(0, n, n_sections, kind))
+
+
+def teacher_forced(policy, turn, temperature=1.0):
+    """The ten obvious lines: log-probs of the response, one sequence at a time, full logits."""
+    ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+    with torch.no_grad():
+        logp = torch.log_softmax(policy(input_ids=ids).logits[0] / temperature, -1)
+    return [logp[p - 1, ids[0, p]].item() for p in range(len(turn.prompt_ids), ids.shape[1])]
+
+
+def test_scripted_rollout_runs_every_agent_to_its_end(codec):
+    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.")
+    done = list(rollout(engine, memagent, ((t, s) for t in tasks(5) for s in range(3)), CONFIG, in_flight=4))
+    assert sorted((t.task.id, t.sample) for t in done) == sorted((t.id, s) for t in tasks(5) for s in range(3))
+    assert all([turn.prompt.final for turn in t.turns] == [False] * 3 + [True] for t in done)  # exactly one final turn, the last
+    assert all(t.answer.strip() == "\\boxed{ Lima}" for t in done)
+
+
+def test_a_memory_cut_at_its_limit_is_a_value(codec):
+    engine = ScriptedEngine(codec, lambda prompt: "Anna joined Boris. " * 9)
+    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    assert {t.finish for t in done.turns} == {Finish.LENGTH}
+    assert all(len(t.response_ids) == t.prompt.max_tokens for t in done.turns)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_logprobs_are_the_trainers(codec, policy, temperature):
+    engine = TransformersEngine(policy, codec, max_rows=7)  # fewer rows than trajectories: rows are reused at other lengths
+    done = list(rollout(engine, memagent, ((t, 0) for t in tasks(16)), CONFIG, Sampling(temperature), in_flight=11))
+    assert len(done) == 16
+    worst = max(abs(a - b) for t in done for turn in t.turns for a, b in zip(turn.logprobs, teacher_forced(policy, turn, temperature), strict=True))
+    assert worst < 1e-5
+    stopped = [turn for t in done for turn in t.turns if turn.finish is Finish.STOP]
+    assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
+
+
+def test_greedy_equals_transformers_generate(codec, policy):
+    done = list(rollout(TransformersEngine(policy, codec, max_rows=4), memagent, ((t, 0) for t in tasks(6)), CONFIG, Sampling(0.0)))
+    for turn in (turn for t in done for turn in t.turns):
+        ids = torch.tensor([turn.prompt_ids])
+        out = policy.generate(ids, max_new_tokens=turn.prompt.max_tokens, do_sample=False, attention_mask=torch.ones_like(ids))
+        assert out[0, len(turn.prompt_ids) :].tolist() == turn.response_ids
+
+
+def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
+    def run(jobs, **kwargs):
+        engine = TransformersEngine(policy, codec, max_rows=kwargs.pop("max_rows"))
+        return {(t.task.id, t.sample): [turn.response_ids for turn in t.turns] for t in rollout(engine, memagent, jobs, CONFIG, seed=3, **kwargs)}
+
+    jobs = [(t, s) for t in tasks(6) for s in range(2)]
+    shuffled = random.Random(0).sample(jobs, len(jobs))
+    alone = {}
+    for job in jobs:
+        alone |= run([job], max_rows=1)
+    assert run(jobs, max_rows=32) == run(shuffled, max_rows=5, in_flight=6) == alone
+    assert len({str(v) for v in alone.values()}) == len(alone)  # samples of one task differ
+
+
+def test_other_seeds_give_other_samples(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    a, b = (next(iter(rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG, seed=s))) for s in (0, 1))
+    assert a.turns[0].response_ids != b.turns[0].response_ids
+
+
+def test_long_and_short_prompts_side_by_side(codec, policy):
+    engine = TransformersEngine(policy, codec, max_rows=8, max_cache_tokens=1500, max_prefill_tokens=300)
+    long = list(worlds.make_tasks(1, 2, 40, "one_fact"))
+    jobs = [(t, 0) for t in tasks(5, 1) + long + tasks(5, 2)]
+    done = list(rollout(engine, full_context, jobs, CONFIG, in_flight=12))
+    assert len(done) == 12 and not any(t.error for t in done)
+    assert max(abs(a - b) for t in done for a, b in zip(t.turns[0].logprobs, teacher_forced(policy, t.turns[0]), strict=True)) < 1e-5
+    assert len(list(rollout(engine, bm25, jobs, CONFIG))) == 12
+
+
+def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
+    policy = random_policy(codec, window=100)
+    done = list(rollout(TransformersEngine(policy, codec), full_context, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], CONFIG))
+    assert sorted(bool(t.error) for t in done) == [False, False, True, True]
+    assert all("window of 100" in t.error and t.turns[-1].finish is Finish.FULL for t in done if t.error)
+
+
+def test_draw_follows_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(4000, 4)
+    ones = torch.ones(4000)
+    uniform = torch.from_numpy(uniform_of(np.arange(4000, dtype=np.uint64), np.zeros(4000, int)))
+
+    def shares(temperature=1.0, top_p=1.0, top_k=0):
+        ids, logp = draw(logits, ones * temperature, ones * top_p, (ones * top_k).long(), uniform)
+        assert torch.isfinite(logp).all()
+        return (ids.bincount(minlength=4) / 4000).tolist(), {i: logp[ids == i][0].exp().item() for i in ids.unique().tolist()}
+
+    share, p = shares()
+    assert share == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03) and p[3] == pytest.approx(0.05, abs=1e-5)
+    share, p = shares(top_p=0.7)
+    assert share == pytest.approx([0.625, 0.375, 0, 0], abs=0.03) and p[0] == pytest.approx(0.625, abs=1e-5)
+    assert shares(top_p=0.49)[0] == [1, 0, 0, 0]  # the smallest set that reaches 0.49
+    assert shares(top_k=1)[0] == [1, 0, 0, 0]
+    share, p = shares(temperature=0)
+    assert share == [1, 0, 0, 0] and p[0] == pytest.approx(0.5, abs=1e-5)
+    assert shares(temperature=0.5)[0] == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
+
+
+def test_uniform_is_uniform_and_a_function_of_its_arguments():
+    seeds, position = np.arange(10000, dtype=np.uint64), np.zeros(10000, int)
+    u = uniform_of(seeds, position)
+    assert (u == uniform_of(seeds, position)).all() and 0 <= u.min() and u.max() < 1
+    assert abs(u.mean() - 0.5) < 0.02 and abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.05
+    assert abs(np.corrcoef(u, uniform_of(seeds, position + 1))[0, 1]) < 0.05
+
+
+def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    engine.sync(policy)
+    with pytest.raises(UserError):
+        engine.sync(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}])
+def test_sampling_that_cannot_be(wrong):
+    with pytest.raises(UserError):
+        Sampling(**wrong)
+
+
+def test_agent_config_errors_end_only_their_trajectory(codec, policy):
+    config = AgentConfig(24, 13, 24, window=30)
+    (done,) = rollout(TransformersEngine(policy, codec), full_context, [(tasks(1)[0], 0)], config)
+    assert "does not fit" in done.error and done.answer == ""
