@@ -1,0 +1,339 @@
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import base
+import worlds
+from conftest import random_policy
+from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights, with_lora
+from memagent import Group, memagent
+from rollout import Sampling, TransformersEngine, rollout
+from settings import PRESETS, GRPOConfig, resolve
+from text import UserError
+
+CONFIG = GRPOConfig(tasks_per_step=2, group_size=4, steps=4)
+
+
+class World:
+    levels = 1
+
+    def batch(self, step, level, n):
+        return [worlds.make_task(f"{step}.{i}", 1 + level, "one_fact") for i in range(n)]
+
+
+def by_tokens(trajectory):
+    """A reward that a random policy varies in."""
+    return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
+
+
+def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens):
+    """Groups of a real rollout."""
+    tasks = list(worlds.make_tasks(0, n, sections, "one_fact"))
+    groups = {t.id: Group(t, []) for t in tasks}
+    jobs = ((t, g) for t in tasks for g in range(config.group_size))
+    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling(config.temperature)):
+        t.reward = reward(t)
+        groups[t.task.id].trajectories.append(t)
+    for group in groups.values():
+        group.trajectories.sort(key=lambda t: t.sample)
+    return list(groups.values())
+
+
+def module(policy, codec, config=CONFIG, reward=by_tokens, reference=None):
+    engine = TransformersEngine(policy.get_base_model() if config.lora_rank else policy, codec)
+    grpo = GRPO(policy, engine, memagent, reward, World(), config, base.AGENT, reference)
+    grpo.optimizers = lambda: grpo.optimizer  # without a Trainer
+    grpo.manual_backward = lambda loss: loss.backward()
+    grpo.optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.0)
+    return grpo
+
+
+def obvious_loss(policy, groups, config):
+    """GRPO's first on-policy update in ten lines: one turn at a time, full logits, every token of every turn alike (token_mean)."""
+    total, loss = 0, 0.0
+    for group in groups:
+        rewards = torch.tensor([t.reward for t in group.trajectories])
+        if rewards.std() == 0:
+            continue
+        for a, trajectory in zip((rewards - rewards.mean()) / (rewards.std() + 1e-6), group.trajectories, strict=True):
+            for turn in trajectory.turns:
+                ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+                p = len(turn.prompt_ids)
+                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])
+                loss, total = loss - a * (logp - logp.detach()).exp().sum(), total + len(turn.response_ids)
+    return loss / total
+
+
+def gradient(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def grad_of(policy, codec, groups, config=CONFIG, rows=None, reference=None):
+    """The gradient that the module's own update leaves, before the (empty) optimizer step."""
+    grpo = module(policy, codec, replace(config, grad_clip=1e9), reference=reference)
+    taken = []
+    grpo.optimizer.step = lambda: taken.append(gradient(policy).clone())
+    grpo.metrics = {}
+    grpo.update(rows_of(groups, config) if rows is None else rows)
+    return taken[0], grpo.metrics
+
+
+def close(a, b, tolerance=1e-5):
+    return (a - b).norm() <= tolerance * b.norm()
+
+
+# ---- advantages
+
+
+def test_golden_vectors_of_the_spec():
+    rewards = [1.0] * 4 + [0.0] * 12
+    assert advantages(rewards, "mean")[3:5] == [0.75, -0.25]
+    assert advantages(rewards, "std")[3:5] == pytest.approx([1.677, -0.559], abs=5e-4)
+    assert advantages([1.0], "mean") == [1.0]  # in a group of one the mean counts as 0
+
+
+@given(st.lists(st.floats(0, 1, width=16), min_size=2, max_size=20), st.sampled_from(["mean", "std"]))
+def test_advantages_sum_to_zero_and_follow_the_order(rewards, normalisation):
+    a = advantages(rewards, normalisation)
+    assert sum(a) == pytest.approx(0, abs=1e-6)
+    shuffled = random.Random(0).sample(range(len(rewards)), len(rewards))
+    assert advantages([rewards[i] for i in shuffled], normalisation) == pytest.approx([a[i] for i in shuffled], abs=1e-6)
+
+
+def test_normalised_per_trajectory_before_it_is_expanded_to_turns(policy, codec):
+    groups = sampled(policy, codec)
+    rows = rows_of(groups, replace(CONFIG, normalisation="mean"))
+    shorter = copy.deepcopy(groups)
+    shorter[0].trajectories[0].turns = shorter[0].trajectories[0].turns[-1:]  # a trajectory of fewer turns has the same weight
+    again = rows_of(shorter, replace(CONFIG, normalisation="mean"))
+    assert {r.trajectory: r.advantage for r in rows} == {r.trajectory: r.advantage for r in again}
+
+
+def test_credit(policy, codec):
+    groups = sampled(policy, codec)
+    share, split = (rows_of(groups, replace(CONFIG, credit=c)) for c in ("share", "split"))
+    assert len(share) == len(split) > 0
+    assert [r.advantage / 3 for r in share] == pytest.approx([r.advantage for r in split])  # two sections and an answer
+
+
+def test_groups_without_signal_are_skipped_and_counted(policy, codec):
+    grpo = module(policy, codec, reward=lambda t: 1.0)
+    grpo.training_step(None, 0)
+    assert grpo.metrics["groups_without_signal"] == 1 and grpo.metrics["trained_rows"] == 0 and grpo.metrics["reward"] == 1
+    groups = sampled(policy, codec)
+    for t in groups[0].trajectories:
+        t.reward = 1.0
+    assert {r.trajectory for r in rows_of(groups, CONFIG)} <= set(range(4, 8))
+
+
+def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
+    groups = sampled(policy, codec, reward=lambda t: 1.0)
+    groups[0].trajectories[0].reward, groups[0].trajectories[0].turns = 0.0, []
+    rows = rows_of(groups[:1], replace(CONFIG, normalisation="mean"))
+    assert {r.advantage for r in rows} == {0.25}
+
+
+def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
+    groups = sampled(policy, codec, sections=4)
+    config = replace(CONFIG, turns_per_trajectory=2)
+    full = sum(r.advantage * r.weight for r in rows_of(groups, CONFIG))
+    rows = rows_of(groups, config, seed=0)
+    assert sum(r.advantage * r.weight for r in rows) == pytest.approx(full, abs=1e-4)
+    assert rows == rows_of(groups, config, seed=0) != rows_of(groups, config, seed=1)
+    per = {t: [r.weight for r in rows if r.trajectory == t] for t in {r.trajectory for r in rows}}
+    assert all(w == [2.0, 2.0, 1.0] for w in per.values())
+
+
+# ---- loss and gradient
+
+
+def test_loss_and_gradient_equal_the_obvious_implementation(policy, codec):
+    groups = sampled(policy, codec)
+    policy.zero_grad()
+    obvious_loss(policy, groups, CONFIG).backward()
+    expected = gradient(policy).clone()
+    policy.zero_grad()
+    got, metrics = grad_of(policy, codec, groups)
+    assert expected.norm() > 1e-3
+    assert close(got, expected)
+    assert metrics["loss"] == pytest.approx(obvious_loss(policy, groups, CONFIG).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "row_mean", "turn_mean", "constant"])
+def test_gradient_does_not_depend_on_micro_batches_or_order(policy, codec, aggregation):
+    config = replace(CONFIG, aggregation=aggregation)
+    rows = rows_of(sampled(policy, codec), config)
+    one, _ = grad_of(policy, codec, [], config, rows)
+    for micro, order in ((1, rows), (150, rows[::-1]), (400, random.Random(1).sample(rows, len(rows)))):
+        policy.zero_grad()
+        other, _ = grad_of(policy, codec, [], replace(config, micro_tokens=micro), order)
+        assert close(other, one)
+
+
+def test_the_four_aggregations_by_hand():
+    rows = [Row([1], [1, 2, 3], [0.0] * 3, 1.0, 1.0, 0), Row([1], [1], [0.0], 1.0, 1.0, 0), Row([1], [1, 2], [0.0] * 2, 1.0, 1.0, 1)]
+    assert token_weights(rows, replace(CONFIG, aggregation="token_mean")) == [1 / 6] * 3
+    assert token_weights(rows, replace(CONFIG, aggregation="row_mean")) == [1 / 6, 1 / 2, 1 / 4]
+    assert token_weights(rows, replace(CONFIG, aggregation="turn_mean")) == [1 / 9, 1 / 3, 1 / 6]
+    assert token_weights(rows, replace(CONFIG, aggregation="constant"), 10) == [1 / 30] * 3
+
+
+def loss_of(logp, old, a, config, sampler=None, reference=None):
+    as_t = lambda x: torch.tensor([x], requires_grad=False)  # noqa: E731
+    logp = torch.tensor([logp], requires_grad=True)
+    loss, stats = policy_loss(
+        logp, as_t(old), as_t(old if sampler is None else sampler), as_t(a), as_t(1.0), config, None if reference is None else as_t(reference)
+    )
+    loss.backward()
+    return loss.item(), logp.grad.item(), stats
+
+
+def test_clipping_by_hand():
+    config = replace(CONFIG, clip_low=0.2, clip_high=0.3, importance="none")
+    up, down = 0.5, -0.5  # ratios e^.5 = 1.649, e^-.5 = 0.607
+    assert loss_of(up, 0.0, 1.0, config)[:2] == pytest.approx((-1.3, 0.0))  # past clip_high: bounded, no gradient
+    assert loss_of(down, 0.0, 1.0, config)[:2] == pytest.approx((-0.6065, -0.6065), abs=1e-3)
+    assert loss_of(up, 0.0, -1.0, config)[:2] == pytest.approx((1.6487, 1.6487), abs=1e-3)
+    assert loss_of(down, 0.0, -1.0, config)[:2] == pytest.approx((0.8, 0.0))  # past clip_low
+    assert loss_of(2.0, 0.0, -1.0, config)[0] == pytest.approx(7.389, abs=1e-3)
+    assert loss_of(2.0, 0.0, -1.0, replace(config, dual_clip=3.0))[:2] == pytest.approx((3.0, 0.0))
+    assert loss_of(2.0, 0.0, 1.0, replace(config, dual_clip=3.0))[0] == pytest.approx(-1.3)  # only for negative advantages
+
+
+def test_importance_correction_by_hand():
+    for importance, expected in (("truncate", -2.0), ("mask", 0.0), ("none", -1.0)):
+        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance, importance_cap=2.0), sampler=-1.0)[0] == pytest.approx(expected)
+    for importance, expected in (("truncate", -0.3679), ("mask", -0.3679)):
+        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance), sampler=1.0)[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_k3_kl_by_hand():
+    loss, grad, stats = loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=0.5), reference=1.0)
+    assert stats["kl"].item() == pytest.approx(2.71828 - 2, abs=1e-4) and loss == pytest.approx(0.5 * 0.71828, abs=1e-4)
+    assert grad == pytest.approx(0.5 * (1 - 2.71828), abs=1e-4)
+    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(22026.47 - 11, rel=1e-4)  # clamped at 10
+
+
+def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
+    rows = rows_of(sampled(policy, codec), CONFIG)
+    (batch,) = pack(rows, codec.pad_id, 10**6)
+    whole = logprobs(policy, batch.ids, batch.at)
+    full = torch.log_softmax(policy(input_ids=batch.ids).logits, -1)
+    flat = full.flatten(0, 1)[batch.at - 1].gather(1, batch.ids.flatten()[batch.at][:, None])[:, 0]
+    assert torch.allclose(whole, flat, atol=1e-5)
+    policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
+    policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    chunked = logprobs(policy, batch.ids, batch.at, chunk=16)
+    assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == len(batch.at)
+    policy.zero_grad(), whole.sum().backward()
+    expected = gradient(policy).clone()
+    policy.zero_grad(), chunked.sum().backward()
+    assert close(gradient(policy), expected)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=12), st.integers(1, 100))
+def test_pack_holds_every_row_once_within_its_budget(shapes, budget):
+    rows = [Row(list(range(2, 2 + p)), [50 + i] * r, [0.0] * r) for i, (p, r) in enumerate(shapes)]
+    batches = list(pack(rows, 0, budget))
+    assert sorted(i for b in batches for i in b.index) == list(range(len(rows)))
+    for b in batches:
+        assert b.ids.numel() <= budget or len(b.index) == 1
+        assert b.ids.flatten()[b.at].tolist() == [t for i in b.index for t in rows[i].response_ids]
+
+
+# ---- the module
+
+
+def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, codec):
+    config = replace(CONFIG, lr=1e-2, warmup=0)
+    grpo = module(policy, codec, config)
+    grpo.optimizer = grpo.configure_optimizers()
+    before = [p.clone() for p in policy.parameters()]
+    mismatches = []
+    for _ in range(3):
+        grpo.training_step(None, 0)
+        mismatches.append(grpo.metrics["mismatch"])
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    assert grpo.metrics["trained_rows"] > 0 and 0 < max(mismatches) < 1e-5
+
+
+def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec):
+    config = replace(CONFIG, lr=1e-2, warmup=0, updates_per_rollout=3, importance="none")
+    grpo = module(policy, codec, config)
+    grpo.optimizer = grpo.configure_optimizers()
+    steps = []
+    step = grpo.optimizer.step
+    grpo.optimizer.step = lambda: (steps.append(1), step())
+    grpo.training_step(None, 0)
+    assert len(steps) == 3
+    assert abs(grpo.metrics["ratio"] - 1) > 1e-4  # the later updates are off policy
+
+
+def test_kl_is_zero_at_first_and_its_reference_stays(policy, codec):
+    config = replace(CONFIG, lr=1e-2, warmup=0, kl=0.1)
+    reference = copy.deepcopy(policy).requires_grad_(False)
+    grpo = module(policy, codec, replace(config, grad_clip=1e9), reference=reference)
+    grpo.optimizer = grpo.configure_optimizers()
+    kls = []
+    for _ in range(3):
+        grpo.training_step(None, 0)
+        kls.append(grpo.metrics["kl"])
+    assert abs(kls[0]) < 1e-6 < 1e-4 < kls[-1]
+    assert all(torch.equal(a, b) for a, b in zip(reference.parameters(), random_policy(codec).parameters(), strict=True))
+    assert not any("reference" in name for name in grpo.state_dict())
+
+
+def test_lora_trains_adapters_alone_and_is_its_own_reference(policy, codec):
+    config = replace(CONFIG, lr=1e-2, warmup=0, lora_rank=4, kl=0.1)
+    model = with_lora(policy, config)
+    grpo = module(model, codec, config)
+    grpo.optimizer = grpo.configure_optimizers()
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    kls = []
+    for _ in range(3):
+        grpo.training_step(None, 0)
+        kls.append(grpo.metrics["kl"])
+        assert grpo.metrics["mismatch"] < 1e-5
+    assert abs(kls[0]) < 1e-6 < kls[-1]
+    assert all(torch.equal(p, dict(model.named_parameters())[n]) for n, p in frozen.items())
+    assert any("lora_B" in n and p.abs().sum() > 0 for n, p in model.named_parameters())
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(policy, codec):
+    grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=0))
+    grpo.optimizer = grpo.configure_optimizers()
+    before = [p.clone() for p in policy.parameters()]
+    grpo.manual_backward = lambda loss: (loss * float("nan")).backward()
+    grpo.training_step(None, 0)
+    assert grpo.metrics["skipped_updates"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+
+
+def test_tasks_grow_when_the_running_reward_is_high(policy, codec):
+    grpo = module(policy, codec, replace(CONFIG, grow_at=0.9, grow_steps=2), reward=lambda t: 1.0)
+    levels = []
+    for _ in range(4):
+        grpo.training_step(None, 0)
+        levels.append(grpo.level)
+    assert levels == [0, 1, 1, 1]  # World has one further level
+    stays = module(policy, codec, replace(CONFIG, grow_steps=1), reward=lambda t: 0.0)
+    stays.training_step(None, 0)
+    assert stays.level == 0
+
+
+def test_presets_are_the_published_settings():
+    grpo, agent = resolve("paper", "", {}, {})
+    assert (grpo.group_size, grpo.tasks_per_step, grpo.updates_per_rollout, grpo.normalisation, grpo.credit) == (16, 128, 16, "mean", "share")
+    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.kl, grpo.lr) == (0.2, 0.2, 3.0, 1e-3, 1e-6)
+    assert (agent.chunk_tokens, agent.memory_tokens, agent.max_sections, agent.over, agent.layout) == (5000, 1024, 8, "center", "paper")
+    grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
+    assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "row_mean", 0.3, 1.0)
+    assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")
+    with pytest.raises(UserError, match="default, paper, vime"):
+        resolve("papre", "", {}, {})
+    assert set(PRESETS) == {"default", "paper", "vime"}
