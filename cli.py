@@ -22,7 +22,10 @@ from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
 from text import UserError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Language models that read more than they can hold."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Language models that read more than they can hold.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")

@@ -176,7 +176,11 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(policy, codec, aggre
 
 
 def test_the_four_aggregations_by_hand():
-    rows = [Row([1], [1, 2, 3], [0.0] * 3, 1.0, 1.0, 0), Row([1], [1], [0.0], 1.0, 1.0, 0), Row([1], [1, 2], [0.0] * 2, 1.0, 1.0, 1)]
+    rows = [
+        Row([1], [1, 2, 3], [0.0] * 3, 1.0, 1.0, 0),
+        Row([1], [1], [0.0], 1.0, 1.0, 0),
+        Row([1], [1, 2], [0.0] * 2, 1.0, 1.0, 1),
+    ]
     assert token_weights(rows, replace(CONFIG, aggregation="token_mean")) == [1 / 6] * 3
     assert token_weights(rows, replace(CONFIG, aggregation="row_mean")) == [1 / 6, 1 / 2, 1 / 4]
     assert token_weights(rows, replace(CONFIG, aggregation="turn_mean")) == [1 / 9, 1 / 3, 1 / 6]
@@ -187,7 +191,13 @@ def loss_of(logp, old, a, config, sampler=None, reference=None):
     as_t = lambda x: torch.tensor([x], requires_grad=False)  # noqa: E731
     logp = torch.tensor([logp], requires_grad=True)
     loss, stats = policy_loss(
-        logp, as_t(old), as_t(old if sampler is None else sampler), as_t(a), as_t(1.0), config, None if reference is None else as_t(reference)
+        logp,
+        as_t(old),
+        as_t(old if sampler is None else sampler),
+        as_t(a),
+        as_t(1.0),
+        config,
+        None if reference is None else as_t(reference),
     )
     loss.backward()
     return loss.item(), logp.grad.item(), stats
@@ -207,7 +217,9 @@ def test_clipping_by_hand():
 
 def test_importance_correction_by_hand():
     for importance, expected in (("truncate", -2.0), ("mask", 0.0), ("none", -1.0)):
-        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance, importance_cap=2.0), sampler=-1.0)[0] == pytest.approx(expected)
+        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance, importance_cap=2.0), sampler=-1.0)[0] == pytest.approx(
+            expected
+        )
     for importance, expected in (("truncate", -0.3679), ("mask", -0.3679)):
         assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance), sampler=1.0)[0] == pytest.approx(expected, abs=1e-4)
 
@@ -216,7 +228,9 @@ def test_k3_kl_by_hand():
     loss, grad, stats = loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=0.5), reference=1.0)
     assert stats["kl"].item() == pytest.approx(2.71828 - 2, abs=1e-4) and loss == pytest.approx(0.5 * 0.71828, abs=1e-4)
     assert grad == pytest.approx(0.5 * (1 - 2.71828), abs=1e-4)
-    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(22026.47 - 11, rel=1e-4)  # clamped at 10
+    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(
+        22026.47 - 11, rel=1e-4
+    )  # clamped at 10
 
 
 def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
@@ -328,9 +342,21 @@ def test_tasks_grow_when_the_running_reward_is_high(policy, codec):
 
 def test_presets_are_the_published_settings():
     grpo, agent = resolve("paper", "", {}, {})
-    assert (grpo.group_size, grpo.tasks_per_step, grpo.updates_per_rollout, grpo.normalisation, grpo.credit) == (16, 128, 16, "mean", "share")
+    assert (grpo.group_size, grpo.tasks_per_step, grpo.updates_per_rollout, grpo.normalisation, grpo.credit) == (
+        16,
+        128,
+        16,
+        "mean",
+        "share",
+    )
     assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.kl, grpo.lr) == (0.2, 0.2, 3.0, 1e-3, 1e-6)
-    assert (agent.chunk_tokens, agent.memory_tokens, agent.max_sections, agent.over, agent.layout) == (5000, 1024, 8, "center", "paper")
+    assert (agent.chunk_tokens, agent.memory_tokens, agent.max_sections, agent.over, agent.layout) == (
+        5000,
+        1024,
+        8,
+        "center",
+        "paper",
+    )
     grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "row_mean", 0.3, 1.0)
     assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")

@@ -3,7 +3,19 @@ import pytest
 import base
 import worlds
 from data import Task
-from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, bm25, default_template, fill, full_context, memagent, split_template
+from memagent import (
+    NO_MEMORY,
+    AgentConfig,
+    Finish,
+    Prompt,
+    Turn,
+    bm25,
+    default_template,
+    fill,
+    full_context,
+    memagent,
+    split_template,
+)
 from memory import overwrite
 from text import UserError
 
@@ -26,7 +38,9 @@ def drive(agent, task, config, codec, answers):
 
 def test_memagent_reads_each_section_once_and_answers_once(codec):
     task = worlds.make_task(0, 3, "two_hop")
-    prompts = drive(memagent, task, CONFIG, codec, ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"])
+    prompts = drive(
+        memagent, task, CONFIG, codec, ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"]
+    )
     assert [p.final for p in prompts] == [False, False, False, True]
     assert " ".join(p.section.strip() for p in prompts[:3]) == task.document
     assert [p.memory.strip() for p in prompts] == [NO_MEMORY, "Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo."]
@@ -42,7 +56,9 @@ def test_layouts(layout, order):
     assert sorted(order, key=template.index) == list(order)
     shared = default_template("update", "shared", "boxed")
     # the members of a group share all that stands before the memory: in the shared layout the whole section
-    assert ("{section}" in shared[: shared.index("{memory}")]) and "{section}" not in default_template("update", "paper", "boxed").partition("{memory}")[0]
+    assert ("{section}" in shared[: shared.index("{memory}")]) and "{section}" not in default_template(
+        "update", "paper", "boxed"
+    ).partition("{memory}")[0]
 
 
 def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_text(codec):
@@ -51,7 +67,9 @@ def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_te
     assert codec.chat(a.pieces) == codec.chat(b.pieces)
 
 
-@pytest.mark.parametrize("content", ["P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n", "{section}", "no slot", "\ufeff{memory} "])
+@pytest.mark.parametrize(
+    "content", ["P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n", "{section}", "no slot", "\ufeff{memory} "]
+)
 def test_a_template_file_is_kept_byte_for_byte(tmp_path, content, codec):
     (tmp_path / "update.txt").write_bytes(content.encode())
     config = AgentConfig(templates=str(tmp_path))

@@ -46,7 +46,12 @@ def test_sampler_logprobs_are_the_trainers(codec, policy, temperature):
     engine = TransformersEngine(policy, codec, max_rows=7)  # fewer rows than trajectories: rows are reused at other lengths
     done = list(rollout(engine, memagent, ((t, 0) for t in tasks(16)), CONFIG, Sampling(temperature), in_flight=11))
     assert len(done) == 16
-    worst = max(abs(a - b) for t in done for turn in t.turns for a, b in zip(turn.logprobs, teacher_forced(policy, turn, temperature), strict=True))
+    worst = max(
+        abs(a - b)
+        for t in done
+        for turn in t.turns
+        for a, b in zip(turn.logprobs, teacher_forced(policy, turn, temperature), strict=True)
+    )
     assert worst < 1e-5
     stopped = [turn for t in done for turn in t.turns if turn.finish is Finish.STOP]
     assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
@@ -63,7 +68,10 @@ def test_greedy_equals_transformers_generate(codec, policy):
 def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
     def run(jobs, **kwargs):
         engine = TransformersEngine(policy, codec, max_rows=kwargs.pop("max_rows"))
-        return {(t.task.id, t.sample): [turn.response_ids for turn in t.turns] for t in rollout(engine, memagent, jobs, CONFIG, seed=3, **kwargs)}
+        return {
+            (t.task.id, t.sample): [turn.response_ids for turn in t.turns]
+            for t in rollout(engine, memagent, jobs, CONFIG, seed=3, **kwargs)
+        }
 
     jobs = [(t, s) for t in tasks(6) for s in range(2)]
     shuffled = random.Random(0).sample(jobs, len(jobs))
@@ -86,7 +94,9 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
     jobs = [(t, 0) for t in tasks(5, 1) + long + tasks(5, 2)]
     done = list(rollout(engine, full_context, jobs, CONFIG, in_flight=12))
     assert len(done) == 12 and not any(t.error for t in done)
-    assert max(abs(a - b) for t in done for a, b in zip(t.turns[0].logprobs, teacher_forced(policy, t.turns[0]), strict=True)) < 1e-5
+    assert (
+        max(abs(a - b) for t in done for a, b in zip(t.turns[0].logprobs, teacher_forced(policy, t.turns[0]), strict=True)) < 1e-5
+    )
     assert len(list(rollout(engine, bm25, jobs, CONFIG))) == 12
 
 

@@ -1,0 +1,27 @@
+# `make demo` and `make test` need Python 3.11 and nothing else: both make the virtual environment first.
+PYTHON ?= python3.11
+RUN = OMP_NUM_THREADS=1 .venv/bin/python
+
+.PHONY: demo test lint format clean
+
+.venv/ready: requirements.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+demo: .venv/ready
+	$(RUN) cli.py demo
+
+test: .venv/ready
+	$(RUN) -m pytest
+
+lint: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+format: .venv/ready
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
