@@ -6,7 +6,6 @@ Exercise it: `python cli.py base --out runs/base`. Read next: worlds.py.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -122,7 +122,7 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
 def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # noqa: B006
     """Evaluate agents on tasks: accuracy by length with n and a 95 % interval; goes on where an earlier call was stopped."""
     evaluation, agent = _merged(config, eval=evaluation, agent=agent)
-    from suite import run_suite
+    from commands import run_suite
 
     eval_config = EvalConfig(**evaluation)
     _, agent_config = settings.resolve("default", eval_config.model or settings.EMBEDDED, {}, agent)
@@ -140,7 +140,7 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
     _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
-    from suite import ask as run_ask
+    from commands import ask as run_ask
 
     run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config)
 
@@ -152,7 +152,7 @@ def show(path: Annotated[Path, typer.Argument(help="a run's folder, or a file of
          wrong: Annotated[bool, typer.Option(help="only trajectories with reward 0")] = False,
          n: Annotated[int, typer.Option("--n", help="how many")] = 3):  # fmt: skip
     """Print trajectories: each section, the memory before and after, the answer, the reward."""
-    from suite import show as run_show
+    from commands import show as run_show
 
     run_show(path, step, task, wrong, n)
 
@@ -197,7 +197,7 @@ def look(file: Annotated[str, typer.Argument(help="a file of tasks, or world = g
          kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
          sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2):  # fmt: skip
     """Print the first tasks of a file and what there is in all."""
-    from suite import look as run_look
+    from commands import look as run_look
 
     run_look(file, form or None, pool, n, kind, sections)
 
@@ -223,7 +223,7 @@ def build(file: Annotated[Path, typer.Argument(help="questions with their own pa
           compat_seed4: Annotated[bool, typer.Option("--compat-seed4", help="upstream's constant shuffle: evidence always in the same places")] = False,
           ):  # fmt: skip
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.parquet a length."""
-    from suite import build as run_build
+    from commands import build as run_build
 
     run_build(file, out, _value("documents", tuple[int, ...], documents), n, extra, split, seed, compat_seed4)
 

@@ -427,3 +427,23 @@ def rollout(
             trajectory.seconds = time.perf_counter() - start
             yield trajectory
         yield from begin()
+
+
+def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampling: Sampling, seed: int = 0) -> Iterator[Turn]:
+    """One trajectory, turn by turn as it happens."""
+    steps = agent(task, config, engine.codec)
+    base, number = seed_of(seed, task.id, 0), 0
+    prompt = next(steps)
+    while True:
+        engine.add(prompt, sampling, base + number)
+        while not (done := engine.step()):
+            pass
+        ((_, turn),) = done
+        yield turn
+        number += 1
+        if turn.finish in (Finish.FULL, Finish.ERROR):
+            raise UserError(f"Turn {number} could not be made: {turn.error}.")
+        try:
+            prompt = steps.send(turn)
+        except StopIteration:
+            return

@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -92,7 +91,7 @@ class StepCSV(Logger):
                     writer = csv.DictWriter(file, self.columns)
                     writer.writeheader()
                     writer.writerows(kept)
-            os.replace(temporary, path)
+            temporary.replace(path)
 
     @property
     def name(self) -> str:
@@ -143,7 +142,7 @@ class Keeper(lightning.Callback):
     def save(self, trainer) -> None:
         temporary = self.last.with_suffix(".tmp")
         trainer.save_checkpoint(temporary)
-        os.replace(temporary, self.last)
+        temporary.replace(self.last)
 
     def state_dict(self) -> dict:
         return {"position": self.writer.position if self.writer else 0}

@@ -11,6 +11,7 @@ import ast
 import inspect
 import textwrap
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 from memagent import AgentConfig
@@ -221,7 +222,7 @@ def docs(cls: type) -> dict[str, str]:
     """Field name -> the docstring under it, on one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     found = {}
-    for field, doc in zip(body, body[1:], strict=False):
+    for field, doc in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
             found[field.target.id] = " ".join(str(doc.value.value).split())  # type: ignore[union-attr]
     return found

@@ -10,7 +10,6 @@ import copy
 import logging
 import random
 import shutil
-import time
 import warnings
 from dataclasses import replace
 from datetime import datetime
@@ -26,7 +25,7 @@ import worlds
 from data import Task
 from graders import score
 from grpo import GRPO, Tasks, with_lora
-from memagent import AGENTS, AgentConfig, Trajectory
+from memagent import AGENTS, AgentConfig
 from rollout import TransformersEngine, seed_of
 from runs import Keeper, StepCSV
 from settings import EMBEDDED, GRPOConfig, RunConfig

@@ -36,6 +36,7 @@ PLACES = (
 TO_PLACE = ("reached", "entered", "toured")
 TO_PERSON = ("joined", "followed", "met")
 KINDS = ("one_fact", "two_hop", "two_hop_reverse")
+SPLITS = ("train", "dev", "test")
 FACTS_PER_SECTION = 6  # a sentence is 4 tokens of the embedded tokenizer, a section 24
 
 Fact = tuple[str, str, str]  # subject, verb, object
@@ -56,7 +57,7 @@ _OBJECTS = {
         s: ([p for p in PLACES if split_of(s, p) == split], [q for q in PEOPLE if q != s and split_of(s, q) == split])
         for s in PEOPLE
     }
-    for split in ("train", "dev", "test")
+    for split in SPLITS
 }
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import random_policy
 from hypothesis import given
 from hypothesis import strategies as st
 
 import base
 import worlds
-from conftest import random_policy
 from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights, with_lora
 from memagent import Group, memagent
 from rollout import Sampling, TransformersEngine, rollout

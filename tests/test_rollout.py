@@ -3,10 +3,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from conftest import random_policy
 
 import base
 import worlds
-from conftest import random_policy
 from memagent import AgentConfig, Finish, bm25, full_context, memagent
 from rollout import Sampling, ScriptedEngine, TransformersEngine, draw, rollout, uniform_of
 from text import UserError

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import random_policy
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -16,7 +17,6 @@ import base
 import data
 import settings
 import train
-from conftest import random_policy
 from data import Task
 from settings import GRPOConfig, RunConfig
 from text import Codec, UserError

@@ -1,0 +1,240 @@
+"""What the commands do that is more than one call: look, build, ask, show, and an evaluation over agents, lengths and temperatures.
+
+Holds: the bodies of the commands. Leaves out: flags (cli.py), training (train.py), the demo (demo.py).
+Exercise it: `python cli.py --help`. Read next: demo.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+from rich.text import Text as Styled
+
+import data
+import worlds
+from data import Task
+from memagent import AGENTS, AgentConfig
+from progress import bar, console
+from settings import EMBEDDED, EvalConfig
+from text import UserError
+
+# ---------------------------------------------------------------- data
+
+
+def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int) -> None:
+    """The first n tasks and what there is in all."""
+    if file == "world":
+        if kind not in worlds.KINDS:
+            raise UserError(f"Unknown kind of question {kind!r}: choose one of {', '.join(worlds.KINDS)}.")
+        tasks = list(worlds.make_tasks(0, n, sections, kind))
+    else:
+        tasks = data.read(file, form, pool)
+    for task in tasks[:n]:
+        document = task.document
+        console.rule(Styled(task.id))
+        console.print(Styled(document if len(document) < 1200 else f"{document[:600]} [...] {document[-600:]}"))
+        console.print(Styled(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}"))
+        about = [f"kind {task.kind}" * bool(task.kind), f"{len(task.order)} documents" * bool(task.order)]
+        about += [f"evidence at {', '.join(str(k + 1) for k in task.gold)}" * bool(task.gold), f"{len(document):,} characters"]
+        console.print(Styled("about     " + ", ".join(filter(None, about))))
+    if file != "world":
+        kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in Counter(t.kind for t in tasks).most_common(8))
+        console.print(Styled(f"\n{len(tasks)} tasks: {kinds}"))
+
+
+def build(
+    file: Path, out: Path, documents: tuple[int, ...], n: int, extra: Path | None, split: str, seed: int, compat_seed4: bool
+) -> None:
+    """RULER-HQA sets, one file per length, the same questions in each; nothing is written unless all lengths can be."""
+    questions = data.read(file)
+    if split:
+        found = {t.split for t in questions}
+        questions = [t for t in questions if t.split == split]
+        if not questions:
+            raise UserError(f"{file} has no split {split!r}; it has {', '.join(sorted(found)) or 'none'}.")
+    pool = data.read_passages(extra) if extra else None
+    n = min(n, len(questions))
+    sets = {d: data.build_ruler_hqa(questions, d, n, pool, seed, compat_seed4) for d in documents}
+    out.mkdir(parents=True, exist_ok=True)
+    for d, tasks in sets.items():
+        path = out / f"hqa_{d}.parquet"
+        data.write_built(path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4)
+        console.print(f"{path}: {len(tasks)} questions among {d} documents, {path.stat().st_size / 2**20:.1f} MiB")
+
+
+# ---------------------------------------------------------------- models
+
+
+def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, rows: int = 256):
+    """The transformers engine of a model folder, its codec inside."""
+    import torch
+
+    from rollout import TransformersEngine
+    from text import Codec
+    from train import load_model
+
+    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code)
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+    return TransformersEngine(load_model(model or EMBEDDED, dtype, device, trust_remote_code), codec, max_rows=rows)
+
+
+def pick(name: str):
+    if name not in AGENTS:
+        raise UserError(f"Unknown agent {name!r}: choose one of {', '.join(AGENTS)}.")
+    return AGENTS[name]
+
+
+def ask(
+    file: Path, question: str, model: str, agent: str, temperature: float, device: str, trust_remote_code: bool, config: AgentConfig
+) -> None:
+    """Read a text, showing the memory whenever it changes; end with the answer."""
+    from graders import extract_boxed, extract_sentence
+    from report import diff_text
+    from rollout import Sampling, follow
+
+    task = data.from_text(file, question)
+    run = pick(agent)
+    engine = open_engine(model, device, "auto", trust_remote_code)
+    sections = len(engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over))
+    console.print(f"{file}: {len(engine.codec.encode(task.document)):,} tokens in {sections:,} sections of {config.chunk_tokens}")
+    if not model:
+        console.print(
+            "[dim]The embedded policy knows generated English only (python cli.py data look world); for real text give --model.[/dim]"
+        )
+    turn = None
+    with bar("turns") as progress:
+        total = sections + 1 if agent == "memagent" else 1
+        shown = progress.add_task("reading", total=total, note="")
+        for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
+            if not turn.prompt.final and turn.response.strip() != turn.prompt.memory.strip():
+                progress.console.print(Styled(f"section {number}: "), diff_text(turn.prompt.memory.strip(), turn.response.strip()))
+            progress.update(shown, completed=number)
+    answer = str(turn.response).strip()
+    final = (extract_boxed if config.form == "boxed" else extract_sentence)(answer)
+    console.print(Styled(answer))
+    console.print(
+        Styled(f"answer: {final.strip()}" if final else "There is no answer in the form that was asked for.", style="bold")
+    )
+
+
+# ---------------------------------------------------------------- trajectories
+
+
+def read_records(path: Path) -> list[dict]:
+    """Trajectories of a run's folder (training's, else the evaluation's) or of a file of them."""
+    if path.is_dir():
+        found = [path / name for name in ("trajectories.jsonl.gz", "transcripts.jsonl") if (path / name).exists()]
+        if not found:
+            raise UserError(f"{path} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
+        path = found[0]
+    records, number = [], 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                record = json.loads(line)
+                if "turns" not in record:
+                    raise UserError(f"{path}, line {number} is no trajectory.")
+                records.append(record)
+    except EOFError:  # the run is being written or was killed: what is whole is shown
+        pass
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path}, line {number + 1} cannot be read: {error}.") from error
+    return records
+
+
+def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
+    from report import render_trajectory
+
+    records = read_records(path)
+    chosen = [r for r in records if (step is None or r["step"] == step) and task in r["id"] and not (wrong and r["reward"] > 0)]
+    if not chosen:
+        raise UserError(
+            f"None of the {len(records)} trajectories in {path} is meant; steps go to {max((r['step'] or 0 for r in records), default=0)}."
+        )
+    for record in chosen[:n]:
+        console.print(render_trajectory(record))
+    console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def suites(config: EvalConfig) -> tuple[str, list[tuple[str, int, list[Task]]]]:
+    """What is asked: (unit of lengths, [(kind of question, length, tasks)])."""
+    if config.data == ("world",):
+        for kind in config.kinds:
+            if kind not in worlds.KINDS:
+                raise UserError(f"Unknown kind of question {kind!r}: choose among {', '.join(worlds.KINDS)}.")
+        if config.split not in worlds.SPLITS:
+            raise UserError(f"Generated English has the splits {', '.join(worlds.SPLITS)}, not {config.split!r}.")
+        pairs = [(kind, length) for length in config.lengths for kind in config.kinds]
+        return "sections", [
+            (k, length, list(worlds.make_tasks(config.seed, config.n, length, k, config.split))) for k, length in pairs
+        ]
+    out = []
+    for file in config.data:
+        tasks = data.read(file)[: config.n]
+        lengths = {len(task.order) for task in tasks}
+        if len(lengths) > 1:
+            raise UserError(f"{file} has documents of {min(lengths)} to {max(lengths)} passages; give one file per length.")
+        out.append((tasks[0].dataset or "questions", lengths.pop(), tasks))
+    return "documents", out
+
+
+def fingerprint(model: str) -> str:
+    """What tells one set of weights from another: the folder's weights by content, a hub model by its name."""
+    import hashlib
+
+    folder = Path(model or EMBEDDED)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return str(model)
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
+    """Every agent on every length at every temperature; rows, summary and report in the evaluation's folder."""
+    import settings
+    from eval import evaluate, summarise, table, write_summary
+    from report import write_report
+    from rollout import Sampling
+
+    agents = [(name, pick(name)) for name in config.agents]
+    unit, sets = suites(config)
+    engine = open_engine(config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight)
+    folder = Path(config.runs, config.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
+    model = fingerprint(config.model)
+    rows: list[dict] = []
+    samples = {t: config.samples if t > 0 else 1 for t in config.temperatures}  # greedy answers are all the same
+    with bar("answers") as progress:
+        for name, agent in agents:
+            for temperature in config.temperatures:
+                for kind, length, tasks in sets:
+                    shown = progress.add_task(
+                        f"{name} T={temperature:g} {kind} {length}", total=len(tasks) * samples[temperature], note=""
+                    )
+                    rows += evaluate(
+                        engine, agent, tasks, agent_config, Sampling(temperature, config.top_p), name=name, question=kind, length=length,
+                        rows=folder / "rows.jsonl", model=model, seed=config.seed, samples=samples[temperature],
+                        in_flight=config.in_flight, record_to=folder / "transcripts.jsonl",
+                        n_records=config.transcripts if name == config.agents[0] and temperature == config.temperatures[0] else 0,
+                        progress=lambda row, shown=shown: progress.advance(shown),
+                    )  # fmt: skip
+    summary = summarise(rows, unit)
+    write_summary(folder / "summary.json", summary)
+    write_report(folder, title=f"Evaluation {config.name}")
+    console.print(table(summary))
+    return folder
