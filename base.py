@@ -17,7 +17,7 @@ from torch import nn
 import settings
 import worlds
 from data import Task
-from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, default_template, full_context, memagent, split_template
+from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, default_template, fill, full_context, memagent, split_template
 from settings import BaseConfig
 from text import Codec
 
@@ -71,7 +71,8 @@ def make_model(
     """A Llama model with attention biases whose heads start near an induction circuit; every weight stays trainable (tiny.md, structured initialisation).
 
     Layer 0, head j looks j + 1 tokens back (through the q/k biases and RoPE) and writes what it sees into a subspace of its own.
-    Layer 1, head j < 3 looks for a place whose token j + 1 back is the token j back of its own; the other heads start as copies.
+    In the later layers, heads 0 and 1 look for a place whose token j + 1 back is their own token j back (induction: what comes next);
+    heads 2 and 3 look for the places where their own token 1 or 2 back stands (presence: is there a sentence about it at all).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -116,11 +117,13 @@ def make_model(
             attn = layer.self_attn
             for j in range(heads):
                 rows = slice(j * head_dim, (j + 1) * head_dim)
-                if j < 3:
-                    attn.q_proj.weight[rows] = gain * (see if j == 0 else subspace[j - 1])
-                    attn.k_proj.weight[rows] = gain * subspace[j]
+                if j < 2:  # where the token j + 1 back is my token j back: what comes next
+                    query, key = (see if j == 0 else subspace[0]), subspace[j]
+                elif j < 4:  # where my token 1 or 2 back stands: is it there at all, and after what
+                    query, key = subspace[j - 2], see
                 else:
-                    attn.q_proj.weight[rows] = attn.k_proj.weight[rows] = gain * orthonormal(head_dim)
+                    query = key = orthonormal(head_dim)
+                attn.q_proj.weight[rows], attn.k_proj.weight[rows] = gain * query, gain * key
                 value = orthonormal(head_dim)
                 attn.v_proj.weight[rows] = value
                 attn.o_proj.weight[:, rows] = value.T / 2
@@ -169,15 +172,18 @@ def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: 
         whole = i >= config.documents
         n_sections = rng.randint(1, config.full_sections) if whole else rng.choice((1, 2, 2))
         task = worlds.make_task(rng.random(), n_sections, kind)
+        if whole and rng.random() < config.absent:  # a question that the document does not answer
+            names = {fact[0] for fact in parse_facts(task.document)}
+            if absent := [p for p in worlds.PEOPLE if p not in names]:
+                task.question = f"Where is {rng.choice(absent)}?"
         steps = (full_context if whole else memagent)(task, agent, codec)
         prompt = next(steps)
         while prompt is not None:
-            if prompt.final and not whole and rng.random() < 0.7:  # the answer is learnt from a memory that holds what it needs
-                kept = chain(task.question, parse_facts(task.document))
-                others = parse_facts(task.document)
-                memory = kept + [f for f in rng.sample(others, rng.randint(0, 3 - len(kept))) if f not in kept]
-                rng.shuffle(memory)
-                prompt = fill_memory(agent, codec, task, " ".join(map(worlds.sentence, memory)))
+            if prompt.final and not whole:
+                prompt = fill(
+                    agent.template("final"), agent.final_tokens, final=True, problem=codec.text(task.question),
+                    memory=codec.text(some_memory(rng, task, config.absent)),
+                )  # fmt: skip
             completion = codec.text(demonstrate(rng, task, prompt, config.careful))
             ids = [*completion.ids, codec.tokenizer.eos_token_id]
             yield codec.chat(prompt.pieces), ids, [1.0] * len(ids)
@@ -187,12 +193,13 @@ def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: 
                 prompt = None
 
 
-def fill_memory(agent: AgentConfig, codec: Codec, task: Task, memory: str) -> Prompt:
-    from memagent import fill
-
-    return fill(
-        agent.template("final"), agent.final_tokens, final=True, problem=codec.text(task.question), memory=codec.text(memory)
-    )
+def some_memory(rng: random.Random, task: Task, absent: float) -> str:
+    """A memory to answer from: what the question needs, or (`absent`) not all of it, and other facts of the document in any order."""
+    facts = parse_facts(task.document)
+    needed = chain(task.question, facts)
+    kept = rng.sample(needed, rng.randrange(len(needed))) if rng.random() < absent else needed
+    others = [f for f in rng.sample(facts, min(len(facts), rng.randint(0, 3 - len(kept)))) if f not in needed]
+    return " ".join(map(worlds.sentence, rng.sample(kept + others, len(kept + others)))) or NO_MEMORY
 
 
 def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterator[Example]:

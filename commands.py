@@ -93,7 +93,7 @@ def ask(
 ) -> None:
     """Read a text, showing the memory whenever it changes; end with the answer."""
     from graders import extract_boxed, extract_sentence
-    from report import diff_text
+    from report import diff
     from rollout import Sampling, follow
 
     task = data.from_text(file, question)
@@ -111,7 +111,9 @@ def ask(
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
             if not turn.prompt.final and turn.response.strip() != turn.prompt.memory.strip():
-                progress.console.print(Styled(f"section {number}: "), diff_text(turn.prompt.memory.strip(), turn.response.strip()))
+                style = {"same": "", "out": "red strike", "in": "green underline"}
+                changed = [(text, style[kind]) for kind, text in diff(turn.prompt.memory.strip(), turn.response.strip())]
+                progress.console.print(Styled.assemble(f"section {number}: ", *changed))
             progress.update(shown, completed=number)
     answer = str(turn.response).strip()
     final = (extract_boxed if config.form == "boxed" else extract_sentence)(answer)

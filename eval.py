@@ -319,7 +319,7 @@ def table(summary: dict) -> Table:
     sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
     n = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     lost = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["failed"]))
-    failed = f"; failures, counted as wrong, in {lost} cells" if lost else ""
+    failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
     shown = Table(title=f"Accuracy by {summary['unit']}", box=None, padding=(0, 2, 0, 0),
                   caption=f"mean [95 % interval], n = {n} questions a cell{failed}")  # fmt: skip
     shown.add_column("")
@@ -350,5 +350,5 @@ _PERCENT: dict[str, Sequence[float]] = {
     "DS-Distill-14B": (64.06, 64.84, 57.03, 40.62, 14.84, 8.59, 3.12, 6.25),
     "DS-Distill-7B": (30.47, 12.50, 3.12, 0.00, 0.00, 0.78, 0.00, 0.00),
 }
-PUBLISHED = {model: {n: x / 100 for n, x in zip(DOCUMENTS, row, strict=False)} for model, row in _PERCENT.items()}
+PUBLISHED = {model: {n: round(x / 100, 4) for n, x in zip(DOCUMENTS, row, strict=False)} for model, row in _PERCENT.items()}
 """model -> {documents: sub_em from 0 to 1}"""

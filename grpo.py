@@ -66,7 +66,7 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[
         for a, trajectory in zip(advantage, group.trajectories, strict=True):
             number += 1
             turns = [t for t in trajectory.turns if t.response_ids]
-            if a == 0 or not turns:
+            if not group.signal or not turns:
                 continue
             if config.credit == "split":
                 a /= len(turns)
@@ -339,7 +339,7 @@ class GRPO(lightning.LightningModule):
             "step": self.done_steps,
             "level": self.level,
             "reward": sum(rewards) / n,
-            "groups_without_signal": sum(len({t.reward for t in g.trajectories}) == 1 for g in self.groups) / len(self.groups),
+            "groups_without_signal": sum(not g.signal for g in self.groups) / len(self.groups),
             "failed": sum(bool(t.error) for t in trajectories) / n,
             "turns": sum(len(t.turns) for t in trajectories) / n,
             "memory_tokens": sum(len(t.response_ids) for t in updates) / u,

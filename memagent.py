@@ -79,6 +79,11 @@ class Group:
     task: Task
     trajectories: list[Trajectory]
 
+    @property
+    def signal(self) -> bool:
+        """Whether there is anything to learn: in a group whose rewards are all the same every advantage is 0."""
+        return len(self.trajectories) == 1 or len({t.reward for t in self.trajectories}) > 1
+
 
 Agent = Callable[[Task, "AgentConfig", Codec], Generator[Prompt, Turn, None]]
 

@@ -158,6 +158,8 @@ class BaseConfig:
     """peak learning rate of AdamW"""
     careful: float = 0.25
     """how often the demonstrator keeps the facts that matter, and only those; else it keeps facts at random"""
+    absent: float = 0.4
+    """how often a question is asked whose answer is not there; "unknown" is right then"""
     documents: int = 24
     """documents a step that are read section by section"""
     full: int = 5

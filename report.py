@@ -1,0 +1,479 @@
+"""What a person looks at: report.html of a run, and one trajectory in the terminal.
+
+Holds: `write_report`, `render_trajectory`, the word-level difference of two memories that both show.
+Leaves out: where the numbers come from (eval.py), which trajectories are kept (runs.py). No torch.
+Exercise it: `python cli.py show RUN`. Read next: cli.py.
+
+Questions, documents and answers are somebody else's text: all of it goes through `clean` and is then escaped (HTML) or kept apart
+from markup (rich's Text). The page loads nothing, and its policy forbids scripts in case one got through after all.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import count, groupby
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from eval import DOCUMENTS, METRICS, PUBLISHED, Cell, cells, write_text
+from text import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+# ---------------------------------------------------------------- a trajectory, step by step
+
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: object) -> str:
+    """Text that cannot steer a terminal or break a page: control characters, direction overrides and half surrogates become `\\ufffd`."""
+    return CONTROL.sub("\ufffd", str(text).replace("\r\n", "\n"))
+
+
+def clip(text: str, characters: int) -> str:
+    """The text with its middle left out, if it is longer than that."""
+    if (left_out := len(text) - characters) <= 0:
+        return text
+    head, tail = text[: characters - characters // 2], text[len(text) - characters // 2 :]
+    return f"{head} [… {left_out:,} characters left out …] {tail}"
+
+
+def diff(before: str, after: str) -> list[tuple[str, str]]:
+    """Word by word, what became of a text: pieces (same | out | in, text) in reading order; white space alone is no difference.
+
+    >>> diff("Anna met Otto.", "Anna met Boris.")
+    [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
+    """
+    old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
+    pieces = []
+    for kind, i, j, k, m in SequenceMatcher(None, before.split(), after.split(), autojunk=False).get_opcodes():
+        same = kind == "equal"
+        pieces += [("same", "".join(new[k:m]))] if same else [("out", "".join(old[i:j])), ("in", "".join(new[k:m]))]
+    return [piece for piece in pieces if piece[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One section read: the memory before and after."""
+
+    number: int  # from 1
+    section: str
+    before: str
+    after: str
+    remark: str  # on how the turn ended, "" if as usual
+
+
+UNUSUAL = {"length": "cut at its limit", "full": "did not fit the model's window", "error": "failed"}  # finish reason -> remark
+UNMADE = ("full", "error")
+
+
+def steps_of(record: dict, most: int = 24) -> list[Step | str]:
+    """The sections of a record (`runs.record`) in reading order; a text in place of those left out says how many and why.
+
+    The first and the last section are always there. Between them are left out those that left the memory as it was, and of more than
+    `most` others the middle.
+    """
+    turns = record["turns"]
+    steps = []
+    for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
+        if not turn["final"]:  # a turn that failed ends the trajectory and leaves the memory as it was
+            after = following["memory"] if following else turn["memory"] if turn["finish"] in UNMADE else turn["response"]
+            steps.append(Step(number, turn["section"], turn["memory"], after, UNUSUAL.get(turn["finish"], "")))
+    ends = (1, len(steps))
+    changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split()]
+    kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]} if len(changed) > most else {*changed}
+    shown: list[Step | str] = []
+    for keep, run in groupby(steps, lambda step: step.number in kept):
+        run = list(run)
+        why = ": the memory stayed as it was" if not any(step.number in changed for step in run) else ""
+        shown += run if keep else [f"{len(run):,} {'section' if len(run) == 1 else 'sections'} left out{why}"]
+    return shown
+
+
+def _facts(record: dict) -> dict[str, str]:
+    """How it ended: answer, accepted answers, finish reasons of the turns, error, reward."""
+    finishes = Counter(turn["finish"] for turn in record["turns"])
+    return {
+        "answer": record["answer"].strip() or "(none)",
+        "gold": " | ".join(record["answers"]),
+        "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
+        **({"error": record["error"]} if record["error"] else {}),
+        "reward": f"{record['reward']:g}",
+    }
+
+
+def _read(record: dict) -> str:
+    """What the answering turn itself has read: the document of full_context, the sections of bm25, nothing for memagent."""
+    return record["turns"][-1]["section"].strip() if record["turns"] and record["turns"][-1]["final"] else ""
+
+
+def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> Group:
+    """A record (`runs.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
+    from rich.console import Group
+    from rich.text import Text
+
+    styles = {"same": "", "out": "red strike", "in": "green underline"}
+    n_sections = sum(not turn["final"] for turn in record["turns"])
+    lines = [Text(clean(record["question"]), "bold"), Text(clean(f"task {record['id']}, sample {record['sample']}"), "dim")]
+    for step in steps_of(record, most):
+        if isinstance(step, str):
+            lines.append(Text(f"\n… {step}", "italic"))
+            continue
+        pieces = diff(clean(step.before), clean(step.after))
+        lines.append(Text.assemble((f"\nsection {step.number} of {n_sections}  ", "cyan"), (step.remark, "yellow")))
+        lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
+        for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
+            words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
+            lines.append(Text.assemble((name, "cyan"), *words))
+    if read := _read(record):
+        lines += [Text("\nread at once", "cyan"), Text(clip(clean(read), characters), "dim")]
+    facts = {name: (clean(text), "") for name, text in _facts(record).items()}
+    facts["reward"] = f"{record['reward']:g}", "bold green" if record["reward"] >= 1 else "bold red"
+    return Group(*lines, Text(), *(Text.assemble((f"{name:8}", "cyan"), fact) for name, fact in facts.items()))
+
+
+# ---------------------------------------------------------------- the page's parts
+
+
+def esc(text: object) -> str:
+    return html.escape(clean(text))
+
+
+def _transcript(record: dict, unfolded: bool) -> str:
+    tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
+    n_sections = sum(not turn["final"] for turn in record["turns"])
+    parts = []
+    for step in steps_of(record):
+        if isinstance(step, str):
+            parts.append(f'<p class="gap">… {step} …</p>')
+            continue
+        memory = "".join(tags[kind].format(esc(text)) for kind, text in diff(step.before, step.after)) or "(empty)"
+        remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
+        parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
+        parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
+        parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
+    if read := _read(record):
+        parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(read, 3000))}</p>')
+    facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
+    verdict, look = ("right", "good") if record["reward"] >= 1 else ("wrong" if record["reward"] <= 0 else "partly right", "bad")
+    cell = record.get("cell")
+    name = "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell) if cell else record["kind"]
+    return (f'<details class="box"{" open" * unfolded}><summary><span class="tag {look}">{verdict}</span> {esc(record["question"])} '
+            f"<small>{esc(name)}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>")  # fmt: skip
+
+
+def _choose(records: Sequence[dict], most: int) -> list[dict]:
+    """At most so many, in their order: of each agent and kind the last right and the last wrong one, then those before, and so on."""
+    turns: dict[tuple, count] = {}
+    ranks = []
+    for i, record in reversed([*enumerate(records)]):  # the last ones: an evaluation goes on to longer documents
+        cell = record.get("cell", {})
+        kind = cell.get("agent"), cell.get("question", record["kind"]), record["reward"] > 0
+        ranks.append((next(turns.setdefault(kind, count())), i))
+    return [records[i] for i in sorted(i for _, i in sorted(ranks)[:most])]
+
+
+def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already; the first two columns name the row."""
+    body = "".join(f"<tr><th>{'</th><th>'.join(row[:2])}</th><td>{'</td><td>'.join(row[2:])}</td></tr>" for row in rows)
+    top = "".join(f'<th scope="col">{name}</th>' for name in head)
+    return f'<div class="scroll"><table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'  # fmt: skip
+
+
+def _pivots(summary: dict, show: Callable[[Cell], str]) -> str:
+    """One table a question: a line per agent and temperature, a column per length; `show` gives the HTML of a cell that is there."""
+    asked = [cell for cell, _ in cells(summary["accuracy"])]
+    tables = []
+    for question in dict.fromkeys(cell.question for cell in asked):
+        here = [cell for cell in asked if cell.question == question]
+        lengths = sorted({cell.length for cell in here})
+        rows: dict[tuple[str, str], dict[int, str]] = {}
+        for cell in here:
+            rows.setdefault((cell.agent, cell.temperature), {})[cell.length] = show(cell)
+        body = [[esc(agent), esc(temperature), *(row.get(n, "") for n in lengths)] for (agent, temperature), row in rows.items()]
+        tables.append(_table(f"{esc(question)}, by {esc(summary['unit'])}", ["agent", "temp.", *(f"{n:,}" for n in lengths)], body))
+    return "".join(tables)
+
+
+def _published(summary: dict) -> str:
+    """Our agents and MemAgent's table by the paper's own metric; the columns are numbers of documents."""
+    ours = [(f"{cell.agent}, {cell.question}", cell.temperature) for cell, _ in cells(summary["accuracy"])]
+    rows = {name: {} for name in ours} | {(model, "published"): by for model, by in PUBLISHED.items()}
+    for cell, share in cells(summary["metrics"]["sub_em_upstream"]):
+        rows[f"{cell.agent}, {cell.question}", cell.temperature][cell.length] = share
+    head = ["", "temp.", *(f"{n:,}" for n in DOCUMENTS)]
+    return _table("sub_em_upstream, by documents", head,
+                  [[*map(esc, name), *(f"{by[n]:.3f}" if n in by else "" for n in DOCUMENTS)] for name, by in rows.items()])  # fmt: skip
+
+
+def headline(summary: dict, trained_on: int | None = None) -> str:
+    """The result in one sentence: the agent named trained (else the first) at its longest documents, the others at the same.
+
+    trained_on: the longest documents of training, in the summary's unit.
+    """
+    accuracy = summary["accuracy"]
+    if not accuracy:
+        return "Nothing has been evaluated yet."
+    lead = "trained" if "trained" in accuracy else next(iter(accuracy))
+    places = []  # (question, temperature, length)
+    for question, by_temperature in accuracy[lead].items():
+        temperature = "1.0" if "1.0" in by_temperature else next(iter(by_temperature))
+        places.append((question, temperature, max(by_temperature[temperature], key=int)))
+    first = [accuracy[lead][q][t][n] for q, t, n in places]
+    says = " and ".join(f"{100 * v['mean']:.3g} % [{100 * v['low']:.0f}, {100 * v['high']:.0f}] of the {q}" for (q, _, _), v in zip(places, first, strict=True))  # fmt: skip
+    others = ""
+    for agent in accuracy:
+        if agent != lead:
+            leaves = [accuracy[agent].get(q, {}).get(t, {}).get(n) for q, t, n in places]
+            others += f"; {agent}: " + " and ".join(f"{100 * leaf['mean']:.3g} %" if leaf else "not asked" for leaf in leaves)
+
+    def joined(values: Iterable) -> str:
+        return " and ".join(dict.fromkeys(map(str, values)))
+
+    seen = f", training saw at most {trained_on:,} {summary['unit']}" if trained_on and lead == "trained" else ""
+    return (f"At {joined(f'{int(n):,}' for _, _, n in places)} {summary['unit']} the {lead} agent answers {says} questions right{others} "
+            f"(95 % intervals in brackets, n = {joined(v['n'] for v in first)} questions, temperature {joined(t for _, t, _ in places)}{seen}).")  # fmt: skip
+
+
+# ---------------------------------------------------------------- plots
+
+# drawn in colours that stand for CSS variables, so that one picture serves light and dark pages
+INK, LINE, PAGE = "#0a0b0c", "#0a0b0d", "#0a0b0e"
+SERIES = [f"#0a0c{i:02x}" for i in range(6)]
+VARIABLES = {INK: "currentColor", LINE: "var(--line)", PAGE: "var(--page)"} | {c: f"var(--c{i})" for i, c in enumerate(SERIES)}
+MARKERS = "os^DvPX*"
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "memagent", "font.size": 11, "text.parse_math": False, "text.color": INK, "axes.edgecolor": LINE, "xtick.color": INK,
+         "axes.labelcolor": INK, "ytick.color": INK, "grid.color": LINE, "axes.spines.top": False, "axes.spines.right": False,
+         "axes.grid": True, "grid.linewidth": 0.6, "legend.frameon": False}  # fmt: skip
+
+
+def _svg(draw: Callable, name: str, label: str) -> str:
+    """What `draw(axes)` draws, as SVG to stand inside a page: no size of its own, ids with `name` before them, colours as variables."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 4.0), layout="constrained")
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = file.getvalue()
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>| xmlns(:xlink)?=\"[^\"]*\"", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg.replace("xlink:href", "href"))
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    box = re.search('viewBox="[^"]*"', svg)
+    return f'<svg {box and box[0]} role="img" aria-label="{esc(label)}">{svg[svg.index(">") + 1 :]}'
+
+
+def _accuracy_plots(summary: dict) -> str:
+    """A panel per kind of question: a line per agent and temperature, greedy ones dashed and hollow, with 95 % intervals."""
+    from matplotlib.lines import Line2D
+
+    accuracy, unit = summary["accuracy"], summary["unit"]
+    agents = {agent: i for i, agent in enumerate(accuracy)}
+    panels = []
+    for question in dict.fromkeys(cell.question for cell, _ in cells(accuracy)):
+        lines = {(a, t): by for a in accuracy for t, by in accuracy[a].get(question, {}).items()}
+        lengths = sorted({int(length) for by in lines.values() for length in by})
+
+        def draw(axes, lines=lines, lengths=lengths, question=question):
+            logarithmic = lengths[0] > 0
+            for k, ((agent, temperature), by) in enumerate(lines.items()):
+                i, greedy = agents[agent], temperature == "0.0"
+                aside = 1.03 ** (k - (len(lines) - 1) / 2)  # so that intervals do not hide each other
+                points = sorted((int(n), leaf) for n, leaf in by.items())
+                means, low, high = ([leaf[name] for _, leaf in points] for name in ("mean", "low", "high"))
+                bars = [[max(0, m - x) for m, x in zip(means, low, strict=True)], [max(0, x - m) for m, x in zip(means, high, strict=True)]]  # fmt: skip
+                axes.errorbar([n * aside for n, _ in points], means, bars, color=SERIES[i % 6], linestyle="--" if greedy else "-",
+                              marker=MARKERS[i % 8], markersize=6, markerfacecolor=PAGE if greedy else SERIES[i % 6], linewidth=1.8,
+                              elinewidth=1, capsize=2, clip_on=False)  # fmt: skip
+            if logarithmic:
+                axes.set_xscale("log", base=2)
+            axes.set_xlim((lengths[0] / 1.5, lengths[-1] * 1.5) if logarithmic else None)
+            axes.set_xticks(shown := lengths[:: -(-len(lengths) // 10)], [f"{n:,}" for n in shown])
+            axes.minorticks_off()
+            axes.set(
+                ylim=(-0.02, 1.02), xlabel=clean(unit), ylabel="share answered right", title=clean(question)[:40]
+            )  # a longer one would squeeze the plot
+            handles = [Line2D([], [], color=SERIES[i % 6], marker=MARKERS[i % 8]) for i in agents.values()]
+            labels = [clean(agent)[:24] for agent in agents]
+            if "0.0" in (temperatures := {t for _, t in lines}):
+                handles += [Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE), Line2D([], [], color=INK)]
+                labels += ["greedy", "sampled"][: len(temperatures)]
+            axes.figure.legend(handles[: len(labels)], labels, loc="outside lower center", ncols=3)
+
+        panels.append(_svg(draw, f"accuracy{len(panels)}", f"Accuracy by {unit}, {question}"))
+    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+
+
+def _training(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, str]]:
+    """(step, reward, sections of the tasks or "") from metrics.csv; lines without step or reward, as a torn last one, are passed over.
+
+    lengths: sections by level, for files that name the level alone.
+    """
+    path = folder / "metrics.csv"
+    found = []
+    for row in csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []):
+        try:
+            step, reward, level = int(row["step"]), float(row["reward"]), int(row.get("level") or 0)
+        except (KeyError, TypeError, ValueError):
+            continue
+        if isfinite(reward):
+            found.append((step, reward, row.get("sections") or (str(lengths[level]) if level < len(lengths) else "")))
+    return found
+
+
+def _reward_plot(training: list[tuple[int, float, str]]) -> str:
+    steps, rewards, lengths = zip(*training, strict=True)
+    window = max(5, len(steps) // 15)
+
+    def draw(axes):
+        axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
+        means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
+        axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
+        row, width = 0, 0.2 * (steps[-1] - steps[0])  # of a label, about
+        starts = [i for i in range(len(steps)) if lengths[i] and (i == 0 or lengths[i] != lengths[i - 1])]
+        for before, i in zip([None, *starts], starts, strict=False):
+            row = row + 1 if before is not None and steps[i] - steps[before] < width else 0
+            axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
+            place = {"transform": axes.get_xaxis_transform(), "fontsize": 9}
+            axes.text(steps[i], 1.02 + 0.06 * (row % 3), f"{clean(lengths[i])[:9]} sections", **place)
+        axes.set(ylim=(-0.02, 1.02), xlabel="training step", ylabel="mean reward")
+        axes.figure.legend(loc="outside lower center", ncols=2)
+
+    return f"<figure>{_svg(draw, 'reward', 'Reward by training step')}</figure>"
+
+
+# ---------------------------------------------------------------- the page
+
+CSS = """
+:root{color-scheme:light dark;--page:#fff;--ink:#1c1e21;--muted:#5b6169;--line:#c9cdd2;--box:#f5f6f7;--in:#d8f3dc;--out:#fde2e1;
+--c0:#0072b2;--c1:#d55e00;--c2:#007a5a;--c3:#a8487e;--c4:#8a6d00;--c5:#2b8cc4}
+@media(prefers-color-scheme:dark){:root{--page:#16181c;--ink:#e4e6e9;--muted:#9aa1aa;--line:#454b54;--box:#1f2227;--in:#1d4a2c;--out:#5a2527;
+--c0:#56b4e9;--c1:#f0883e;--c2:#2fc495;--c3:#e59cc4;--c4:#f0e442;--c5:#8ab4f8}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1rem;max-width:76rem;font:1rem/1.5 system-ui,sans-serif;background:var(--page);color:var(--ink)}
+h1{font-size:1.5rem;margin:.5rem 0}h2{font-size:1.2rem;margin:2rem 0 .5rem}h3{margin:1rem 0 .2rem;font-size:.9rem;color:var(--muted)}
+.headline{font-size:1.15rem;max-width:48rem}.note,.gap,small,caption{color:var(--muted)}.note{font-size:.9rem;max-width:48rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+figure{margin:0;max-width:38rem}svg{width:100%;height:auto;display:block}
+.scroll{overflow-x:auto;margin:.75rem 0;border:1px solid var(--line);border-radius:.4rem}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
+caption{text-align:left;padding:.4rem .6rem}th,td{padding:.3rem .6rem;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
+thead th{color:var(--muted);font-weight:600}th:nth-child(-n+2){text-align:left;font-weight:600}td small{display:block}
+.box{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.5rem .75rem}summary{cursor:pointer;overflow-wrap:anywhere}
+.section,.memory,pre,dd{white-space:pre-wrap;overflow-wrap:anywhere;margin:.2rem 0;unicode-bidi:isolate}
+.section{max-height:12rem;overflow-y:auto;color:var(--muted);font-size:.9rem}
+.memory{background:var(--box);padding:.4rem .6rem;border-radius:.3rem}.memory b{font-size:.8rem;color:var(--muted);margin-right:.3rem}
+ins{background:var(--in)}del{background:var(--out)}.tag{font-size:.8rem;padding:.05rem .4rem;border:1px solid var(--line);border-radius:.3rem}
+.good{background:var(--in)}.bad{background:var(--out)}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem}dt{color:var(--muted)}
+dd{margin:0}pre{font-size:.85rem}
+"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def _load(folder: Path) -> tuple[dict, list[dict]]:
+    """The folder's summary and transcripts; of transcripts only those of the evaluation that the summary is of, once each."""
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_bytes())
+        summary["unit"], summary["accuracy"], summary["metrics"]  # a KeyError if this is no summary
+        path = folder / "transcripts.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what follows the last newline is torn
+        records = {(r.get("settings"), r["id"], r["sample"]): r for r in map(json.loads, lines)}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
+    known = summary.get("settings", [])
+    return summary, [r for (settings, _, _), r in records.items() if settings is None or settings in known]
+
+
+def _lengths(config: str) -> list[int]:
+    """Sections of the tasks of each level of training on generated English, from config.yaml's text; [] if it does not say."""
+    import yaml
+
+    try:
+        run = yaml.safe_load(config)["run"]
+        return [int(n) for n in run["lengths"]] if run["data"] == "world" else []
+    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+        return []
+
+
+def write_report(folder: Path, title: str = "") -> Path:
+    """Write folder/report.html from summary.json and, where they are there, metrics.csv, config.yaml and transcripts.jsonl.
+
+    One file that needs no other and no network. No summary, or one that cannot be read, is a `UserError`.
+    """
+    summary, records = _load(folder)
+    config = folder / "config.yaml"
+    settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
+    training = _training(folder, _lengths(settings))
+    seen = [int(length) for _, _, length in training if length.isdigit()]
+    leaves, metrics, unit = dict(cells(summary["accuracy"])), summary["metrics"], summary["unit"]
+
+    def value(metric: str, cell: Cell) -> float:
+        return metrics[metric][cell.agent][cell.question][cell.temperature][str(cell.length)]
+
+    def share(cell: Cell) -> str:
+        leaf = leaves[cell]
+        return f"<b>{leaf['mean']:.3f}</b><small>{leaf['low']:.2f}–{leaf['high']:.2f}, n {leaf['n']:,}</small>"
+
+    def cost(cell: Cell) -> str:
+        read, written, seconds = (value(metric, cell) for metric in ("tokens_read", "tokens_written", "seconds"))
+        return f"{read:,.0f} read<small>{written:,.0f} written</small><small>{seconds:,.2f} s</small>"
+
+    parts = []
+
+    def section(name: str, body: str, note: str = "") -> None:
+        parts.append(f"<section><h2>{name}</h2>{f'<p class=note>{note}</p>' if note else ''}{body}</section>")
+
+    if leaves:
+        section(f"Accuracy by {esc(unit)}", f'<div class="plots">{_accuracy_plots(summary)}</div>',
+                "Bars are 95 % intervals (Wilson, on questions). Failures and empty answers count as wrong.")  # fmt: skip
+    if training:
+        section("Reward by training step", f'<div class="plots">{_reward_plot(training)}</div>',
+                "Dotted lines: training goes on to longer documents." if len(set(seen)) > 1 else "")  # fmt: skip
+    if leaves:
+        section("Every cell", _pivots(summary, share), "Mean, 95 % interval, number of questions.")
+    if leaves and unit == "documents":
+        section("Beside published numbers", _published(summary),
+                "MemAgent, arXiv 2507.02259v1, Table 2: other models and other questions than ours, 128 of them. The metric is the "
+                "paper's; it counts more answers as right than accuracy does.")  # fmt: skip
+    if records:
+        section("Transcripts", "".join(_transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),
+                "What was read, and what became of the memory: <ins>came in</ins>, <del>went out</del>.")  # fmt: skip
+    if leaves:
+        section("Cost of one question", _pivots(summary, cost),
+                "Mean tokens read and written, and seconds from first prompt to answer with others in flight beside it.")  # fmt: skip
+        shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds")]
+        rows = [
+            [esc(c.question), esc(c.agent), c.temperature, f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)] for c in leaves
+        ]
+        note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory"
+        section(
+            "All metrics",
+            f"<details><summary>table</summary>{_table(note, ['question', 'agent', 'temp.', esc(unit), *shown], rows)}</details>",
+        )
+    if settings:
+        section("Settings", f"<details><summary>config.yaml</summary><pre>{esc(settings)}</pre></details>")
+    title = esc(title or folder.resolve().name)
+    said = esc(headline(summary, max(seen) if seen and unit == "sections" else None)).replace(" %", "&nbsp;%")
+    write_text(folder / "report.html", f'''<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>
+<body><main><h1>{title}</h1><p class="headline">{said}</p>{"".join(parts)}</main></body></html>
+''')  # fmt: skip
+    return folder / "report.html"

@@ -1,0 +1,249 @@
+"""The commands as a user types them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from settings import EMBEDDED
+
+ROOT = Path(cli.__file__).parent
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def run(*arguments, code=0):
+    """Run a command in this process; returns what it printed."""
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def python(code, **kwargs):
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, **kwargs).stdout
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.jsonl"
+    rows = [
+        {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. Otto joined Emil."}
+        for p in ("Anna", "Boris")
+    ]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "base", "demo", "data", "data build"])
+def test_help_names_every_flag_and_imports_no_torch(command):
+    code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    assert "Usage" in python(code)
+
+
+def test_help_answers_within_a_second():
+    def once():
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "cli.py", "train", "--help"], cwd=ROOT, capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(4)) < 1  # the least of four: the machine may be busy
+
+
+def test_every_setting_is_a_flag_with_its_docstring():
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train", "--help")))
+    for flag in (
+        "--group-size",
+        "--clip-high",
+        "--dual-clip",
+        "--importance",
+        "--chunk-tokens",
+        "--layout",
+        "--lora-rank",
+        "--updates-per-rollout",
+    ):
+        assert flag in text
+    assert "G, trajectories of one task [default: 16]" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("train", "--model", "./nowhere"), "./nowhere"),
+        (("train", "--preset", "papre"), "papre"),
+        (("train", "--lengths", "4,x"), "--lengths"),
+        (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
+        (("train", "--credit", "shared"), "share, split"),
+        (("eval", "--agents", "memgent"), "memgent"),
+        (("eval", "--split", "tset"), "tset"),
+        (("eval", "--data", "nowhere.parquet"), "nowhere.parquet"),
+        (("ask", "nowhere.txt", "why?"), "nowhere.txt"),
+        (("show", "nowhere"), "nowhere"),
+        (("data", "look", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("data", "look", "world", "--kind", "three_hop"), "three_hop"),
+        (("data", "build", "nowhere.json", "out"), "nowhere.json"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    message = result.stderr.strip()
+    assert message.startswith("memagent: ") and "\n" not in message and words in message and "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", ""])
+def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(content)
+    result = CliRunner().invoke(cli.app, ["train", "--config", "c.yaml"])
+    assert result.exit_code == 2 and "c.yaml" in result.stderr
+
+
+def test_look_and_convert(own, tmp_path):
+    assert "Where is Anna?" in run("data", "look", own)
+    assert "evidence at" in run("data", "look", "world", "--sections", 2)
+    for form, name in (("vime", "a.jsonl"), ("eval", "a.json"), ("parquet", "a.parquet")):
+        run("data", "convert", own, tmp_path / name, "--to", form)
+        assert "Where is Boris?" in run("data", "look", tmp_path / name)
+
+
+def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "--name", "a", "--steps", 2, "--tasks-per-step", 2, "--group-size", 4, "--lengths", "1,2")
+    folder = tmp_path / "runs" / "a"
+    assert {p.name for p in folder.iterdir()} >= {
+        "config.yaml",
+        "metrics.csv",
+        "checkpoints",
+        "trajectories.jsonl.gz",
+        "model",
+        "tensorboard",
+    }
+    shown = run("show", folder, "--n", 2)
+    assert "Where is" in shown and "reward" in shown
+    run("train", "--config", folder / "config.yaml", "--name", "b")
+    assert (tmp_path / "runs/b/model/model.safetensors").read_bytes() == (
+        folder / "model/model.safetensors"
+    ).read_bytes()  # replayed
+    out = run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
+    summary = json.loads((tmp_path / "runs/e/summary.json").read_text())
+    assert summary["accuracy"]["memagent"]["two_hop"]["1.0"]["2"]["n"] == 4 and "memagent" in out
+    assert "<html" in (tmp_path / "runs/e/report.html").read_text()
+    rows = (tmp_path / "runs/e/rows.jsonl").read_text()
+    run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
+    assert (tmp_path / "runs/e/rows.jsonl").read_text() == rows  # nothing is asked twice
+    run("eval", "--data", own, "--n", 2, "--name", "own", "--agents", "memagent", "--temperatures", "0")
+    (tmp_path / "doc.txt").write_text(
+        "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. Paula met Leon."
+    )
+    out = run("ask", tmp_path / "doc.txt", "Where is Anna?", "--agent", "full_context")
+    assert "answer: Lima" in out
+    assert "section 1" in run("ask", tmp_path / "doc.txt", "Where is Anna?")
+
+
+@pytest.mark.skipif(not (SHARED / "hotpotqa_tiny.jsonl.gz").exists(), reason="needs ../shared/data, which is not there")
+def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(
+        "data",
+        "build",
+        SHARED / "hotpotqa_tiny.jsonl.gz",
+        "hqa",
+        "--documents",
+        "12,20",
+        "--n",
+        4,
+        "--extra",
+        SHARED / "passages_extra.jsonl.gz",
+    )
+    run(
+        "train",
+        "--name",
+        "real",
+        "--data",
+        "hqa/hqa_12.parquet",
+        "--steps",
+        1,
+        "--tasks-per-step",
+        1,
+        "--group-size",
+        2,
+        "--chunk-tokens",
+        2048,
+    )
+    run(
+        "eval",
+        "--name",
+        "real-eval",
+        "--data",
+        "hqa/hqa_12.parquet,hqa/hqa_20.parquet",
+        "--n",
+        1,
+        "--chunk-tokens",
+        2048,
+        "--temperatures",
+        "0",
+    )
+    summary = json.loads(Path("runs/real-eval/summary.json").read_text())
+    assert summary["unit"] == "documents"
+    assert {length for q in summary["accuracy"]["memagent"].values() for t in q.values() for length in t} == {"12", "20"}
+
+
+def test_demo_in_its_short_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("demo", "--short", "--name", "d")
+    summary = json.loads(Path("runs/d/summary.json").read_text())
+    for agent in ("trained", "untrained", "full_context"):
+        for question in ("one_fact", "two_hop"):
+            for temperature in ("1.0", "0.0"):
+                for sections in ("2", "4"):
+                    cell = summary["accuracy"][agent][question][temperature][sections]
+                    assert (
+                        set(cell) == {"mean", "n", "low", "high"} and cell["n"] == 8 and cell["low"] <= cell["mean"] <= cell["high"]
+                    )
+    assert Path("runs/d/report.html").stat().st_size > 10_000
+    run("demo", "--short", "--name", "d")  # an earlier demo is replaced
+
+
+def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
+    size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
+    assert size < 10 * 2**20
+    assert {p.suffix for p in EMBEDDED.iterdir()} <= {".json", ".safetensors", ".yaml", ".jinja"}
+    assert not [k for k in json.loads((EMBEDDED / "config.json").read_text()) if "auto_map" in k]
+
+
+def test_readme_commands_are_commands():
+    """Every `python cli.py ...` and `make ...` of the README parses: its command exists and knows the flags."""
+    text = (ROOT / "README.md").read_text()
+    lines = re.findall(r"^(?:python cli\.py|make) .+$", text, re.M)
+    assert len(lines) >= 6
+    targets = (ROOT / "Makefile").read_text()
+    for line in lines:
+        words = line.split("#")[0].split()
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", targets, re.M), line
+            continue
+        names = [words[2]] + ([words[3]] if words[2] == "data" else [])
+        flags = set(re.findall(r"(?<=\s)--[a-z0-9-]+", line))
+        known = re.findall(r"--[a-z0-9-]+", run(*names, "--help"))
+        assert flags <= set(known), line
+
+
+def test_nothing_goes_to_the_network_without_being_asked(own):
+    """Reading a file of the user's works where every connection is refused."""
+    code = (
+        "import socket\ndef no(*a, **k): raise OSError('no network')\nsocket.socket.connect = no\nimport data\nprint(len(data.read(%r)))"
+        % str(own)
+    )
+    assert python(code, env=os.environ | {"HF_HUB_OFFLINE": "0"}).strip() == "2"

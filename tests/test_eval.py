@@ -1,0 +1,429 @@
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import base
+import eval as evaluation
+import worlds
+from data import Task
+from eval import DOCUMENTS, METRICS, PUBLISHED, Cell, Lines, cells, compare, evaluate, summarise, table, wilson, write_summary
+from memagent import Finish, full_context, memagent
+from rollout import Sampling, ScriptedEngine
+from text import UserError
+
+CELL = {"name": "trained", "question": "one_fact", "length": 2}
+
+
+def tasks(n=6, sections=2):
+    return worlds.make_tasks(0, n, sections, "one_fact", "test")
+
+
+def script(prompt):
+    """Remembers the last sentence of the section; right or wrong by a rule of the prompt alone."""
+    if not prompt.final:
+        return prompt.section.strip().rpartition(". ")[2]
+    return "\\boxed{ " + ("Lima" if len(prompt.text) % 2 else "Oslo") + "}" if len(prompt.text) % 3 else "unknown"
+
+
+class Failing(ScriptedEngine):
+    """Turns whose prompt holds `word` fail."""
+
+    word = ""
+
+    def step(self):
+        done = super().step()
+        for _, turn in done:
+            if self.word and self.word in turn.prompt.text:
+                turn.finish, turn.error, turn.response = Finish.ERROR, "the endpoint is gone", self.codec.text("")
+        return done
+
+
+class Counting(ScriptedEngine):
+    finals = 0
+
+    def add(self, prompt, *rest):
+        self.finals += prompt.final
+        return super().add(prompt, *rest)
+
+
+def run(codec, path, some=None, engine=None, agent=memagent, config=base.AGENT, sampling=Sampling(), **other):
+    engine = engine or Counting(codec, script, per_step=2)
+    return evaluate(engine, agent, some or tasks(), config, sampling, rows=path, **(CELL | other))
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def timeless(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_row_says_what_happened(codec, tmp_path):
+    task = Task("a", "Where is Anna?", ("Lima", "Oslo"), text=("Anna reached Lima. " * 12).strip(), gold=(0, 11))
+    answers = iter(["Anna reached Lima. " * 5, " ", "It is \\boxed{lima}."])
+    (row,) = run(codec, tmp_path / "rows", [task], ScriptedEngine(codec, lambda prompt: next(answers)))
+    expected = {
+        "agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2, "id": "a", "sample": 0, "prediction": "lima",
+        "answers": ["Lima", "Oslo"], "finish": "stop", "error": "", "reward": 1.0, "em": 1.0, "f1": 1.0, "sub_em": 1.0, "sub_em_upstream": 1.0,
+        "sections": 2, "memory_cut": 1, "memory_empty": 1, "gold": [0, 11],
+    }  # fmt: skip
+    assert {k: row[k] for k in expected} == expected
+    assert row["tokens_written"] == 13 + 2 + len(codec.encode("It is \\boxed{lima}.")) + 1
+    assert row["tokens_read"] > 2 * 24 and row["seconds"] >= 0
+    assert lines(tmp_path / "rows") == [row]
+
+
+def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
+    some = list(tasks(8))
+    engine = Failing(
+        codec,
+        lambda p: (
+            "\\boxed{}" if some[1].question in p.text else "nothing" if some[2].question in p.text else f"\\boxed{{{gold(p)}}}"
+        ),
+    )
+
+    def gold(prompt):
+        return next(task.answers[0] for task in some if task.question in prompt.text)
+
+    assert len({task.question for task in some}) == 8
+    engine.word = some[0].question
+    rows = run(codec, tmp_path / "rows", some, engine)
+    assert [row["reward"] for row in rows] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert all(row[m] == 0 for row in rows[:3] for m in ("em", "f1", "sub_em", "sub_em_upstream"))
+    assert rows[0]["error"] == "the endpoint is gone" and rows[0]["prediction"] is None and rows[0]["finish"] == "error"
+    summary = summarise(rows)
+    assert summary["accuracy"]["trained"]["one_fact"]["1.0"]["2"] | {"low": 0, "high": 0} == {
+        "mean": 5 / 8,
+        "n": 8,
+        "low": 0,
+        "high": 0,
+    }
+    assert summary["metrics"]["failed"]["trained"]["one_fact"]["1.0"]["2"] == 1 / 8
+    assert summary["metrics"]["empty"]["trained"]["one_fact"]["1.0"]["2"] == 2 / 8
+
+
+def test_a_question_that_does_not_fit_the_window_is_a_failed_row(codec, tmp_path):
+    rows = run(codec, tmp_path / "rows", agent=full_context, config=replace(base.AGENT, window=20))
+    assert [row["reward"] for row in rows] == [0] * 6 and all("does not fit" in row["error"] for row in rows)
+
+
+@pytest.mark.parametrize("form", ["boxed", "sentence"])
+def test_the_form_of_the_answer_decides(codec, tmp_path, form):
+    task = Task("a", "q?", ("Lima",), text="x")
+    say = {"boxed": "\\boxed{Lima}", "sentence": "Therefore, the answer is Lima."}
+    for said, right in ((form, 1.0), ("sentence" if form == "boxed" else "boxed", 0.0)):
+        engine = ScriptedEngine(codec, lambda p, said=said: say[said] if p.final else "x")
+        config = replace(base.AGENT, form=form, final_tokens=99)
+        assert run(codec, tmp_path / said, [task], engine, config=config)[0]["reward"] == right
+
+
+# ---------------------------------------------------------------- resume
+
+
+def test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run(codec, tmp_path):
+    whole = run(codec, tmp_path / "whole", samples=2)
+    assert len(whole) == 12 and [(r["id"], r["sample"]) for r in whole] == [(t.id, s) for t in tasks() for s in (0, 1)]
+    assert {r["reward"] for r in whole} == {0.0, 1.0} or {r["prediction"] for r in whole} > {None}  # there is something to mix up
+    content = (tmp_path / "whole").read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    rng = random.Random(0)
+    for cut in [0, 1, ends[0] - 1, ends[0], ends[0] + 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(40))]:
+        path = tmp_path / "cut"
+        path.write_bytes(content[:cut])
+        engine = Counting(codec, script, per_step=3)
+        again = run(codec, path, engine=engine, samples=2)
+        assert timeless(again) == timeless(whole)
+        kept = sum(end <= cut for end in ends)
+        assert engine.finals == 12 - kept  # only what was missing was asked
+        on_disk = lines(path)
+        assert sorted(map(str, timeless(on_disk))) == sorted(map(str, timeless(whole)))
+        assert on_disk[:kept] == lines(tmp_path / "whole")[:kept]
+
+
+def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
+    whole = run(codec, tmp_path / "whole", tasks(30))
+    path, rng, seen = tmp_path / "rows", random.Random(1), []
+    path.touch()
+
+    def slow(prompt):
+        time.sleep(0.001)
+        return script(prompt)
+
+    for _ in range(5):
+        if not (child := os.fork()):
+            try:
+                run(codec, path, tasks(30), ScriptedEngine(codec, slow, 2))
+            finally:
+                os._exit(0)
+        grown = path.stat().st_size + rng.randrange(1, 2500)
+        while path.stat().st_size < grown and not os.waitpid(child, os.WNOHANG)[0]:
+            time.sleep(0.0005)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        seen.append(path.read_bytes().count(b"\n"))
+    assert 0 < seen[0] < seen[-1] < 30  # it was killed underway, and went on
+    assert timeless(run(codec, path, tasks(30))) == timeless(whole)
+    assert sorted(map(str, timeless(lines(path)))) == sorted(map(str, timeless(whole)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": replace(base.AGENT, memory_tokens=12)}, {"config": replace(base.AGENT, layout="paper")}, {"sampling": Sampling(1.0, 0.9)},
+        {"sampling": Sampling(0.5)}, {"seed": 1}, {"model": "step 20"}, {"name": "other"}, {"question": "two_hop"}, {"length": 3},
+        {"agent": full_context}, {"some": [replace(t, text=t.text + " Anna met Otto.") for t in tasks()]},
+        {"some": [replace(t, answers=("Quito",)) for t in tasks()]}, {"templates": "Read {section} for {problem}; you have {memory}"},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
+    path = tmp_path / "rows"
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    config = replace(base.AGENT, templates=str(folder))
+    first = run(codec, path, config=config)
+    if template := change.pop("templates", ""):
+        (folder / "update.txt").write_text(template)
+    engine = Counting(codec, script)
+    second = run(
+        codec,
+        path,
+        engine=engine,
+        **({"config": config} | {k: replace(v, templates=str(folder)) if k == "config" else v for k, v in change.items()}),
+    )
+    assert engine.finals == 6 and len(lines(path)) == 12
+    assert not {(r["settings"], r["task"]) for r in first} & {(r["settings"], r["task"]) for r in second}
+    assert {leaf["n"] for _, leaf in cells(summarise(second)["accuracy"])} == {6}
+    if template:
+        (folder / "update.txt").unlink()
+    engine = Counting(codec, script)
+    assert run(codec, path, engine=engine, config=config) == first  # the old rows are still there for the old settings
+    assert engine.finals == 0
+
+
+def test_fewer_or_more_questions_use_what_is_there(codec, tmp_path):
+    path = tmp_path / "rows"
+    six = run(codec, path, samples=2)
+    engine = Counting(codec, script)
+    assert run(codec, path, tasks(3), engine, samples=1) == [row for row in six[:6] if row["sample"] == 0] and engine.finals == 0
+    assert run(codec, path, tasks(8), engine, samples=2)[:12] == six and engine.finals == 4
+
+
+def test_unusual_text_survives_a_round_trip(codec, tmp_path):
+    answers = ('Zürich\u2028\x85 "x"', "line\nbreak")
+    first = run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")])
+    engine = Counting(codec, script)
+    assert run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")], engine) == first and engine.finals == 0
+    with Lines(tmp_path / "lone") as file:
+        file.append({"half": "\ud83d"})
+    with Lines(tmp_path / "lone") as file:
+        assert list(file.having("half")) == [{"half": "\ud83d"}]
+
+
+def test_a_damaged_line_is_named_and_a_second_writer_refused(codec, tmp_path):
+    path = tmp_path / "rows"
+    run(codec, path)
+    content = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*content[:2], content[2].replace(b'"id"', b'id"'), *content[3:]]))
+    with pytest.raises(UserError, match="line 3 is damaged"):
+        run(codec, path)
+    path.write_bytes(b"\n".join(content))
+    with Lines(path), pytest.raises(UserError, match="Another evaluation is writing"):
+        run(codec, path)
+    assert len(run(codec, path)) == 6
+    with pytest.raises(UserError, match="cannot be written"):
+        run(codec, tmp_path / "no folder" / "rows")
+
+
+def test_ids_must_be_unique(codec, tmp_path):
+    with pytest.raises(UserError, match="have the id"):
+        run(codec, tmp_path / "rows", [Task("a", "q?", ("b",), text="x"), Task("a", "r?", ("b",), text="x")])
+
+
+def test_tasks_are_taken_as_they_are_needed(codec, tmp_path):
+    taken = done = most = 0
+
+    def lazily():
+        nonlocal taken, most
+        for task in tasks(20):
+            taken += 1
+            most = max(most, taken - done)
+            yield task
+
+    def finished(row):
+        nonlocal done
+        done += 1
+
+    run(codec, tmp_path / "rows", lazily(), in_flight=3, progress=finished)
+    assert done == taken == 20 and most <= 4
+
+
+def test_every_row_is_written_before_it_is_reported_and_synced_in_groups(codec, tmp_path, monkeypatch):
+    path, seen, syncs = tmp_path / "rows", [], []
+    monkeypatch.setattr(evaluation.os, "fsync", lambda fd: syncs.append(fd))
+    monkeypatch.setattr(evaluation.time, "monotonic", lambda: 0.0)
+    run(codec, path, tasks(130), agent=full_context, progress=lambda row: seen.append(path.read_bytes().count(b"\n")))
+    assert seen == list(range(1, 131)) and len(syncs) == 130 // 64 + 1
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(evaluation.time, "monotonic", lambda: next(clock))
+    syncs.clear()
+    run(codec, tmp_path / "slow", tasks(5), agent=full_context)
+    assert len(syncs) == 6  # each came more than a second after the last
+
+
+def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
+    path = tmp_path / "transcripts.jsonl"
+    rows = run(codec, tmp_path / "rows", samples=2, record_to=path, n_records=2)
+    run(codec, tmp_path / "rows", samples=2, record_to=path, n_records=2)
+    kept = lines(path)
+    assert {(r["id"], r["sample"]) for r in kept} == {(rows[0]["id"], 0), (rows[2]["id"], 0)} and len(kept) == 2
+    assert all(r["cell"] == {"agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2} for r in kept)
+    assert {r["settings"] for r in kept} == {rows[0]["settings"]}
+    assert {r["id"]: r["reward"] for r in kept} == {
+        r["id"]: r["reward"] for r in rows if r["sample"] == 0 and r["id"] in {k["id"] for k in kept}
+    }
+
+
+# ---------------------------------------------------------------- what the rows say
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    # Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_against_published_values(right, n, low, high):
+    assert wilson(right / n, n) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(1 - right / n, n) == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+@given(st.floats(0, 1), st.integers(1, 10**6))
+def test_wilson_holds_its_mean_and_stays_a_share(mean, n):
+    low, high = wilson(mean, n)
+    assert 0 <= low <= mean + 1e-12 and mean - 1e-12 <= high <= 1 and low < high
+
+
+def row(agent, question, temperature, length, id, reward, sample=0, **other):
+    return (
+        dict.fromkeys(METRICS, 0.0)
+        | {"agent": agent, "question": question, "temperature": temperature, "length": length, "id": id, "sample": sample}
+        | {"reward": reward, "prediction": "x", "error": "", "settings": "s", "task": "t", "tokens_read": 100} | other
+    )  # fmt: skip
+
+
+def test_the_summary_of_a_hand_made_example():
+    rows = [
+        row("untrained", "one_fact", "1.0", 16, "a", 0.0, prediction=None, tokens_read=300),
+        row("untrained", "one_fact", "1.0", 16, "b", 0.0, error="gone", prediction=None),
+        row("trained", "one_fact", "1.0", 16, "a", 1.0),
+        row("trained", "one_fact", "1.0", 16, "a", 0.0, 1),
+        row("trained", "one_fact", "1.0", 16, "b", 1.0, f1=0.5),  # one sample only: the question still weighs as much as the other
+        row("trained", "one_fact", "1.0", 4, "a", 1.0),
+        row("trained", "one_fact", "0.0", 4, "a", 0.0),
+        row("trained", "two_hop", "1.0", 4, "c", 1.0),
+    ]
+    summary = summarise(rows, "documents")
+
+    def leaf(mean, n):
+        return {"mean": mean, "n": n, "low": wilson(mean, n)[0], "high": wilson(mean, n)[1]}
+
+    assert summary["accuracy"] == {
+        "untrained": {"one_fact": {"1.0": {"16": leaf(0.0, 2)}}},
+        "trained": {
+            "one_fact": {"1.0": {"4": leaf(1.0, 1), "16": leaf(0.75, 2)}, "0.0": {"4": leaf(0.0, 1)}},
+            "two_hop": {"1.0": {"4": leaf(1.0, 1)}},
+        },
+    }
+    assert list(summary["accuracy"]["trained"]["one_fact"]["1.0"]) == ["4", "16"]
+    assert set(summary["metrics"]) == set(METRICS)
+    assert summary["metrics"]["f1"]["trained"]["one_fact"]["1.0"]["16"] == 0.25
+    assert summary["metrics"]["tokens_read"]["untrained"]["one_fact"]["1.0"]["16"] == 200
+    assert [summary["metrics"][m]["untrained"]["one_fact"]["1.0"]["16"] for m in ("failed", "empty")] == [0.5, 0.5]
+    assert summary["unit"] == "documents" and summary["settings"] == ["s"]
+    assert json.loads(json.dumps(summary)) == summary
+    assert dict(cells(summary["accuracy"]))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
+    assert summarise([])["accuracy"] == {}
+
+
+def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "summary.json"
+    write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0)]))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0, seconds=float("nan"))]))
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
+def test_compare_is_paired():
+    rng = random.Random(0)
+    hard = [rng.random() < 0.5 for _ in range(200)]
+    a = [row("a", "q", "1.0", 4, str(i), float(not h)) for i, h in enumerate(hard)]
+    b = [row("b", "q", "1.0", 4, str(i), float(not h and i % 10 > 0)) for i, h in enumerate(hard)]  # right where a is, but for some
+    lost = sum(x["reward"] != y["reward"] for x, y in zip(a, b, strict=True))
+    result = compare(a, b)
+    assert result["n"] == 200 and result["mean"] == pytest.approx(lost / 200)
+    # unpaired, two shares near 1/2 of 200 questions differ by 0.1 either way by chance alone
+    assert 0 < result["low"] < result["mean"] < result["high"] < result["mean"] + 0.06
+    assert compare(a, b) == result and compare(b, a)["mean"] == -result["mean"]
+    assert compare(a, a) == {"mean": 0.0, "n": 200, "low": 0.0, "high": 0.0}
+    assert compare(a[:50], b[25:])["n"] == 25  # only what both were asked
+    with pytest.raises(UserError, match="no question in common"):
+        compare(a, [row("b", "q", "1.0", 8, "0", 1.0)])
+
+
+def test_compare_averages_samples_first():
+    a = [row("a", "q", "1.0", 4, "x", reward, sample) for sample, reward in enumerate([1.0, 0.0])]
+    assert compare(a, [row("b", "q", "1.0", 4, "x", 0.0)])["mean"] == 0.5
+
+
+def test_the_table_fits_100_columns_with_five_lengths():
+    rows = [
+        row(agent, question, temperature, length, str(i), float(i > 1))
+        for agent in ("trained", "untrained", "[red]context") for question in ("one_fact", "two_hop_reverse") for temperature in ("1.0", "0.0")
+        for length in (4, 16, 64, 256, 1024) for i in range(200)
+    ]  # fmt: skip
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(summarise(rows)))
+    text = console.export_text().splitlines()
+    assert max(map(len, text)) <= 100
+    assert sum(line.count(".99 [.96,1.0]") == 5 for line in text) == 12  # every line has its five cells, none wrapped
+    assert sum("[red]context" in line for line in text) == 4 and "1,024" in text[1] and "n = 200 questions" in text[-1]
+    assert "failures" not in text[-1]
+
+
+def test_the_table_counts_cells_with_failures_and_leaves_gaps():
+    rows = [row("a", "q", "1.0", 4, "x", 1.0), row("b", "q", "1.0", 8, "x", 0.0, error="gone"), row("b", "q", "1.0", 8, "y", 0.0)]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(summarise(rows)))
+    assert "n = 1 to 2 questions a cell; failures, counted as wrong, in 1 of 2 cells" in " ".join(console.export_text().split())
+
+
+def test_published_rows_are_whole_numbers_of_128_questions():
+    assert DOCUMENTS == tuple(50 * 2**i for i in range(10))
+    for by in PUBLISHED.values():
+        assert list(by) == list(DOCUMENTS[: len(by)])
+        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
+    assert PUBLISHED["RL-MemAgent-14B"][6400] == 0.7734 and PUBLISHED["DS-Distill-7B"][50] == 0.3047
+
+
+def test_importing_it_brings_no_torch():
+    code = "import sys, eval, report; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(evaluation.__file__).parent)
