@@ -77,7 +77,7 @@ def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> ins
     several = typing.get_origin(kind) is tuple
     plain = str if several else next((t for t in typing.get_args(kind) if t is not type(None)), kind)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    about = f"{doc} [default: {shown}]" if shown not in ("", None) else doc
+    about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
     option = typer.Option(f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""), help=about,
                           rich_help_panel=panel, show_default=False)  # fmt: skip
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option])
@@ -203,7 +203,7 @@ def look(file: Annotated[str, typer.Argument(help="a file of tasks, or world = g
 
 
 @command(data_app)
-def convert(file: File, out: Path, to: Annotated[str, typer.Option(help="built, eval, parquet (MemAgent's) or vime")],
+def convert(file: File, out: Path, to: Annotated[str, typer.Option(help="built, eval, memagent (parquet) or vime")],
             form: Form = "", pool: Passages = None):  # fmt: skip
     """Write tasks in another form."""
     import data
@@ -222,7 +222,7 @@ def build(file: Annotated[Path, typer.Argument(help="questions with their own pa
           seed: Annotated[int, typer.Option()] = 0,
           compat_seed4: Annotated[bool, typer.Option("--compat-seed4", help="upstream's constant shuffle: evidence always in the same places")] = False,
           ):  # fmt: skip
-    """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.parquet a length."""
+    """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
     from commands import build as run_build
 
     run_build(file, out, _value("documents", tuple[int, ...], documents), n, extra, split, seed, compat_seed4)

@@ -60,7 +60,7 @@ def build(
     sets = {d: data.build_ruler_hqa(questions, d, n, pool, seed, compat_seed4) for d in documents}
     out.mkdir(parents=True, exist_ok=True)
     for d, tasks in sets.items():
-        path = out / f"hqa_{d}.parquet"
+        path = out / f"hqa_{d}.jsonl.gz"
         data.write_built(path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4)
         console.print(f"{path}: {len(tasks)} questions among {d} documents, {path.stat().st_size / 2**20:.1f} MiB")
 

@@ -19,8 +19,22 @@ import base
 import eval as evaluation
 import worlds
 from data import Task
-from eval import DOCUMENTS, METRICS, PUBLISHED, Cell, Lines, cells, compare, evaluate, summarise, table, wilson, write_summary
-from memagent import Finish, full_context, memagent
+from eval import (
+    DOCUMENTS,
+    METRICS,
+    PUBLISHED,
+    Cell,
+    Lines,
+    cells,
+    compare,
+    evaluate,
+    row_of,
+    summarise,
+    table,
+    wilson,
+    write_summary,
+)
+from memagent import Finish, Trajectory, Turn, fill, full_context, memagent
 from rollout import Sampling, ScriptedEngine
 from text import UserError
 
@@ -117,6 +131,15 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     }
     assert summary["metrics"]["failed"]["trained"]["one_fact"]["1.0"]["2"] == 1 / 8
     assert summary["metrics"]["empty"]["trained"]["one_fact"]["1.0"]["2"] == 2 / 8
+
+
+def test_a_failed_trajectory_is_wrong_even_with_the_answer_in_hand(codec):
+    prompt = fill(base.AGENT.template("final"), 24, final=True, problem="q?", memory="m")
+    turn = Turn(prompt, [1, 2], [3], [0.0], Finish.ERROR, codec.text("\\boxed{Lima}"), "gone")
+    failed = Trajectory(Task("a", "q?", ("Lima",), text="x"), [turn], error="gone")
+    assert failed.answer == "\\boxed{Lima}"
+    found = row_of(failed, Cell("trained", "one_fact", "1.0", 2), "boxed")
+    assert (found["reward"], found["sub_em"], found["prediction"], found["finish"]) == (0.0, 0.0, None, "error")
 
 
 def test_a_question_that_does_not_fit_the_window_is_a_failed_row(codec, tmp_path):
