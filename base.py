@@ -21,8 +21,11 @@ from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, default_templ
 from settings import BaseConfig
 from text import Codec
 
-# how the embedded policy reads: sections of six sentences, a memory of at most three
-AGENT = AgentConfig(chunk_tokens=4 * worlds.FACTS_PER_SECTION, memory_tokens=13, final_tokens=24)
+# How the embedded policy reads: sections of six sentences, a memory of at most three. Whole documents it has only seen up to sixteen
+# sections; with longer ones it does better when their middle is cut to that than when all is there (dev/LOG.md).
+AGENT = AgentConfig(
+    chunk_tokens=4 * worlds.FACTS_PER_SECTION, memory_tokens=13, final_tokens=24, window=16 * 4 * worlds.FACTS_PER_SECTION + 40
+)
 
 # ---------------------------------------------------------------- tokenizer
 

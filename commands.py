@@ -68,7 +68,7 @@ def build(
 # ---------------------------------------------------------------- models
 
 
-def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, rows: int = 256):
+def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, rows: int = 256, thinking: bool = False):
     """The transformers engine of a model folder, its codec inside."""
     import torch
 
@@ -76,7 +76,7 @@ def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, ro
     from text import Codec
     from train import load_model
 
-    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code)
+    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
     return TransformersEngine(load_model(model or EMBEDDED, dtype, device, trust_remote_code), codec, max_rows=rows)
@@ -98,7 +98,7 @@ def ask(
 
     task = data.from_text(file, question)
     run = pick(agent)
-    engine = open_engine(model, device, "auto", trust_remote_code)
+    engine = open_engine(model, device, "auto", trust_remote_code, thinking=config.thinking)
     sections = len(engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over))
     console.print(f"{file}: {len(engine.codec.encode(task.document)):,} tokens in {sections:,} sections of {config.chunk_tokens}")
     if not model:
@@ -214,7 +214,9 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
 
     agents = [(name, pick(name)) for name in config.agents]
     unit, sets = suites(config)
-    engine = open_engine(config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight)
+    engine = open_engine(
+        config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking
+    )
     folder = Path(config.runs, config.name)
     folder.mkdir(parents=True, exist_ok=True)
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
@@ -232,7 +234,7 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                         engine, agent, tasks, agent_config, Sampling(temperature, config.top_p), name=name, question=kind, length=length,
                         rows=folder / "rows.jsonl", model=model, seed=config.seed, samples=samples[temperature],
                         in_flight=config.in_flight, record_to=folder / "transcripts.jsonl",
-                        n_records=config.transcripts if name == config.agents[0] and temperature == config.temperatures[0] else 0,
+                        n_records=config.transcripts,
                         progress=lambda row, shown=shown: progress.advance(shown),
                     )  # fmt: skip
     summary = summarise(rows, unit)

@@ -221,9 +221,9 @@ def _report(folder: Path, rows: list[dict], seed: int, size: str, seconds: float
     }  # fmt: skip
     for kind, name in (("*.jsonl", "rows.jsonl"), ("*.transcripts", "transcripts.jsonl")):
         (folder / name).write_bytes(b"".join(path.read_bytes() for path in sorted((folder / "rows").glob(kind))))
-    shutil.rmtree(folder / "rows")
     write_summary(folder / "summary.json", summary)
     write_report(folder, title="memagent: the demo")
+    shutil.rmtree(folder / "rows")
     console.print(table(summary))
     console.print(
         f"{seconds:.0f} s in all, {train_s:.0f} s of them training. Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}"

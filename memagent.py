@@ -166,6 +166,8 @@ class AgentConfig:
     """most tokens of a full-context prompt and its answer; the middle of the document is cut to fit; None = the model's own window"""
     top_k: int = 4
     """sections that the bm25 baseline reads"""
+    thinking: bool = False
+    """let a model think that can (its chat template's enable_thinking); thoughts never enter a memory and are not graded"""
     templates: str = ""
     """folder with update.txt, final.txt, full.txt (any of them), used byte for byte instead of our wording"""
 
@@ -230,11 +232,15 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
     import bm25s
 
     sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    index = bm25s.BM25()
-    index.index(bm25s.tokenize([*sections], stopwords=None, show_progress=False), show_progress=False)
-    query = bm25s.tokenize([task.question], stopwords=None, show_progress=False)
-    best, _ = index.retrieve(query, k=min(config.top_k, len(sections)), show_progress=False)
-    ids = [i for k in sorted(best[0].tolist()) for i in sections[k].ids]
+    words = [
+        bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0] for text in (task.question, *sections)
+    ]
+    best = range(len(sections))[: config.top_k]  # where neither side has a word to match: the beginning
+    if words[0] and any(words[1:]):
+        index = bm25s.BM25()
+        index.index(words[1:], show_progress=False)
+        best = index.retrieve([words[0]], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
+    ids = [i for k in sorted(best) for i in sections[k].ids]
     yield fill(
         config.template("full"), config.final_tokens, final=True, problem=codec.text(task.question), section=codec.decode(ids)
     )

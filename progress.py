@@ -7,9 +7,26 @@ from __future__ import annotations
 
 import lightning
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 console = Console(highlight=False)
+
+
+class Rate(ProgressColumn):
+    """Things per second, or seconds per thing where it takes longer."""
+
+    def render(self, task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if not speed else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
 
 
 def bar(unit: str) -> Progress:
@@ -19,6 +36,7 @@ def bar(unit: str) -> Progress:
         BarColumn(24),
         MofNCompleteColumn(),
         TextColumn(unit),
+        Rate(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

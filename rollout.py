@@ -424,6 +424,8 @@ def rollout(
                     continue
                 except StopIteration:
                     pass
+                except UserError as error:
+                    trajectory.error = str(error)
             trajectory.seconds = time.perf_counter() - start
             yield trajectory
         yield from begin()

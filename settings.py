@@ -206,8 +206,8 @@ class EvalConfig:
     """sampling temperatures; 0 is greedy and asked once"""
     top_p: float = 1.0
     """nucleus"""
-    transcripts: int = 10
-    """trajectories kept for the report"""
+    transcripts: int = 2
+    """trajectories kept whole of each agent, length and temperature; the report chooses among them"""
     in_flight: int = 256
     """trajectories side by side"""
     seed: int = 0

@@ -111,7 +111,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     tasks: Tasks = (
         WorldTasks(run.lengths, run.kinds, config.seed) if run.data == "world" else FileTasks(data.read(run.data), config.seed)
     )
-    codec = Codec.load(path, trust_remote_code=run.trust_remote_code)
+    codec = Codec.load(path, trust_remote_code=run.trust_remote_code, thinking=agent_config.thinking)
     dtype = run.dtype
     if dtype == "auto":
         dtype = "bfloat16" if config.lora_rank and torch.cuda.is_available() and run.device != "cpu" else "float32"

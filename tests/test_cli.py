@@ -204,6 +204,11 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
 
 def test_demo_in_its_short_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("runs/d").mkdir(parents=True)
+    Path("runs/d/config.yaml").touch()
+    Path("runs/d/old").touch()  # an earlier demo is replaced
+    Path("runs/other").mkdir()
+    run("demo", "--short", "--name", "other", code=2)  # a folder that is no run is not
     run("demo", "--short", "--name", "d")
     summary = json.loads(Path("runs/d/summary.json").read_text())
     for agent in ("trained", "untrained", "full_context"):
@@ -215,7 +220,7 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch):
                         set(cell) == {"mean", "n", "low", "high"} and cell["n"] == 8 and cell["low"] <= cell["mean"] <= cell["high"]
                     )
     assert Path("runs/d/report.html").stat().st_size > 10_000
-    run("demo", "--short", "--name", "d")  # an earlier demo is replaced
+    assert not Path("runs/d/old").exists()
 
 
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
@@ -244,8 +249,6 @@ def test_readme_commands_are_commands():
 
 def test_nothing_goes_to_the_network_without_being_asked(own):
     """Reading a file of the user's works where every connection is refused."""
-    code = (
-        "import socket\ndef no(*a, **k): raise OSError('no network')\nsocket.socket.connect = no\nimport data\nprint(len(data.read(%r)))"
-        % str(own)
-    )
+    refuse = "import socket\ndef no(*a, **k): raise OSError('no network')\nsocket.socket.connect = no\n"
+    code = f"{refuse}import data\nprint(len(data.read({str(own)!r})))"
     assert python(code, env=os.environ | {"HF_HUB_OFFLINE": "0"}).strip() == "2"

@@ -125,3 +125,9 @@ def test_settings_that_cannot_be(wrong):
 
 def test_prompt_text_is_its_pieces():
     assert Prompt((("a", True), ("b", False)), 1).text == "ab"
+
+
+@pytest.mark.parametrize("document", ["...", "a", "Anna joined Boris."])
+def test_bm25_where_there_is_no_word_to_match(codec, document):
+    (prompt,) = drive(bm25, Task("a", "?", ("b",), text=document), CONFIG, codec, ["x"])
+    assert prompt.section.strip() == document
