@@ -1,0 +1,84 @@
+import json
+import random
+from dataclasses import replace
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import base
+import worlds
+from memagent import NO_MEMORY, fill
+from settings import BaseConfig
+from text import Codec
+
+SMALL = BaseConfig(steps=12, documents=3, full=1, full_sections=2, hidden=64, intermediate=64)
+
+
+def test_the_structured_start_looks_where_it_should(codec):
+    model = base.make_model(len(codec.tokenizer), seed=0)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(2, len(codec.tokenizer), (1, 60), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        attention = model(ids, output_attentions=True).attentions
+    for head in range(4):  # layer 0, head j: j + 1 tokens back
+        assert attention[0][0, head].diagonal(-(head + 1)).mean() > 0.8
+    twice = torch.cat([ids[:, :30], ids[:, :30]], 1)
+    with torch.no_grad():
+        attention = model(twice, output_attentions=True).attentions[1][0]
+    induction = attention[0].diagonal(-29).mean()  # the place after my token's earlier occurrence, 29 back
+    assert induction > 4 * attention[0, 30:].mean()
+    presence = torch.stack([attention[3][t, t - 32] for t in range(34, 60)]).mean()  # where my token two back stood before
+    assert presence > 4 * attention[3, 34:].mean()
+
+
+def test_the_demonstrator(codec):
+    rng = random.Random(0)
+    task = worlds.make_task(0, 2, "two_hop")
+    facts = base.parse_facts(task.document)
+    evidence = [facts[i] for i in task.gold]
+    template = base.AGENT.template("update")
+
+    def shown(memory, section):
+        return fill(template, 13, problem=task.question, section=section, memory=memory)
+
+    def text(some):
+        return " ".join(map(worlds.sentence, some))
+
+    other = [f for f in facts if f not in evidence][:3]
+    assert base.demonstrate(rng, task, shown(NO_MEMORY, text(other + evidence[:1])), careful=1.0) == text(evidence[:1])
+    assert base.demonstrate(rng, task, shown(text(evidence[:1] + other[:1]), text(other + evidence[1:])), careful=1.0) == text(evidence)
+    assert base.demonstrate(rng, task, shown(NO_MEMORY, text(other)), careful=1.0) == NO_MEMORY
+    for _ in range(50):  # careless: one to three whole facts that are in sight
+        kept = base.parse_facts(base.demonstrate(rng, task, shown(text(evidence), text(other)), careful=0.0))
+        assert 1 <= len(kept) <= 3 and set(kept) <= {*evidence, *other}
+    final = base.AGENT.template("final")
+    answer = base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(evidence)), careful=0.0)
+    assert answer.endswith(f"\\boxed{{ {task.answers[0]}}}")
+    assert base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(other)), 0.0) == "\\boxed{ unknown}"
+
+
+def test_training_sees_short_documents_of_training_facts_only(codec):
+    config = replace(BaseConfig(), documents=20, full=8)
+    longest = 0
+    for prompt, completion, weights in base.examples(random.Random(0), config, base.AGENT, codec):
+        assert len(completion) == len(weights) and completion[-1] == codec.tokenizer.eos_token_id
+        text = codec.tokenizer.decode(prompt + completion)
+        section = text.partition("<section>\n")[2].partition("\n</section>")[0]
+        longest = max(longest, len(base.parse_facts(section)))
+        pairs = {(f[0], f[2]) for f in base.parse_facts(section)}
+        assert {worlds.split_of(*pair) for pair in pairs} <= {"train"}
+    assert longest <= config.full_sections * worlds.FACTS_PER_SECTION
+
+
+def test_training_is_reproducible_and_writes_a_model_that_loads(tmp_path):
+    losses = []
+    for name in ("a", "b"):
+        base.train_base(SMALL, tmp_path / name, log=lambda step, loss: losses.append(loss), every=4)
+    assert losses[:3] == losses[3:] and losses[2] < losses[0]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
+    assert weights[0] == weights[1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    codec = Codec.load(tmp_path / "a")
+    assert type(model).__name__ == "LlamaForCausalLM" and model.config.vocab_size == len(codec.tokenizer)
+    assert len(codec.encode("Anna joined Boris.")) == 4  # the tokenizer comes back as it was saved
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
