@@ -238,7 +238,7 @@ class GRPO(lightning.LightningModule):
         start = time.perf_counter()
         with self.engine.awake():
             self.engine.sync(inner(self.model))
-            self.groups = self.sample_groups(self.tasks.batch(step, self.level, config.tasks_per_step), step)
+            self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
         rolled = time.perf_counter()
         rows = rows_of(self.groups, config, seed=seed_of(config.seed, step))
         self.metrics = self.describe(rows)
@@ -248,6 +248,10 @@ class GRPO(lightning.LightningModule):
         self.done_steps += 1
         end = time.perf_counter()
         self.metrics |= {"rollout_s": rolled - start, "update_s": end - rolled, "step_s": end - start}
+
+    @property
+    def n_tasks(self) -> int:
+        return self.config.tasks_per_step[min(self.level, len(self.config.tasks_per_step) - 1)]
 
     def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
         """G trajectories of each task, graded."""

@@ -26,8 +26,8 @@ class GRPOConfig:
 
     steps: int = 100
     """training steps: one rollout each"""
-    tasks_per_step: int = 8
-    """tasks (groups) of one step"""
+    tasks_per_step: tuple[int, ...] = (8,)
+    """tasks (groups) of one step; several numbers: one for each length that the tasks grow to, the last one for all further ones"""
     group_size: int = 16
     """G, trajectories of one task"""
     updates_per_rollout: int = 1
@@ -93,9 +93,11 @@ class GRPOConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name in ("steps", "tasks_per_step", "group_size", "updates_per_rollout", "micro_tokens", "in_flight"):
+        for name in ("steps", "group_size", "updates_per_rollout", "micro_tokens", "in_flight"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not self.tasks_per_step or min(self.tasks_per_step) < 1:
+            raise UserError("tasks_per_step must be at least 1.")
         if self.temperature <= 0:
             raise UserError("Training samples at a temperature above 0.")
 
@@ -104,12 +106,12 @@ class GRPOConfig:
 PRESETS: dict[str, tuple[dict, dict]] = {
     "default": ({}, {}),
     "paper": (
-        dict(tasks_per_step=128, group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
+        dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
              clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
         dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
     ),
     "vime": (
-        dict(tasks_per_step=8, group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
+        dict(tasks_per_step=(8,), group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
              kl=1e-3, lr=1e-6, warmup=0, betas=(0.9, 0.98), weight_decay=0.1),
         dict(chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64, over="head", layout="paper", empty="keep"),
     ),

@@ -144,7 +144,7 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
     if resume and not folder.exists():
         raise UserError(f"There is no run {folder} to resume.")
     module = build(run, config, agent_config)
-    module.tasks.batch(0, 0, config.tasks_per_step)  # fails now, before a folder is made, if it fails at all
+    module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
     start = torch.load(checkpoint, weights_only=True, mmap=True)["memagent"]["done_steps"] if checkpoint.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
     settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)

@@ -46,7 +46,9 @@ def test_the_demonstrator(codec):
 
     other = [f for f in facts if f not in evidence][:3]
     assert base.demonstrate(rng, task, shown(NO_MEMORY, text(other + evidence[:1])), careful=1.0) == text(evidence[:1])
-    assert base.demonstrate(rng, task, shown(text(evidence[:1] + other[:1]), text(other + evidence[1:])), careful=1.0) == text(evidence)
+    assert base.demonstrate(rng, task, shown(text(evidence[:1] + other[:1]), text(other + evidence[1:])), careful=1.0) == text(
+        evidence
+    )
     assert base.demonstrate(rng, task, shown(NO_MEMORY, text(other)), careful=1.0) == NO_MEMORY
     for _ in range(50):  # careless: one to three whole facts that are in sight
         kept = base.parse_facts(base.demonstrate(rng, task, shown(text(evidence), text(other)), careful=0.0))
@@ -54,7 +56,10 @@ def test_the_demonstrator(codec):
     final = base.AGENT.template("final")
     answer = base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(evidence)), careful=0.0)
     assert answer.endswith(f"\\boxed{{ {task.answers[0]}}}")
-    assert base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(other)), 0.0) == "\\boxed{ unknown}"
+    assert (
+        base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(other)), 0.0)
+        == "\\boxed{ unknown}"
+    )
 
 
 def test_training_sees_short_documents_of_training_facts_only(codec):

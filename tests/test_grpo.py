@@ -16,7 +16,7 @@ from rollout import Sampling, TransformersEngine, rollout
 from settings import PRESETS, GRPOConfig, resolve
 from text import UserError
 
-CONFIG = GRPOConfig(tasks_per_step=2, group_size=4, steps=4)
+CONFIG = GRPOConfig(tasks_per_step=(2,), group_size=4, steps=4)
 
 
 class World:

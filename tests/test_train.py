@@ -21,7 +21,7 @@ from data import Task
 from settings import GRPOConfig, RunConfig
 from text import Codec, UserError
 
-GRPO = GRPOConfig(steps=7, tasks_per_step=2, group_size=3, lr=1e-2, warmup=2, in_flight=4)
+GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
 TIMES = {"rollout_s", "update_s", "step_s"}
 
 

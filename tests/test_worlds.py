@@ -23,10 +23,17 @@ def test_the_evidence_answers_the_question_and_nothing_else_does(kind, split):
 
 
 def test_facts_of_the_test_and_dev_splits_stand_in_no_training_document():
-    seen = {(f[0], f[2]) for kind in worlds.KINDS for t in worlds.make_tasks(1, 300, 16, kind) for f in base.parse_facts(t.document)}
+    seen = {
+        (f[0], f[2]) for kind in worlds.KINDS for t in worlds.make_tasks(1, 300, 16, kind) for f in base.parse_facts(t.document)
+    }
     assert len(seen) > 4000
     assert {worlds.split_of(*pair) for pair in seen} == {"train"}
-    filler = [f for t in worlds.make_tasks(1, 50, 16, "two_hop", "test") for i, f in enumerate(base.parse_facts(t.document)) if i not in t.gold]
+    filler = [
+        f
+        for t in worlds.make_tasks(1, 50, 16, "two_hop", "test")
+        for i, f in enumerate(base.parse_facts(t.document))
+        if i not in t.gold
+    ]
     assert {worlds.split_of(f[0], f[2]) for f in filler} == {"train"}
 
 
