@@ -344,7 +344,7 @@ def test_presets_are_the_published_settings():
     grpo, agent = resolve("paper", "", {}, {})
     assert (grpo.group_size, grpo.tasks_per_step, grpo.updates_per_rollout, grpo.normalisation, grpo.credit) == (
         16,
-        128,
+        (128,),
         16,
         "mean",
         "share",
