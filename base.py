@@ -74,8 +74,8 @@ def make_model(
     """A Llama model with attention biases whose heads start near an induction circuit; every weight stays trainable (tiny.md, structured initialisation).
 
     Layer 0, head j looks j + 1 tokens back (through the q/k biases and RoPE) and writes what it sees into a subspace of its own.
-    In the later layers, heads 0 and 1 look for a place whose token j + 1 back is their own token j back (induction: what comes next);
-    heads 2 and 3 look for the places where their own token 1 or 2 back stands (presence: is there a sentence about it at all).
+    In the later layers, heads 0 to 2 look for a place whose token j + 1 back is their own token j back (induction: what comes next);
+    the others look for places like their own.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -120,11 +120,9 @@ def make_model(
             attn = layer.self_attn
             for j in range(heads):
                 rows = slice(j * head_dim, (j + 1) * head_dim)
-                if j < 2:  # where the token j + 1 back is my token j back: what comes next
-                    query, key = (see if j == 0 else subspace[0]), subspace[j]
-                elif j < 4:  # where my token 1 or 2 back stands: is it there at all, and after what
-                    query, key = subspace[j - 2], see
-                else:
+                if j < 3:  # where the token j + 1 back is my token j back: what comes next
+                    query, key = (see if j == 0 else subspace[j - 1]), subspace[j]
+                else:  # where my token stands
                     query = key = orthonormal(head_dim)
                 attn.q_proj.weight[rows], attn.k_proj.weight[rows] = gain * query, gain * key
                 value = orthonormal(head_dim)

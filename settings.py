@@ -152,7 +152,7 @@ class RunConfig:
 class BaseConfig:
     """Settings of the base policy's supervised training (base.py)."""
 
-    steps: int = 3000
+    steps: int = 2400
     """optimizer steps"""
     dense: float = 0.08
     """share of the steps that train mostly on lists of facts given twice"""
@@ -160,7 +160,7 @@ class BaseConfig:
     """peak learning rate of AdamW"""
     careful: float = 0.25
     """how often the demonstrator keeps the facts that matter, and only those; else it keeps facts at random"""
-    absent: float = 0.4
+    absent: float = 0.3
     """how often a question is asked whose answer is not there; "unknown" is right then"""
     documents: int = 24
     """documents a step that are read section by section"""
@@ -170,7 +170,7 @@ class BaseConfig:
     """longest document that is read whole"""
     hidden: int = 128
     """width of the model"""
-    layers: int = 2
+    layers: int = 3
     """layers of the model"""
     intermediate: int = 256
     """width of its feed-forward layers"""
