@@ -30,6 +30,12 @@ from text import UserError
 KINDS = ("one_fact", "two_hop")
 
 
+# Chosen on the dev split (dev/LOG.md). Sampled hotter than it is evaluated: what is safe at 1.3 is safer at 1.
+DEMO_GRPO: dict[str, object] = {
+    "temperature": 1.3, "normalisation": "mean", "decay_from": 0.3, "turns_per_trajectory": 5, "tasks_per_step": (8, 6, 4), "micro_tokens": 8192,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long each part of the demo is."""
@@ -39,7 +45,7 @@ class Plan:
     untrained: dict[int, int]
     full_context: dict[int, int]
     reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained agent, sampled
-    grpo: dict[str, object] = field(default_factory=dict)
+    grpo: dict[str, object] = field(default_factory=lambda: dict(DEMO_GRPO))
 
 
 PLANS = {
