@@ -152,14 +152,17 @@ def chain(question: str, facts: list[worlds.Fact]) -> list[worlds.Fact]:
 
 
 def demonstrate(rng: random.Random, task: Task, prompt: Prompt, careful: float) -> str:
-    """An imperfect demonstrator: knows the protocol and copies whole facts, but only now and then (`careful`) the ones that matter."""
+    """An imperfect demonstrator: knows the protocol and copies whole sentences, but mostly those that it has just read.
+
+    Now and then (`careful`, a new coin every turn) it writes down what the question needs of what is in sight, and nothing else.
+    """
     facts = parse_facts(prompt.memory) + parse_facts(prompt.section)
     known = chain(task.question, facts)
     if prompt.final:
         place = known[-1][2] if known and known[-1][2] not in _PEOPLE else "unknown"
         return " ".join([*map(worlds.sentence, known), f"\\boxed{{ {place}}}"])
     if rng.random() >= careful:
-        known = rng.sample(facts, min(rng.randint(1, 3), len(facts)))
+        known = facts[-rng.randint(1, 3) :]
     return " ".join(map(worlds.sentence, known)) or NO_MEMORY
 
 

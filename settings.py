@@ -159,7 +159,7 @@ class BaseConfig:
     lr: float = 1.5e-3
     """peak learning rate of AdamW"""
     careful: float = 0.25
-    """how often the demonstrator keeps the facts that matter, and only those; else it keeps facts at random"""
+    """how often the demonstrator keeps the facts that matter, and only those; else it keeps the last ones it read"""
     absent: float = 0.3
     """how often a question is asked whose answer is not there; "unknown" is right then"""
     documents: int = 24

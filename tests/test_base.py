@@ -50,9 +50,8 @@ def test_the_demonstrator(codec):
         evidence
     )
     assert base.demonstrate(rng, task, shown(NO_MEMORY, text(other)), careful=1.0) == NO_MEMORY
-    for _ in range(50):  # careless: one to three whole facts that are in sight
-        kept = base.parse_facts(base.demonstrate(rng, task, shown(text(evidence), text(other)), careful=0.0))
-        assert 1 <= len(kept) <= 3 and set(kept) <= {*evidence, *other}
+    careless = {base.demonstrate(rng, task, shown(text(evidence), text(other)), careful=0.0) for _ in range(50)}
+    assert careless == {text(other[-k:]) for k in (1, 2, 3)}  # what was read last
     final = base.AGENT.template("final")
     answer = base.demonstrate(rng, task, fill(final, 24, final=True, problem=task.question, memory=text(evidence)), careful=0.0)
     assert answer.endswith(f"\\boxed{{ {task.answers[0]}}}")
