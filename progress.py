@@ -16,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 console = Console(highlight=False)
@@ -36,7 +37,7 @@ def bar(unit: str) -> Progress:
         BarColumn(24),
         MofNCompleteColumn(),
         TextColumn(unit),
-        Rate(),
+        Rate(Column(no_wrap=True)),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

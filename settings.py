@@ -152,7 +152,7 @@ class RunConfig:
 class BaseConfig:
     """Settings of the base policy's supervised training (base.py)."""
 
-    steps: int = 2400
+    steps: int = 1300
     """optimizer steps"""
     dense: float = 0.08
     """share of the steps that train mostly on lists of facts given twice"""
