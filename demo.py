@@ -190,7 +190,7 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     workers = Workers(max(1, min(4, (os.cpu_count() or 1) - 1)))
     try:
         workers.add(baselines)
-        train_s = _train(run, grpo, agent, plan.steps)
+        train_s = _train(run, grpo, agent, plan.steps, workers)
         workers.hire(1)
         workers.add(trained)
         with bar("cells") as progress:
@@ -204,14 +204,21 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     return folder
 
 
-def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int) -> float:
+def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, workers: Workers) -> float:
+    import lightning
     import torch
 
     from train import train
 
+    class Feed(lightning.Callback):
+        """After each step the baselines' process gets its next cell."""
+
+        def on_train_batch_end(self, *_) -> None:
+            workers.collect()
+
     torch.set_num_threads(1)
     start = time.perf_counter()
-    train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(steps)])
+    train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(steps), Feed()])
     return time.perf_counter() - start
 
 
