@@ -34,6 +34,7 @@ from text import Codec, UserError
 
 def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False):
     """A causal LM from safetensors, on its device. UserError where that cannot be."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
@@ -47,9 +48,7 @@ def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", t
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"The model {path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    except Exception as error:  # a corrupt safetensors file raises an exception type of its own library
-        if type(error).__name__ != "SafetensorError":
-            raise
+    except SafetensorError as error:
         raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
     return model.to(device)
 
