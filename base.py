@@ -17,7 +17,7 @@ from torch import nn
 import settings
 import worlds
 from data import Task
-from memagent import NO_MEMORY, AgentConfig, Finish, Prompt, Turn, default_template, fill, full_context, memagent, split_template
+from memagent import NO_MEMORY, AgentConfig, Prompt, default_template, fill, full_context, split_template
 from settings import BaseConfig
 from text import Codec
 
@@ -151,57 +151,62 @@ def chain(question: str, facts: list[worlds.Fact]) -> list[worlds.Fact]:
     return [fact] + ([by_subject[fact[2]]] if fact[2] in _PEOPLE and fact[2] in by_subject else [])
 
 
-def demonstrate(rng: random.Random, task: Task, prompt: Prompt, careful: float) -> str:
-    """An imperfect demonstrator: knows the protocol and copies whole sentences, but mostly those that it has just read.
+def demonstrate(rng: random.Random, prompt: Prompt, question: str, careful: float) -> str:
+    """An imperfect demonstrator: it knows the protocol and copies whole sentences, but mostly the wrong ones.
 
     Now and then (`careful`, a new coin every turn) it writes down what the question needs of what is in sight, and nothing else.
+    Otherwise it keeps the last sentence that it read, and nothing of the old memory.
     """
     facts = parse_facts(prompt.memory) + parse_facts(prompt.section)
-    known = chain(task.question, facts)
+    kept = chain(question, facts)
     if prompt.final:
-        place = known[-1][2] if known and known[-1][2] not in _PEOPLE else "unknown"
-        return " ".join([*map(worlds.sentence, known), f"\\boxed{{ {place}}}"])
+        place = kept[-1][2] if kept and kept[-1][2] not in _PEOPLE else "unknown"
+        return " ".join([*map(worlds.sentence, kept), f"\\boxed{{ {place}}}"])
     if rng.random() >= careful:
-        known = facts[-rng.randint(1, 3) :]
-    return " ".join(map(worlds.sentence, known)) or NO_MEMORY
+        kept = facts[-1:]
+    return " ".join(map(worlds.sentence, kept)) or NO_MEMORY
 
 
 Example = tuple[list[int], list[int], list[float]]  # prompt ids, completion ids, weight of each completion id
 
 
-def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: Codec) -> Iterator[Example]:
-    """One step's conversations: documents of one or two sections read by the demonstrator, and documents read whole."""
-    for i in range(config.documents + config.full):
-        kind = rng.choice(("one_fact", "two_hop"))
-        whole = i >= config.documents
-        n_sections = rng.randint(1, config.full_sections) if whole else rng.choice((1, 2, 2))
-        task = worlds.make_task(rng.random(), n_sections, kind)
-        if whole and rng.random() < config.absent:  # a question that the document does not answer
+def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: Codec, careful: float) -> Iterator[Example]:
+    """One step's turns: updates from some memory and the next section, answers from some memory, documents read whole."""
+
+    def turn(prompt: Prompt, question: str) -> Example:
+        ids = [*codec.encode(demonstrate(rng, prompt, question, careful)), codec.tokenizer.eos_token_id]
+        return codec.chat(prompt.pieces), ids, [1.0] * len(ids)
+
+    def document(n_sections: int) -> Task:
+        return worlds.make_task(rng.random(), n_sections, rng.choice(("one_fact", "two_hop")))
+
+    for _ in range(config.updates):
+        task = document(2)
+        sections = codec.cut(task.document, agent.chunk_tokens)
+        n = rng.randrange(2)  # the sections before this one are only known by what is left of them in the memory
+        memory = some_memory(rng, task.question, parse_facts(" ".join(sections[:n])), config.absent)
+        yield turn(
+            fill(agent.template("update"), agent.memory_tokens, problem=task.question, section=sections[n], memory=memory),
+            task.question,
+        )
+    for _ in range(config.answers):
+        task = document(2)
+        memory = some_memory(rng, task.question, parse_facts(task.document), config.absent)
+        prompt = fill(agent.template("final"), agent.final_tokens, final=True, problem=task.question, memory=memory)
+        yield turn(prompt, task.question)
+    for _ in range(config.full):
+        task = document(rng.randint(1, config.full_sections))
+        if rng.random() < config.absent:  # a question that the document does not answer
             names = {fact[0] for fact in parse_facts(task.document)}
             if absent := [p for p in worlds.PEOPLE if p not in names]:
                 task.question = f"Where is {rng.choice(absent)}?"
-        steps = (full_context if whole else memagent)(task, agent, codec)
-        prompt = next(steps)
-        while prompt is not None:
-            if prompt.final and not whole:
-                prompt = fill(
-                    agent.template("final"), agent.final_tokens, final=True, problem=codec.text(task.question),
-                    memory=codec.text(some_memory(rng, task, config.absent)),
-                )  # fmt: skip
-            completion = codec.text(demonstrate(rng, task, prompt, config.careful))
-            ids = [*completion.ids, codec.tokenizer.eos_token_id]
-            yield codec.chat(prompt.pieces), ids, [1.0] * len(ids)
-            try:
-                prompt = steps.send(Turn(prompt, [], ids, [], Finish.STOP, completion))
-            except StopIteration:
-                prompt = None
+        yield turn(next(full_context(task, agent, codec)), task.question)
 
 
-def some_memory(rng: random.Random, task: Task, absent: float) -> str:
-    """A memory to answer from: what the question needs, or (`absent`) not all of it, and other facts of the document in any order."""
-    facts = parse_facts(task.document)
-    needed = chain(task.question, facts)
-    kept = rng.sample(needed, rng.randrange(len(needed))) if rng.random() < absent else needed
+def some_memory(rng: random.Random, question: str, facts: list[worlds.Fact], absent: float) -> str:
+    """A memory of `facts`: what the question needs, or (`absent`) not all of it, and others up to three in all, in any order."""
+    needed = chain(question, facts)
+    kept = rng.sample(needed, rng.randrange(len(needed))) if needed and rng.random() < absent else needed
     others = [f for f in rng.sample(facts, min(len(facts), rng.randint(0, 3 - len(kept)))) if f not in needed]
     return " ".join(map(worlds.sentence, rng.sample(kept + others, len(kept + others)))) or NO_MEMORY
 
@@ -216,7 +221,7 @@ def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterato
         yield list(first), list(second), [0.0, 1.0, 1.0, 1.0] * len(again)
 
 
-def batches(items: list[Example], pad: int, max_tokens: int = 4096) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def batches(items: list[Example], pad: int, max_tokens: int = 1024) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Conversations of similar length together. Each: ids [N, T], targets' rows [R] as flat indices of [N, T], weights [R]."""
     items = sorted(items, key=lambda e: len(e[0]) + len(e[1]))
     start = 0
@@ -245,37 +250,44 @@ def step_loss(model, ids: torch.Tensor, rows: torch.Tensor, weights: torch.Tenso
 
 
 def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
-    """Train the base policy and write it to `out` as a transformers folder (safetensors + tokenizer). Returns the model."""
+    """Train the base policy and write it to `out` as a transformers folder (safetensors + tokenizer). Returns the model.
+
+    At first the demonstrator is always careful: the policy learns to find and to copy. Then, for `careless_steps` at a low rate, it is
+    careful only now and then (`config.careful`), and the policy becomes as careless without losing what it can do.
+    """
     tokenizer = make_tokenizer()
     codec = Codec(tokenizer)
     agent = replace(AGENT, layout=config.layout)
     model = make_model(len(tokenizer), config.seed, config.hidden, config.layers, config.intermediate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
 
-    def rate(step: int) -> float:
-        return min(1.0, (step + 1) / 30) * min(1.0, max(0.03, (config.steps - step) / (config.steps * 0.5)))
+    def rate(step: int) -> float:  # warm-up, constant, from 40 % of the careful steps linearly to a tenth, then to a hundredth
+        late = max(0.0, (step - config.steps) / max(1, config.careless_steps))
+        return min(1.0, (step + 1) / 30) * min(1.0, max(0.1 - 0.09 * late, (config.steps - step) / (0.6 * config.steps)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     rng = random.Random(config.seed)
+    few = replace(config, updates=min(8, config.updates), answers=min(8, config.answers), full=min(2, config.full), full_sections=2)
     losses: list[float] = []
-    for step in range(config.steps):
-        early = step < config.dense * config.steps
+    for step in range(n_steps := config.steps + config.careless_steps):
+        early = step < config.dense_steps
         items = list(dense(rng, codec, 32 if early else 4))
-        few = BaseConfig(documents=8, full=2, full_sections=2, careful=config.careful) if early else config
-        items += examples(rng, few, agent, codec)
+        items += examples(rng, few if early else config, agent, codec, 1.0 if step < config.steps else config.careful)
         total = sum(sum(weight) for _, _, weight in items)
+        losses.append(0.0)
         for ids, rows, weights in batches(items, codec.pad_id):
             loss = step_loss(model, ids, rows, weights) / total
             loss.backward()
-            losses.append(loss.item())
+            losses[-1] += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if (step + 1) % every == 0:
-            log(step + 1, sum(losses) / every)
+            log(step + 1, sum(losses) / len(losses))
             losses.clear()
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    settings.dump(out / "agent.yaml", agent=agent)
+        if (step + 1) % 1000 == 0 or step + 1 == n_steps:
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+            settings.dump(out / "agent.yaml", agent=agent)
     return model

@@ -28,43 +28,40 @@ from settings import EMBEDDED, GRPOConfig, RunConfig
 from text import UserError
 
 KINDS = ("one_fact", "two_hop")
-
-
-# Chosen on the dev split (dev/LOG.md). Sampled hotter than it is evaluated: what is safe at 1.3 is safer at 1.
-DEMO_GRPO: dict[str, object] = {
-    "temperature": 1.3, "normalisation": "mean", "decay_from": 0.3, "turns_per_trajectory": 5, "tasks_per_step": (8, 6, 4), "micro_tokens": 8192,
-}  # fmt: skip
+MARK = ".demo"  # a folder with this file is a demo's: the next demo of its name replaces it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long each part of the demo is."""
+    """How long each part of the demo is: steps of GRPO, and sections -> questions (of each kind) for every agent."""
 
     steps: int
-    trained: dict[int, int]  # sections -> questions, of each kind and temperature
-    untrained: dict[int, int]
-    full_context: dict[int, int]
-    reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained agent, sampled
-    grpo: dict[str, object] = field(default_factory=lambda: dict(DEMO_GRPO))
+    sampled: dict[int, int]  # trained, temperature 1
+    greedy: dict[int, int]  # trained, temperature 0
+    untrained: dict[int, int]  # both temperatures
+    full_context: dict[int, int]  # both temperatures
+    reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained, temperature 1
 
 
 PLANS = {
     "default": Plan(
-        steps=100,
-        trained={4: 128, 16: 128, 64: 128, 256: 64, 1024: 32},
-        untrained={4: 128, 16: 128, 64: 64, 256: 32, 1024: 8},
+        steps=80,
+        sampled={4: 128, 16: 128, 64: 128, 256: 64, 1024: 32},
+        greedy={4: 128, 16: 128, 64: 64, 256: 32, 1024: 16},
+        untrained={4: 128, 16: 128, 64: 64, 256: 16, 1024: 4},
         full_context={4: 128, 16: 128, 64: 128, 256: 128, 1024: 128},
         reverse={4: 64, 16: 64},
     ),
     "long": Plan(
-        steps=200,
-        trained={4: 256, 16: 256, 64: 256, 256: 128, 1024: 96},
-        untrained={4: 256, 16: 256, 64: 128, 256: 64, 1024: 32},
-        full_context={4: 256, 16: 256, 64: 256, 256: 256, 1024: 256},
+        steps=160,
+        sampled={4: 512, 16: 512, 64: 256, 256: 128, 1024: 96},
+        greedy={4: 512, 16: 256, 64: 128, 256: 64, 1024: 32},
+        untrained={4: 512, 16: 256, 64: 128, 256: 64, 1024: 16},
+        full_context={4: 512, 16: 512, 64: 512, 256: 512, 1024: 512},
         reverse={4: 128, 16: 128, 64: 128},
     ),
-    "short": Plan(steps=3, trained={2: 8, 4: 8}, untrained={2: 8, 4: 8}, full_context={2: 8, 4: 8}, reverse={2: 8}),
-}
+    "short": Plan(steps=3, sampled={2: 8, 4: 8}, greedy={2: 8, 4: 8}, untrained={2: 8, 4: 8}, full_context={2: 8, 4: 8}, reverse={2: 8}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +114,22 @@ def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[l
     """(baselines, trained), the dearest first."""
     model, where = str(folder / "model"), str(folder)
 
-    def cells(agent: str, model: str, questions: dict[int, int], kinds=KINDS, temperatures=(1.0, 0.0)) -> Iterator[Job]:
+    def cells(agent: str, model: str, temperature: float, questions: dict[int, int], kinds=KINDS) -> Iterator[Job]:
         for sections, n in questions.items():
             for kind in kinds:
-                for t in temperatures:
-                    yield Job(agent, model, kind, t, sections, n, seed, where, config)
+                yield Job(agent, model, kind, temperature, sections, n, seed, where, config)
 
-    base = [*cells("untrained", str(EMBEDDED), plan.untrained), *cells("full_context", str(EMBEDDED), plan.full_context)]
-    trained = [*cells("trained", model, plan.trained), *cells("trained", model, plan.reverse, ("two_hop_reverse",), (1.0,))]
+    base = [
+        job
+        for agent, questions in (("untrained", plan.untrained), ("full_context", plan.full_context))
+        for temperature in (1.0, 0.0)
+        for job in cells(agent, str(EMBEDDED), temperature, questions)
+    ]
+    trained = [
+        *cells("trained", model, 1.0, plan.sampled),
+        *cells("trained", model, 0.0, plan.greedy),
+        *cells("trained", model, 1.0, plan.reverse, ("two_hop_reverse",)),
+    ]
     return sorted(base, key=lambda j: -j.cost), sorted(trained, key=lambda j: -j.cost)
 
 
@@ -174,19 +179,22 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     start = time.perf_counter()
     plan, folder = PLANS[size], Path(runs, name)
     if folder.exists():
-        if not (folder / "config.yaml").exists():
-            raise UserError(f"{folder} is there and is no run of ours: give another --name.")
+        if not (folder / MARK).exists():
+            raise UserError(f"{folder} is there and is not a demo's: give another --name.")
         shutil.rmtree(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: one thread each
     run = RunConfig(name=name, runs=runs, keep_trajectories=5)
-    grpo, agent = settings.resolve("default", EMBEDDED, dict(steps=plan.steps, seed=seed) | plan.grpo, {})
+    grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
     baselines, trained = jobs_of(plan, seed + 1_000_000, folder, agent)
     console.print(
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
-        f"unseen facts in documents of up to {max(plan.trained):,} sections."
+        f"unseen facts in documents of up to {max(plan.sampled):,} sections."
     )
-    (folder / "rows").mkdir(parents=True)
-    (folder / "config.yaml").touch()
+    try:
+        (folder / "rows").mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}.") from error
+    (folder / MARK).touch()
     workers = Workers(max(1, min(4, (os.cpu_count() or 1) - 1)))
     try:
         workers.add(baselines)

@@ -132,14 +132,18 @@ def logprobs(model, ids: torch.Tensor, at: torch.Tensor, temperature: float = 1.
 
 
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
-    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update."""
-    tokens = sum(len(r.response_ids) for r in rows)
+    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update.
+
+    A row that stands for several (`turns_per_trajectory`) counts as so many in the normaliser too.
+    """
+    tokens = sum(r.weight * len(r.response_ids) for r in rows)
+    turns = sum(r.weight for r in rows)
     trajectories = len({r.trajectory for r in rows})
     per_row = {
         "token_mean": lambda r: 1 / tokens,
         "row_mean": lambda r: 1 / (len(r.response_ids) * trajectories),
-        "turn_mean": lambda r: 1 / (len(r.response_ids) * len(rows)),
-        "constant": lambda r: 1 / (final_tokens * len(rows)),
+        "turn_mean": lambda r: 1 / (len(r.response_ids) * turns),
+        "constant": lambda r: 1 / (final_tokens * turns),
     }[config.aggregation]
     return [r.weight * per_row(r) for r in rows]
 
@@ -156,7 +160,8 @@ def policy_loss(
     """Weighted sum over tokens of the clipped surrogate, with truncated importance correction and k3 KL. All inputs [R].
 
     ratio = exp(logp - old); surrogate = min(ratio A, clip(ratio) A), for A < 0 bounded by dual_clip A (arXiv 1912.09729);
-    correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, clamped to [-10, 10].
+    correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp).
+    The statistics are sums of the same weights; divided by the weights' sum they are means.
     """
     ratio = (logp - old).exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
@@ -176,8 +181,8 @@ def policy_loss(
         "mismatch": (old - sampler).abs().max().detach(),
     }
     if reference is not None:
-        d = (reference - logp).clamp(-10, 10)
-        kl = (weight * (d.exp() - d - 1)).sum()
+        d = (reference - logp).clamp(-20, 20)  # against overflow: past 10 the estimate is clamped anyway
+        kl = (weight * (d.exp() - d - 1).clamp(-10, 10)).sum()
         loss = loss + config.kl * kl
         stats["kl"] = kl.detach()
     return loss, stats
@@ -268,6 +273,9 @@ class GRPO(lightning.LightningModule):
             groups[trajectory.task.id].trajectories.append(trajectory)
         for group in groups.values():  # trajectories finish in any order: nothing may depend on it
             group.trajectories.sort(key=lambda t: t.sample)
+        errors = [t.error for group in groups.values() for t in group.trajectories]
+        if all(errors):
+            raise UserError(f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}.")
         return list(groups.values())
 
     def update(self, rows: list[Row]) -> None:
@@ -285,6 +293,7 @@ class GRPO(lightning.LightningModule):
         totals: dict[str, float] = {}
         for part, old in zip(parts, olds, strict=True):
             weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
+            total = sum(w * len(r.response_ids) for w, r in zip(weights, part, strict=True))
             reference = self.reference_logprobs(part) if config.kl else None
             for batch in pack(part, self.engine.codec.pad_id, config.micro_tokens):
                 logp = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), config.temperature)
@@ -302,10 +311,11 @@ class GRPO(lightning.LightningModule):
                     flat(reference.__getitem__) if reference else None,
                 )
                 self.manual_backward(loss)
-                for name, value in (stats | {"loss": loss.detach()}).items():
-                    totals[name] = (
-                        max(totals.get(name, 0.0), value.item()) if name == "mismatch" else totals.get(name, 0.0) + value.item() / n
-                    )
+                mismatch = stats.pop("mismatch").item()
+                totals["mismatch"] = max(totals.get("mismatch", 0.0), mismatch)
+                totals["loss"] = totals.get("loss", 0.0) + loss.item() / n
+                for name, value in stats.items():
+                    totals[name] = totals.get(name, 0.0) + value.item() / total / n
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
             if math.isfinite(norm):
                 optimizer.step()

@@ -114,8 +114,7 @@ def _block(slot: str) -> str:
 def default_template(turn: str, layout: str, form: str) -> str:
     """Our wording. turn: update | final | full; layout: shared (section first) | paper (section last); form: boxed | sentence."""
     order = {
-        "shared": ("section", "memory", "problem"),
-        "design": ("section", "problem", "memory"),
+        "shared": ("section", "problem", "memory"),
         "paper": ("problem", "memory", "section"),
     }[layout]
     head, without, cue = {

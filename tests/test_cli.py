@@ -205,10 +205,11 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
 def test_demo_in_its_short_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/d").mkdir(parents=True)
-    Path("runs/d/config.yaml").touch()
+    Path("runs/d/.demo").touch()
     Path("runs/d/old").touch()  # an earlier demo is replaced
     Path("runs/other").mkdir()
-    run("demo", "--short", "--name", "other", code=2)  # a folder that is no run is not
+    Path("runs/other/config.yaml").touch()
+    run("demo", "--short", "--name", "other", code=2)  # a folder that is no demo, a training run for one, is not
     run("demo", "--short", "--name", "d")
     summary = json.loads(Path("runs/d/summary.json").read_text())
     for agent in ("trained", "untrained", "full_context"):

@@ -1,5 +1,6 @@
 import copy
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -140,13 +141,23 @@ def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
 
 def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     groups = sampled(policy, codec, sections=4)
+    groups[0].trajectories[0].turns = groups[0].trajectories[0].turns[1:]  # one trajectory is shorter than the others
     config = replace(CONFIG, turns_per_trajectory=2)
-    full = sum(r.advantage * r.weight for r in rows_of(groups, CONFIG))
+    assert rows_of(groups, config, seed=0) == rows_of(groups, config, seed=0) != rows_of(groups, config, seed=1)
+    key = lambda r: (r.trajectory, tuple(r.prompt_ids), tuple(r.response_ids))  # noqa: E731
+    mean, draws = Counter(), 400
+    for seed in range(draws):
+        for r in rows_of(groups, config, seed=seed):
+            mean[key(r)] += r.weight / draws
+    full = Counter(map(key, rows_of(groups, CONFIG)))
+    assert mean.keys() == full.keys()
+    assert all(mean[k] == pytest.approx(full[k], abs=0.25 * full[k]) for k in full)  # 5 standard errors
     rows = rows_of(groups, config, seed=0)
-    assert sum(r.advantage * r.weight for r in rows) == pytest.approx(full, abs=1e-4)
-    assert rows == rows_of(groups, config, seed=0) != rows_of(groups, config, seed=1)
-    per = {t: [r.weight for r in rows if r.trajectory == t] for t in {r.trajectory for r in rows}}
-    assert all(w == [2.0, 2.0, 1.0] for w in per.values())
+    assert {r.trajectory: r.weight for r in rows}[0] == 1.0 and {r.weight for r in rows if r.trajectory == 0} == {1.5, 1.0}
+    # the normaliser counts a row as often as it stands for: the weights sum to what they sum to without drawing
+    for aggregation in ("token_mean", "turn_mean"):
+        weights = token_weights(rows, replace(config, aggregation=aggregation))
+        assert sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True)) == pytest.approx(1.0)
 
 
 # ---- loss and gradient
@@ -228,9 +239,20 @@ def test_k3_kl_by_hand():
     loss, grad, stats = loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=0.5), reference=1.0)
     assert stats["kl"].item() == pytest.approx(2.71828 - 2, abs=1e-4) and loss == pytest.approx(0.5 * 0.71828, abs=1e-4)
     assert grad == pytest.approx(0.5 * (1 - 2.71828), abs=1e-4)
-    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(
-        22026.47 - 11, rel=1e-4
-    )  # clamped at 10
+    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(10.0)  # clamped at 10
+
+
+def test_a_step_in_which_everything_fails_ends_the_run(policy, codec):
+    grpo = module(policy, codec)
+    grpo.engine.window = 10
+    with pytest.raises(UserError, match=r"Every trajectory of step 0 failed.*window of 10"):
+        grpo.training_step(None, 0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "row_mean", "turn_mean", "constant"])
+def test_logged_statistics_are_means(policy, codec, aggregation):
+    _, metrics = grad_of(policy, codec, sampled(policy, codec), replace(CONFIG, aggregation=aggregation))
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["clipped"] == 0
 
 
 def test_only_the_rows_asked_for_and_in_chunks(policy, codec):

@@ -49,7 +49,7 @@ def test_memagent_reads_each_section_once_and_answers_once(codec):
 
 
 @pytest.mark.parametrize(
-    ("layout", "order"), [("shared", ("<section>", "<memory>", "<problem>")), ("paper", ("<problem>", "<memory>", "<section>"))]
+    ("layout", "order"), [("shared", ("<section>", "<problem>", "<memory>")), ("paper", ("<problem>", "<memory>", "<section>"))]
 )
 def test_layouts(layout, order):
     template = default_template("update", layout, "boxed")
