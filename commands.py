@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from pathlib import Path
 
+from rich.markup import escape
 from rich.text import Text as Styled
 
 import data
@@ -18,6 +20,7 @@ import worlds
 from data import Task
 from memagent import AGENTS, AgentConfig
 from progress import bar, console
+from report import clean
 from settings import EMBEDDED, EvalConfig
 from text import UserError
 
@@ -29,26 +32,30 @@ def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sect
     if file == "world":
         if kind not in worlds.KINDS:
             raise UserError(f"Unknown kind of question {kind!r}: choose one of {', '.join(worlds.KINDS)}.")
+        if sections < 1:
+            raise UserError(f"A document has at least 1 section, not {sections}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     else:
         tasks = data.read(file, form, pool)
     for task in tasks[:n]:
-        document = task.document
-        console.rule(Styled(task.id))
+        document = clean(task.document)
+        console.rule(Styled(clean(task.id)))
         console.print(Styled(document if len(document) < 1200 else f"{document[:600]} [...] {document[-600:]}"))
-        console.print(Styled(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}"))
+        console.print(Styled(clean(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}")))
         about = [f"kind {task.kind}" * bool(task.kind), f"{len(task.order)} documents" * bool(task.order)]
         about += [f"evidence at {', '.join(str(k + 1) for k in task.gold)}" * bool(task.gold), f"{len(document):,} characters"]
-        console.print(Styled("about     " + ", ".join(filter(None, about))))
+        console.print(Styled(clean("about     " + ", ".join(filter(None, about)))))
     if file != "world":
         kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in Counter(t.kind for t in tasks).most_common(8))
-        console.print(Styled(f"\n{len(tasks)} tasks: {kinds}"))
+        console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))
 
 
 def build(
     file: Path, out: Path, documents: tuple[int, ...], n: int, extra: Path | None, split: str, seed: int, compat_seed4: bool
 ) -> None:
     """RULER-HQA sets, one file per length, the same questions in each; nothing is written unless all lengths can be."""
+    if not documents:
+        raise UserError("No length is given: --documents takes numbers of documents, such as 50,200.")
     questions = data.read(file)
     if split:
         found = {t.split for t in questions}
@@ -58,11 +65,18 @@ def build(
     pool = data.read_passages(extra) if extra else None
     n = min(n, len(questions))
     sets = {d: data.build_ruler_hqa(questions, d, n, pool, seed, compat_seed4) for d in documents}
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for d, tasks in sets.items():
         path = out / f"hqa_{d}.jsonl.gz"
         data.write_built(path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4)
         console.print(f"{path}: {len(tasks)} questions among {d} documents, {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {path} cannot be made: {error.strerror}.") from error
 
 
 # ---------------------------------------------------------------- models
@@ -92,7 +106,7 @@ def ask(
     file: Path, question: str, model: str, agent: str, temperature: float, device: str, trust_remote_code: bool, config: AgentConfig
 ) -> None:
     """Read a text, showing the memory whenever it changes; end with the answer."""
-    from graders import extract_boxed, extract_sentence
+    from graders import extract_boxed, extract_sentence, strip_thinking
     from report import diff
     from rollout import Sampling, follow
 
@@ -110,20 +124,34 @@ def ask(
         total = sections + 1 if agent == "memagent" else 1
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
-            if not turn.prompt.final and turn.response.strip() != turn.prompt.memory.strip():
+            before, after = turn.prompt.memory.strip(), strip_thinking(turn.response).strip()
+            if not turn.prompt.final and after != before:
                 style = {"same": "", "out": "red strike", "in": "green underline"}
-                changed = [(text, style[kind]) for kind, text in diff(turn.prompt.memory.strip(), turn.response.strip())]
+                changed = [(clean(text), style[kind]) for kind, text in diff(before, after)]
                 progress.console.print(Styled.assemble(f"section {number}: ", *changed))
             progress.update(shown, completed=number)
-    answer = str(turn.response).strip()
-    final = (extract_boxed if config.form == "boxed" else extract_sentence)(answer)
+    answer = clean(turn.response).strip()
+    final = (extract_boxed if config.form == "boxed" else extract_sentence)(strip_thinking(answer))
     console.print(Styled(answer))
+    if turn.prompt.cut:
+        console.print(f"{turn.prompt.cut:,} tokens of the text were not read: --max-sections or the window cut them off.")
     console.print(
         Styled(f"answer: {final.strip()}" if final else "There is no answer in the form that was asked for.", style="bold")
     )
 
 
 # ---------------------------------------------------------------- trajectories
+
+
+# what `show` needs of a `runs.record` and of its turns
+RECORD = {"id", "step", "sample", "question", "answers", "reward", "answer", "error", "turns"}
+TURN = {"final", "section", "memory", "response", "finish"}
+
+
+def is_record(value: object) -> bool:
+    if not (isinstance(value, dict) and RECORD <= value.keys() and isinstance(value["turns"], list)):
+        return False
+    return all(isinstance(turn, dict) and TURN <= turn.keys() for turn in value["turns"])
 
 
 def read_records(path: Path) -> list[dict]:
@@ -138,15 +166,16 @@ def read_records(path: Path) -> list[dict]:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 record = json.loads(line)
-                if "turns" not in record:
+                if not is_record(record):
                     raise UserError(f"{path}, line {number} is no trajectory.")
                 records.append(record)
     except EOFError:  # the run is being written or was killed: what is whole is shown
         pass
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise UserError(f"{path}, line {number + 1} cannot be read: {error}.") from error
+    except (OSError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read past line {number}: {reason}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number} cannot be read: {error}.") from error
     return records
 
 
@@ -179,30 +208,58 @@ def suites(config: EvalConfig) -> tuple[str, list[tuple[str, int, list[Task]]]]:
         return "sections", [
             (k, length, list(worlds.make_tasks(config.seed, config.n, length, k, config.split))) for k, length in pairs
         ]
-    out = []
+    found: list[tuple[str, str, int, list[Task]]] = []  # file, question, length, tasks
     for file in config.data:
         tasks = data.read(file)[: config.n]
-        lengths = {len(task.order) for task in tasks}
-        if len(lengths) > 1:
-            raise UserError(f"{file} has documents of {min(lengths)} to {max(lengths)} passages; give one file per length.")
-        out.append((tasks[0].dataset or "questions", lengths.pop(), tasks))
-    return "documents", out
+        ruler = all(task.tokens for task in tasks)
+        names = {task.kind if ruler else task.dataset for task in tasks}
+        sizes = {task.tokens if ruler else task.n_documents for task in tasks}
+        question = (len(names) == 1 and clean(names.pop())) or "questions"
+        if len(sizes) > 1:  # HotpotQA's own questions have 2 to 10 passages: one cell, which says so
+            question += f", {min(sizes)} to {max(sizes)} documents"
+        found.append((file, question, max(sizes), tasks))
+    units = {"tokens" if tasks[0].tokens else "documents" for _, _, _, tasks in found}
+    if len(units) > 1:
+        raise UserError("RULER's sets are measured in tokens, the other files in documents: evaluate them apart.")
+    cells = Counter((question, length) for _, question, length, _ in found)
+    out = [(q if cells[q, n] == 1 else f"{q}, {'/'.join(Path(file).parts[-2:])}", n, tasks) for file, q, n, tasks in found]
+    if len({(question, length) for question, length, _ in out}) < len(out):
+        raise UserError("Two files of --data have one name and length, their results could not be told apart: rename one.")
+    return units.pop(), out
 
 
-def fingerprint(model: str) -> str:
-    """What tells one set of weights from another: the folder's weights by content, a hub model by its name."""
+def fingerprint(model: str, dtype: object = "") -> str:
+    """What tells one policy from another: the folder's weights, configuration, tokenizer and chat template by content, a hub model by its
+    name, and the type of its numbers."""
     import hashlib
 
     folder = Path(model or EMBEDDED)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return str(model)
-    digest = hashlib.blake2b(digest_size=16)
-    for path in files:
+    if not any(folder.glob("*.safetensors")):
+        return f"{model} {dtype}"
+    digest = hashlib.blake2b(str(dtype).encode(), digest_size=16)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")):
+        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def evaluation_folder(config: EvalConfig) -> Path:
+    """Where an evaluation's results lie; refused if something else lies there, such as a training run."""
+    import yaml
+
+    folder = Path(config.runs, config.name)
+    if Path(config.runs).resolve() not in folder.resolve().parents:
+        raise UserError(f"--name must be the name of a folder inside {config.runs}, not {config.name!r}.")
+    path = folder / "config.yaml"
+    try:
+        there = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"eval": {}}
+    except (OSError, ValueError, yaml.YAMLError):
+        there = None
+    if not (isinstance(there, dict) and "eval" in there):
+        raise UserError(f"{folder} holds a run that is no evaluation: give this one another --name.")
+    return folder
 
 
 def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
@@ -213,26 +270,27 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     from rollout import Sampling
 
     agents = [(name, pick(name)) for name in config.agents]
+    samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
     unit, sets = suites(config)
+    folder = evaluation_folder(config)
     engine = open_engine(
         config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking
     )
-    folder = Path(config.runs, config.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
-    model = fingerprint(config.model)
+    model = fingerprint(config.model, engine.model.dtype)
     rows: list[dict] = []
-    samples = {t: config.samples if t > 0 else 1 for t in config.temperatures}  # greedy answers are all the same
     with bar("answers") as progress:
         for name, agent in agents:
-            for temperature in config.temperatures:
+            for sampling in samplings:
+                samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
                 for kind, length, tasks in sets:
                     shown = progress.add_task(
-                        f"{name} T={temperature:g} {kind} {length}", total=len(tasks) * samples[temperature], note=""
+                        escape(f"{name} T={sampling.temperature:g} {kind} {length}"), total=len(tasks) * samples, note=""
                     )
                     rows += evaluate(
-                        engine, agent, tasks, agent_config, Sampling(temperature, config.top_p), name=name, question=kind, length=length,
-                        rows=folder / "rows.jsonl", model=model, seed=config.seed, samples=samples[temperature],
+                        engine, agent, tasks, agent_config, sampling, name=name, question=kind, length=length,
+                        rows=folder / "rows.jsonl", model=model, seed=config.seed, samples=samples,
                         in_flight=config.in_flight, record_to=folder / "transcripts.jsonl",
                         n_records=config.transcripts,
                         progress=lambda row, shown=shown: progress.advance(shown),

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ class Task:
     kind: str = ""  # e.g. one_fact, two_hop, bridge, comparison
     dataset: str = ""
     split: str = ""  # the source's own split where it names one: train, validation
+    num_docs: int = field(default=0, compare=False)  # documents in `text` as the source counts them, 0 if it does not say
+    tokens: int = field(default=0, compare=False)  # RULER's own sets: the length that the file's name gives
 
     @property
     def document(self) -> str:
@@ -61,6 +64,16 @@ class Task:
             return self.text
         assert self.pool is not None, f"task {self.id} has neither text nor pool"
         return self.pool.document(self.order)
+
+    @property
+    def n_documents(self) -> int:
+        """Documents that `document` is made of: those in `order`, else what the source says, else those numbered in the text, at least 1."""
+        return len(self.order) or self.num_docs or max(1, len(re.findall(r"^Document \d+:", self.text or "", re.M)))
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether every one of `answers` is asked for: RULER's own tasks but its questions, which accept any one (spec memagent.md 10)."""
+        return self.dataset == "ruler" and not self.kind.startswith("qa")
 
 
 Passage = tuple[str, str]  # title, text
@@ -119,7 +132,11 @@ class Record:
         an id is the position in the file, by which MemAgent's results count too."""
         own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split")}
         labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
-        return Task(question=question, answers=tuple(answers), gold=tuple(gold), **({"id": str(self.position)} | labels))
+        n = self.fields.get("num_docs")
+        num_docs = n if type(n) is int and n > 0 else 0
+        return Task(
+            question=question, answers=tuple(answers), gold=tuple(gold), num_docs=num_docs, **({"id": str(self.position)} | labels)
+        )
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -127,7 +144,8 @@ def _records(path: Path) -> Iterator[Record]:
 
     pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library: pyarrow.json (and `datasets` on
     top of it) cannot name the line of an error, turns answers such as "1994-05-01" into dates, and cannot hold HotpotQA's
-    [title, [sentences]] pairs.
+    [title, [sentences]] pairs. Parquet does not go through `datasets` either: it reads with pyarrow too, into a copy on the disk,
+    and would save none of the lines below.
     """
     import pyarrow as pa
 
@@ -212,8 +230,10 @@ def _eval(r: Record) -> tuple[Task, Document]:
 
 def _ruler(r: Record) -> tuple[Task, Document]:
     """RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context, outputs: [..], answer_prefix, length}."""
-    name = Path(r.where.rpartition(", ")[0]).name.partition(".")[0].removeprefix("eval_").rpartition("_")[0]
-    return r.task(r.text("input"), r.texts("outputs"), kind=name, dataset="ruler"), r.text("context")
+    name = Path(r.where.rpartition(", ")[0]).name.partition(".")[0].removeprefix("eval_")
+    kind, _, length = name.rpartition("_")
+    task = r.task(r.text("input"), r.texts("outputs"), kind=kind if length.isdecimal() else name, dataset="ruler")
+    return replace(task, tokens=int(length) if length.isdecimal() else 0), r.text("context")
 
 
 def _own(r: Record) -> tuple[Task, Document]:
@@ -412,7 +432,8 @@ def _write_json(path: str | Path, lines: Iterable[dict], before: str = "", betwe
     """Each of `lines` as one line of JSON, compressed if the name ends in .gz."""
     import pyarrow as pa
 
-    path = Path(path)
+    if (path := Path(path)).suffix == ".parquet":
+        raise UserError(f"{path} cannot be written: this form is JSON, its name must not end in .parquet.")
     compression = "gzip" if path.suffix == ".gz" else None
     with _replacing(path) as temporary, pa.output_stream(temporary, compression=compression) as stream:
         for n, line in enumerate(lines):
@@ -438,8 +459,7 @@ def _checked(tasks: Sequence[Task]) -> Sequence[Task]:
 def _expanded(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict]]:
     """Each task with the fields that the three published forms share."""
     for task in _checked(tasks):
-        document = task.document
-        yield task, {"context": document, "num_docs": len(task.order) or document.count("\n\nDocument ") + 1}
+        yield task, {"context": task.document, "num_docs": task.n_documents}
 
 
 def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:

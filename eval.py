@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from data import Task
-from graders import score
+from graders import score, strip_thinking
 from memagent import Agent, AgentConfig, Finish, Trajectory
 from text import UserError
 
@@ -39,11 +39,11 @@ class Cell:
     agent: str  # the name it is shown by, e.g. trained, untrained, full_context
     question: str  # kind of question, e.g. one_fact
     temperature: str  # e.g. "1.0"; "0.0" is greedy
-    length: int  # sections of a generated document, documents of a RULER-HQA task
+    length: int  # sections of a generated document, documents of a RULER-HQA task, tokens of a RULER task
 
 
 METRICS = ("em", "f1", "sub_em", "sub_em_upstream", "failed", "empty", "tokens_read", "tokens_written", "seconds", "memory_cut",
-           "memory_empty")  # fmt: skip
+           "memory_empty", "cut")  # fmt: skip
 
 
 # ---------------------------------------------------------------- rows
@@ -116,7 +116,7 @@ def row_of(trajectory: Trajectory, cell: Cell, form: str) -> dict:
     """What an evaluation keeps of a trajectory. A failed one is graded as no answer at all. form: boxed or sentence."""
     task, turns = trajectory.task, trajectory.turns
     updates = [turn for turn in turns if not turn.prompt.final]
-    scores = score("" if trajectory.error else trajectory.answer, task.answers, form)
+    scores = score("" if trajectory.error else trajectory.answer, task.answers, form, task.asks_for_all)
     return asdict(cell) | {
         "id": task.id,
         "sample": trajectory.sample,
@@ -133,7 +133,8 @@ def row_of(trajectory: Trajectory, cell: Cell, form: str) -> dict:
         "tokens_read": sum(len(turn.prompt_ids) for turn in turns),
         "tokens_written": sum(len(turn.response_ids) for turn in turns),
         "memory_cut": sum(turn.finish is Finish.LENGTH for turn in updates),
-        "memory_empty": sum(not turn.response.strip() for turn in updates),
+        "memory_empty": sum(not strip_thinking(turn.response).strip() for turn in updates),
+        "cut": max((turn.prompt.cut for turn in turns), default=0),  # tokens of the document that were never read
         "seconds": round(trajectory.seconds, 4),  # from first prompt to answer, beside the others in flight
         "gold": list(task.gold),
     }
@@ -223,14 +224,14 @@ def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def summarise(rows: Iterable[dict], unit: str = "sections") -> dict:
-    """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections or documents.
+    """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections, documents or tokens.
 
     accuracy[agent][question][temperature][length] = {mean, n, low, high}: the mean reward of n questions, the samples of a question
     averaged first, with Wilson's 95 % interval on n questions. That is right for one 0/1 sample a question; averaged samples vary
     less than 0/1 does, so that there it is wider than it need be, never narrower.
     metrics[metric][agent][question][temperature][length] = the mean over the same questions. failed = the trajectory has an error;
     empty = it ended well without an answer of the form asked for; memory_cut and memory_empty count turns; tokens and seconds are
-    those of one trajectory.
+    those of one trajectory; cut = tokens of the document that a cap or a window kept the agent from.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
     settings: set[str] = set()
@@ -320,6 +321,8 @@ def table(summary: dict) -> Table:
     n = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     lost = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["failed"]))
     failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
+    cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
+    failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
     shown = Table(title=f"Accuracy by {summary['unit']}", box=None, padding=(0, 2, 0, 0),
                   caption=f"mean [95 % interval], n = {n} questions a cell{failed}")  # fmt: skip
     shown.add_column("")

@@ -142,20 +142,26 @@ class Scores:
     """What one final response is worth."""
 
     pred: str | None  # None: the response holds no answer of the form asked for
-    reward: float  # boxed: `boxed_reward`; sentence: the same comparison of the sentence's answer
+    reward: float  # boxed: `boxed_reward`; sentence: the same comparison of the sentence's answer; all asked for: `ruler_match`
     em: float
     f1: float
     sub_em: float
     sub_em_upstream: float
 
 
-def score(response: str, answers: Sequence[str], form: str = "boxed") -> Scores:
-    """The scores of a final response, "" for a failed one. form: "boxed" or "sentence". Thinking is dropped first."""
+def score(response: str, answers: Sequence[str], form: str = "boxed", all_asked: bool = False) -> Scores:
+    """The scores of a final response, "" for a failed one. form: "boxed" or "sentence". Thinking is dropped first.
+
+    all_asked: every answer is asked for, as in RULER's own tasks: `reward` and `sub_em` are then the share of them that the prediction
+    holds (paper eq. 7); em, f1 and sub_em_upstream stay what they are.
+    """
     if form not in ("boxed", "sentence"):
         raise UserError(f"'{form}' is no answer form; these are: boxed, sentence.")
     text = strip_thinking(response)
     pred = extract_boxed(text) if form == "boxed" else extract_sentence(text)
     pred = pred.strip() if pred else pred
     reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, answers)
-    metrics = (metric(pred, answers) for metric in (exact_match, f1, sub_em, sub_em_upstream))
+    if all_asked:
+        reward = ruler_match(pred, answers)
+    metrics = (metric(pred, answers) for metric in (exact_match, f1, ruler_match if all_asked else sub_em, sub_em_upstream))
     return Scores(pred, reward, *metrics)

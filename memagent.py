@@ -36,6 +36,7 @@ class Prompt:
     final: bool = False  # the turn that answers
     section: str = ""  # what the turn reads, "" in a final turn
     memory: str = ""  # the memory it starts from
+    cut: int = 0  # tokens of the document that the agent never reads, by `max_sections` or `window`
 
     @property
     def text(self) -> str:
@@ -104,7 +105,13 @@ _FULL = {
     "boxed": "Read the document, then solve the problem. Give the answer inside \\boxed{}.",
     "sentence": 'Read the document, then solve the problem. End with the sentence "Therefore, the answer is (...)".',
 }
-SLOTS = ("problem", "memory", "section")
+SLOTS = {
+    "problem": "problem",
+    "memory": "memory",
+    "section": "section",
+    "prompt": "problem",
+    "chunk": "section",
+}  # also MemAgent's names
 
 
 def _block(slot: str) -> str:
@@ -124,7 +131,8 @@ def default_template(turn: str, layout: str, form: str) -> str:
 
 
 def split_template(template: str) -> tuple[tuple[str, bool], ...]:
-    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{section}`; every other brace stands for itself.
+    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{section}`, or MemAgent's `{prompt}` and `{chunk}` for the
+    first and the last; every other brace stands for itself.
 
     >>> split_template("Q: {problem} \\\\boxed{}")
     (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
@@ -136,9 +144,12 @@ def split_template(template: str) -> tuple[tuple[str, bool], ...]:
         if at:
             pieces.append((template[:at], True))
         if slot:
-            pieces.append((slot, False))
+            pieces.append((SLOTS[slot], False))
         template = template[at + len(slot) + 2 :] if slot else ""
     return tuple(pieces)
+
+
+TEMPLATES = ("update", "final", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ class AgentConfig:
     final_tokens: int = 256
     """most tokens of an answer, the end-of-sequence id included"""
     max_sections: int | None = None
-    """longer documents are cut to this many sections; None reads all of it"""
+    """longer documents are cut to this many sections; 0 or None reads all of it"""
     over: str = "center"
     """what is kept of a longer document: center = its first and last half, head = its beginning"""
     layout: str = "shared"
@@ -162,13 +173,15 @@ class AgentConfig:
     empty: str = "placeholder"
     """what an empty memory becomes: placeholder = the first-memory literal, keep = the previous memory, empty = stays empty"""
     window: int | None = None
-    """most tokens of a full-context prompt and its answer; the middle of the document is cut to fit; None = the model's own window"""
+    """most tokens of a prompt of full_context or bm25 and its answer, what they read is cut to fit; never more than the model's own window,
+    which is also what 0 or None means"""
     top_k: int = 4
     """sections that the bm25 baseline reads"""
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a memory and are not graded"""
     templates: str = ""
-    """folder with update.txt, final.txt, full.txt (any of them), used byte for byte instead of our wording"""
+    """folder with update.txt, final.txt, full.txt (any of them), used byte for byte instead of our wording; slots: {problem}, {memory},
+    {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
 
     def __post_init__(self):
         for name, allowed in (
@@ -182,21 +195,40 @@ class AgentConfig:
         for name in ("chunk_tokens", "memory_tokens", "final_tokens", "top_k"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("max_sections", "window"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"{name} must be at least 1, or 0 for no limit, not {getattr(self, name)}.")
+        if self.templates:
+            if not any(Path(self.templates, f"{turn}.txt").is_file() for turn in TEMPLATES):
+                raise UserError(
+                    f"There are no templates in {self.templates}: it must be a folder with update.txt, final.txt or full.txt."
+                )
+            for turn in TEMPLATES:
+                self.template(turn)  # one that cannot be used is refused now
 
     def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
         """The pieces of one of the three prompts: update, final, full."""
         path = Path(self.templates, f"{turn}.txt")
-        return _pieces(
-            path.read_bytes().decode() if self.templates and path.exists() else default_template(turn, self.layout, self.form)
-        )
+        if not (self.templates and path.is_file()):
+            return _pieces(default_template(turn, self.layout, self.form))
+        try:
+            pieces = _pieces(path.read_bytes().decode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
+        slots = {piece for piece, constant in pieces if not constant}
+        if turn != "final" and "section" not in slots:
+            raise UserError(f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}}).")
+        if (empty := {"update": "", "final": "section", "full": "memory"}[turn]) in slots:
+            raise UserError(f"The template {path} has a slot for the {empty}, which there is none of in this prompt.")
+        return pieces
 
 
 _pieces = lru_cache(maxsize=64)(split_template)
 
 
-def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = False, **slots: str) -> Prompt:
+def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = False, cut: int = 0, **slots: str) -> Prompt:
     pieces = tuple((piece, True) if constant else (slots[piece], False) for piece, constant in template)
-    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""))
+    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut)
 
 
 # ---------------------------------------------------------------- agents
@@ -205,44 +237,62 @@ def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = 
 def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
     """MemAgent: one bounded memory, overwritten after each section; the answer comes from question + memory (arXiv 2507.02259)."""
     update, final = config.template("update"), config.template("final")
-    problem, first = codec.text(task.question), codec.text(NO_MEMORY)
+    problem, first, document = codec.text(task.question), codec.text(NO_MEMORY), codec.text(task.document)
+    sections = codec.cut(document, config.chunk_tokens, config.max_sections, config.over)
+    cut = len(document.ids) - sum(len(section.ids) for section in sections)
     memory = first
-    for section in codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over):
-        turn = yield fill(update, config.memory_tokens, problem=problem, section=section, memory=memory)
+    for section in sections:
+        turn = yield fill(update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory)
         memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
-    yield fill(final, config.final_tokens, final=True, problem=problem, memory=memory)
+    yield fill(final, config.final_tokens, final=True, cut=cut, problem=problem, memory=memory)
+
+
+def _room(problem: Text, config: AgentConfig, codec: Codec) -> int | None:
+    """Tokens that may stand for the document in the full template, beside the question and the answer; None without a window."""
+    if not config.window:
+        return None
+    around = len(codec.chat(fill(config.template("full"), 1, problem=problem, section="").pieces)) + config.final_tokens
+    if config.window <= around:
+        raise UserError(f"The question alone does not fit a window of {config.window} tokens; give a larger --window.")
+    return config.window - around
 
 
 def full_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
     """Baseline: the whole document in one prompt. Past the window the document's middle is cut, never the question."""
-    template, problem = config.template("full"), codec.text(task.question)
-    ids = codec.encode(task.document)
-    if config.window is not None:
-        around = len(codec.chat(fill(template, 1, problem=problem, section="").pieces)) + config.final_tokens
-        if (room := config.window - around) < 1:
-            raise UserError(f"The question alone does not fit a window of {config.window} tokens; give a larger --window.")
-        if len(ids) > room:
-            ids = ids[: room - room // 2] + ids[len(ids) - room // 2 :]
-    yield fill(template, config.final_tokens, final=True, problem=problem, section=codec.decode(ids))
+    problem, ids = codec.text(task.question), codec.encode(task.document)
+    room = _room(problem, config, codec) or len(ids)
+    kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids
+    yield fill(
+        config.template("full"), config.final_tokens, final=True, cut=len(ids) - len(kept), problem=problem, section=codec.decode(kept)
+    )  # fmt: skip
 
 
 def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt."""
+    """Baseline: the `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt.
+
+    Where the window has no room for them all, the ones that match worst lose their ends, then go.
+    """
     import bm25s
 
-    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
+    problem, document = codec.text(task.question), codec.text(task.document)
+    sections = codec.cut(document, config.chunk_tokens, config.max_sections, config.over)
     words = [
         bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0] for text in (task.question, *sections)
     ]
-    best = range(len(sections))[: config.top_k]  # where neither side has a word to match: the beginning
+    best = [*range(len(sections))][: config.top_k]  # where neither side has a word to match: the beginning
     if words[0] and any(words[1:]):
         index = bm25s.BM25()
         index.index(words[1:], show_progress=False)
         best = index.retrieve([words[0]], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
-    ids = [i for k in sorted(best) for i in sections[k].ids]
-    yield fill(
-        config.template("full"), config.final_tokens, final=True, problem=codec.text(task.question), section=codec.decode(ids)
-    )
+    room = _room(problem, config, codec)
+    cut = len(document.ids) - sum(len(section.ids) for section in sections)
+    kept: dict[int, tuple[int, ...]] = {}
+    for k in best:
+        kept[k] = sections[k].ids[:room]
+        cut += len(sections[k].ids) - len(kept[k])
+        room = None if room is None else room - len(kept[k])
+    ids = [i for k in sorted(kept) for i in kept[k]]
+    yield fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(ids))
 
 
 AGENTS: dict[str, Agent] = {"memagent": memagent, "full_context": full_context, "bm25": bm25}

@@ -1,7 +1,7 @@
 """Memories as plain state with an update rule: what an agent carries from one turn to the next.
 
 Holds: the overwritten memory of MemAgent. Leaves out: prompts, models, torch.
-Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
+Exercise it: `pytest tests/test_memagent.py`. Read next: memagent.py.
 """
 
 from __future__ import annotations

@@ -462,7 +462,7 @@ def write_report(folder: Path, title: str = "") -> Path:
         rows = [
             [esc(c.question), esc(c.agent), c.temperature, f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)] for c in leaves
         ]
-        note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory"
+        note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
         section(
             "All metrics",
             f"<details><summary>table</summary>{_table(note, ['question', 'agent', 'temp.', esc(unit), *shown], rows)}</details>",

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ class Engine(Protocol):
     """
 
     codec: Codec
+    window: int | None  # most tokens of a prompt and its response; None: no limit
 
     def add(self, prompt: Prompt, sampling: Sampling, seed: int) -> int:
         """Queue a prompt; returns its key."""
@@ -63,7 +64,9 @@ class Engine(Protocol):
 
 
 class ScriptedEngine:
-    """For tests: answers every prompt with `script(prompt)`, a string; log-probs are 0. `delay` turns are answered per step."""
+    """For tests: answers every prompt with `script(prompt)`, a string; log-probs are 0. `per_step` turns are answered per step."""
+
+    window = None
 
     def __init__(self, codec: Codec, script: Callable[[Prompt], str], per_step: int = 4):
         self.codec, self.script, self.per_step = codec, script, per_step
@@ -195,6 +198,9 @@ def uniform_of(seeds: np.ndarray, position: np.ndarray) -> np.ndarray:
 class TransformersEngine:
     """Generates with the very weights of the trainer: a causal LM of transformers, a slot cache, continuous batching.
 
+    It uses `model.model` and `model.lm_head` themselves (only rows that are sampled from reach the lm_head), and so does the trainer. A
+    model whose logits are not what that gives (scaled, capped, cut to a sliding window) is refused with a `UserError`.
+
     max_rows: most turns in flight. max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
     """
 
@@ -203,15 +209,44 @@ class TransformersEngine:
     ):
         self.model, self.codec = model, codec
         self.max_rows, self.max_cache_tokens, self.max_prefill_tokens = max_rows, max_cache_tokens, max_prefill_tokens
-        self.window: int = model.config.max_position_embeddings
-        if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or ()):
+        config = model.config
+        self.window: int = getattr(config, "max_position_embeddings", 0)
+        layers = getattr(config, "layer_types", None) or ()
+        slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+        if any(kind != "full_attention" for kind in layers) or (not layers and slides and slides < self.window):
+            raise UserError("The transformers engine serves models with full attention in every layer; give another --model.")
+        if not (self.window and hasattr(model, "model") and hasattr(model, "lm_head")):
             raise UserError(
-                "The transformers engine serves models with full attention in every layer; use another engine for this one."
+                f"The transformers engine cannot serve a {type(model).__name__}: it has no .model and .lm_head like Llama or Qwen."
             )
         self.prefilled_tokens = self.generated_tokens = 0
         self._keys = 0
         self._waiting: deque[_Request] = deque()
         self._refused: list[tuple[int, Turn]] = []
+        self._clear()
+        self._try_out()
+
+    @torch.no_grad()
+    def _try_out(self) -> None:
+        """A few greedy tokens must have the log-probs of the model's own forward pass; if not, it computes something else."""
+        for n in (3, 6):
+            self._waiting.append(_Request(n, Prompt((), 4), [*range(2, 2 + n)], Sampling(0.0), 0))
+        turns: list[Turn] = []
+        while len(turns) < 2:
+            turns += [turn for _, turn in self.step()]
+        training, _ = self.model.training, self.model.eval()
+        for turn in turns:
+            ids = torch.tensor([turn.prompt_ids + turn.response_ids], device=self.device)
+            logp = self.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
+            own = logp.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0].tolist()
+            worst = max(abs(a - b) for a, b in zip(turn.logprobs, own, strict=True))
+            if not worst < (1e-2 if self.model.dtype == torch.float32 else 0.5):  # bfloat16 rounds logits of 16 to 0.125
+                raise UserError(
+                    f"The transformers engine cannot serve a {type(self.model).__name__}: its logits are not those of lm_head(model) "
+                    f"with full attention (log-probs differ by {worst:.2g}); give another --model."
+                )
+        self.model.train(training)
+        self.prefilled_tokens = self.generated_tokens = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -381,6 +416,11 @@ def seed_of(*parts) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
 
 
+def fitted(config: AgentConfig, engine: Engine) -> AgentConfig:
+    """The settings with the window that the baselines have: the one asked for, never more than the engine's."""
+    return replace(config, window=min(config.window or engine.window, engine.window)) if engine.window else config
+
+
 def rollout(
     engine: Engine,
     agent: Agent,
@@ -395,7 +435,7 @@ def rollout(
     Every trajectory goes its own pace: there is no barrier between sections. A turn that could not be made ends its trajectory with
     `error` set; it is yielded like the others, and counted as wrong by whoever asks.
     """
-    jobs = iter(jobs)
+    jobs, config = iter(jobs), fitted(config, engine)
     running: dict[int, tuple[Trajectory, object, int, float]] = {}
 
     def begin() -> Iterator[Trajectory]:
@@ -433,7 +473,7 @@ def rollout(
 
 def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampling: Sampling, seed: int = 0) -> Iterator[Turn]:
     """One trajectory, turn by turn as it happens."""
-    steps = agent(task, config, engine.codec)
+    steps = agent(task, fitted(config, engine), engine.codec)
     base, number = seed_of(seed, task.id, 0), 0
     prompt = next(steps)
     while True:

@@ -286,9 +286,16 @@ def load(path: str | Path, **classes: type) -> dict:
 
 
 def of_model(model: str | Path) -> dict:
-    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one."""
+    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one.
+
+    A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates` counts from the model's folder.
+    """
     path = Path(model) / "agent.yaml"
-    return load(path, agent=AgentConfig).get("agent", {}) if path.exists() else {}
+    found = load(path, agent=AgentConfig).get("agent", {}) if path.exists() else {}
+    found.pop("max_sections", None)
+    if found.get("templates"):
+        found["templates"] = str(Path(model, found["templates"]))
+    return found
 
 
 def resolve(name: str, model: str | Path, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:

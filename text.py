@@ -10,12 +10,34 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that says what to do. The commands print it and exit with 2."""
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Around a library's loader of the user's files: what it raises becomes one sentence, and its own long reports are not printed.
+
+    Damaged files make transformers and tokenizers raise whatever they come upon: KeyError, TypeError, a plain Exception, ..
+    """
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+        raise UserError(f"{what} cannot be loaded ({reason if len(reason) < 300 else reason[:299] + '…'}).") from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 class Text(str):
@@ -43,6 +65,10 @@ class Codec:
     A prompt is encoded piece by piece: the template's fixed strings one by one (cached), a `Text` by its ids, any other string by
     the tokenizer. Pieces are never merged across their borders, in training and evaluation alike (spec memagent.md 3.2).
 
+    Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets the ids of those characters. The
+    library cannot do the same for added tokens that are not special (`</think>`, the embedded policy's template pieces): they stop
+    nothing, and a text that spells our tags reads like our tags with every tokenizer.
+
     thinking: False asks the chat template to switch thinking off where it knows how (`enable_thinking`).
     """
 
@@ -52,6 +78,7 @@ class Codec:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._fixed: dict[str, tuple[int, ...]] = {}
         self._head, self._tail = self._chat_frame(thinking, system)
+        self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
 
     @classmethod
     def load(cls, path: str | Path, *, trust_remote_code: bool = False, **kwargs) -> Codec:
@@ -59,15 +86,15 @@ class Codec:
 
         if not Path(path).exists() and str(path).startswith((".", "/", "~")):
             raise UserError(f"No model folder at {path}: give a folder with config.json, tokenizer and safetensors, or a hub name.")
-        try:
+        with loading(f"The tokenizer of {path}"):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise UserError(f"The tokenizer of {path} cannot be loaded: {str(error).splitlines()[0]}") from error
-        try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
-            eos = GenerationConfig.from_pretrained(path).eos_token_id
-        except OSError:
-            eos = None
-        return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
+            try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
+                eos = GenerationConfig.from_pretrained(path).eos_token_id
+            except OSError:
+                if Path(path, "generation_config.json").exists():  # there, but damaged
+                    raise
+                eos = None
+            return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
 
     def _chat_frame(self, thinking: bool, system: str | None) -> tuple[str, str]:
         """What the chat template puts before and after one user message."""
@@ -78,14 +105,14 @@ class Codec:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
         head, found, tail = text.partition(mark)
         if not found:
-            raise UserError("The model's chat template drops the user's message; give another model or --template.")
+            raise UserError("The model's chat template drops the user's message; give another --model.")
         return head, tail
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of one piece, without special tokens around it. A `Text` gives the ids it carries."""
+        """Token ids of one piece, without special tokens around it or in it. A `Text` gives the ids it carries."""
         if isinstance(text, Text):
             return text.ids
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def text(self, text: str) -> Text:
         """A string with its ids, so that it is encoded once."""
@@ -93,17 +120,22 @@ class Codec:
 
     def after_thinking(self, response: Text) -> Text:
         """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
+        rest = response.rpartition("</think>")[2]
+        if "<think>" in rest:
+            return self.text(rest.partition("<think>")[0])  # thoughts that never ended
         if "</think>" not in response:
-            return self.decode(()) if "<think>" in response else response  # thoughts that never ended
+            return response
         end = self.tokenizer.convert_tokens_to_ids("</think>")
         if end in response.ids:
             return self.decode(response.ids[len(response.ids) - response.ids[::-1].index(end) :])
-        return self.text(response.rpartition("</think>")[2])
+        return self.text(rest)
 
     def fixed(self, text: str) -> tuple[int, ...]:
-        """As `encode`, remembered: for the constant pieces of templates."""
+        """Token ids of a template's constant piece, special tokens among them; remembered."""
         if text not in self._fixed:
-            self._fixed[text] = self.encode(text) if text else ()
+            self._fixed[text] = (
+                tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)) if text else ()
+            )
         return self._fixed[text]
 
     def decode(self, ids: Sequence[int]) -> Text:
@@ -118,15 +150,20 @@ class Codec:
         return ids
 
     def response(self, ids: Sequence[int]) -> Text:
-        """A sampled response as text: the ids up to the end-of-sequence id, without it."""
-        return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
+        """A sampled response as text, without padding and end-of-sequence ids (spec memagent.md 3.3).
+
+        Where the chat template itself has opened `<think>`, the text begins with it: thoughts cut short are then known as thoughts.
+        """
+        text = self.decode([i for i in ids if i not in self.eos_ids and i != self.pad_id])
+        return Text(f"<think>{text}", text.ids) if self._thinks_at_once and ids else text
 
     def cut(self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center") -> list[Text]:
         """The document in sections of `n_tokens` ids: no overlap, no alignment, the last one shorter (spec memagent.md 3.1).
 
-        Past `max_sections`, `over="center"` keeps the first and the last half of the ids that fit, `"head"` the first sections.
+        Past `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of the ids that fit, `"head"` the
+        first sections.
         """
         ids = self.encode(document)
-        if max_sections is not None and len(ids) > (limit := max_sections * n_tokens):
+        if max_sections and len(ids) > (limit := max_sections * n_tokens):
             ids = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
         return [self.decode(ids[i : i + n_tokens]) for i in range(0, len(ids), n_tokens)]

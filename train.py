@@ -11,7 +11,7 @@ import logging
 import random
 import shutil
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,11 +25,11 @@ import worlds
 from data import Task
 from graders import score
 from grpo import GRPO, Tasks, with_lora
-from memagent import AGENTS, AgentConfig
+from memagent import AGENTS, TEMPLATES, AgentConfig
 from rollout import TransformersEngine, seed_of
 from runs import Keeper, StepCSV
 from settings import EMBEDDED, GRPOConfig, RunConfig
-from text import Codec, UserError
+from text import Codec, UserError, loading
 
 
 def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False):
@@ -42,15 +42,22 @@ def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", t
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("No CUDA device is at hand; use --device cpu.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+    with loading(f"The model {path}"):
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=trust_remote_code, attn_implementation="sdpa",
+                output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
+        except SafetensorError as error:
+            raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
+        model = model.to(device)
+    # the library would draw at random what it does not find
+    wrong = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if wrong:
+        raise UserError(
+            f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) is missing or of another shape."
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"The model {path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    except SafetensorError as error:
-        raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
-    return model.to(device)
+    return model
 
 
 class WorldTasks:
@@ -180,6 +187,14 @@ def export(module: GRPO, folder: Path) -> None:
         model = copy.deepcopy(model).float().merge_and_unload()
     model.save_pretrained(temporary)
     module.engine.codec.tokenizer.save_pretrained(temporary)
-    settings.dump(temporary / "agent.yaml", agent=module.agent_config)
+    agent = replace(
+        module.agent_config, max_sections=None
+    )  # a cap of training: who reads with the policy reads all, unless told not to
+    if agent.templates:
+        (temporary / "templates").mkdir()
+        for turn in TEMPLATES:
+            if (path := Path(agent.templates, f"{turn}.txt")).is_file():
+                shutil.copy(path, temporary / "templates")
+    settings.dump(temporary / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

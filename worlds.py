@@ -1,7 +1,7 @@
 """Generated English: documents of short facts, and questions about one fact or about two that hang together.
 
 Holds: the vocabulary, `make_task`, `make_tasks`, the split of facts. Leaves out: training (base.py, grpo.py), other data (data.py).
-Exercise it: `python cli.py data look --world two_hop`. Read next: base.py.
+Exercise it: `python cli.py data look world --kind two_hop`. Read next: base.py.
 
 A document is a row of sentences of four words, "Anna joined Boris. Clara reached Lima. ...": a person follows a person or comes to a
 place. The question is always "Where is X?".

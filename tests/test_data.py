@@ -150,6 +150,32 @@ def test_ruler_json_names_its_task(tmp_path):
     assert (task.kind, task.dataset, task.answers) == ("niah_single_1", "ruler", ("12", "34"))
 
 
+def test_tasks_know_how_long_they_are(tmp_path):
+    sources = {
+        50: lines(tmp_path / "vime.jsonl", [VIME | {"metadata": VIME["metadata"] | {"num_docs": 50}}]),
+        40: array(tmp_path / "eval_40.json", [EVAL | {"num_docs": 40}]),
+        30: parquet(tmp_path / "a.parquet", [MEMAGENT | {"extra_info": {"index": 7, "num_docs": 30}}]),
+        3: array(tmp_path / "b.json", [EVAL | {"num_docs": None, "context": EXTRA.document(range(3))}]),
+        1: lines(tmp_path / "own.jsonl", [OWN]),
+        10: lines(tmp_path / "shared.jsonl", [paragraphs(1)]),
+    }
+    for n, path in sources.items():
+        (task,) = read(path)
+        assert (task.n_documents, task.tokens) == (n, 0)
+        for form, name in FILES.items():
+            data.write(tmp_path / name, [task], form)
+            assert read(tmp_path / name)[0].n_documents == n
+    for name, kind, tokens in (
+        ("eval_vt_16384.json", "vt", 16384),
+        ("eval_qa_1_8192.json", "qa_1", 8192),
+        ("mine.json", "mine", 0),
+    ):
+        (task,) = read(array(tmp_path / name, [RULER]))
+        assert (task.kind, task.tokens, task.dataset) == (kind, tokens, "ruler")
+        assert task.asks_for_all == (kind != "qa_1")
+    assert not read(sources[1])[0].asks_for_all
+
+
 def test_hotpotqa_shares_one_pool(tmp_path):
     tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
     assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 5  # Common once
@@ -416,6 +442,13 @@ def test_nothing_is_half_written(tmp_path, form):
             data.write(path, tasks, form)
         assert path.read_bytes() == b"what was there before"
         assert sorted(p.name for p in tmp_path.iterdir()) == there
+
+
+def test_json_is_not_written_into_a_parquet_name(tmp_path):
+    for form in ("vime", "eval", "built"):
+        with pytest.raises(UserError, match=r"must not end in \.parquet"):
+            data.write(tmp_path / "x.parquet", build_ruler_hqa(questions(tmp_path), 40), form)
+    assert [p.name for p in tmp_path.iterdir()] == ["questions.jsonl"]
 
 
 def test_places_that_cannot_be_written(tmp_path):

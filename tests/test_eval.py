@@ -104,6 +104,40 @@ def test_a_row_says_what_happened(codec, tmp_path):
     assert lines(tmp_path / "rows") == [row]
 
 
+def test_rulers_own_tasks_are_graded_by_the_share_of_their_answers(codec, tmp_path):
+    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{12, 56}")
+    some = [Task(kind, "q?", ("12", "34"), text="x", kind=kind, dataset="ruler") for kind in ("vt", "qa_1")]
+    rows = run(codec, tmp_path / "rows", some, engine)
+    assert [row["reward"] for row in rows] == [0.5, 0.0]
+    assert summarise(rows)["accuracy"]["trained"]["one_fact"]["1.0"]["2"]["mean"] == 0.25
+
+
+def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
+    some = list(tasks(2, 3))
+    for name, agent, change, cut in (
+        ("a", memagent, {}, 0),
+        ("b", memagent, {"max_sections": 2}, 24),
+        ("c", full_context, {"window": 100}, None),
+    ):
+        rows = run(codec, tmp_path / name, some, agent=agent, config=replace(base.AGENT, **change))
+        assert all(row["cut"] == cut if cut is not None else row["cut"] > 0 for row in rows)
+        summary = summarise(rows)
+        assert summary["metrics"]["cut"]["trained"]["one_fact"]["1.0"]["2"] == rows[0]["cut"]
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(table(summary))
+        assert ("documents not read whole, by a cap or a window, in 1 of 1 cells" in " ".join(console.export_text().split())) == (
+            cut != 0
+        )
+
+
+def test_thoughts_are_no_memory(codec, tmp_path):
+    answers = iter(["<think>hm", "\\boxed{Lima}"])
+    (found,) = run(
+        codec, tmp_path / "rows", [Task("a", "q?", ("Lima",), text="x")], ScriptedEngine(codec, lambda prompt: next(answers))
+    )
+    assert found["memory_empty"] == 1
+
+
 def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     some = list(tasks(8))
     engine = Failing(
@@ -221,6 +255,7 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
     path = tmp_path / "rows"
     folder = tmp_path / "templates"
     folder.mkdir()
+    (folder / "final.txt").write_text("{problem} {memory}")
     config = replace(base.AGENT, templates=str(folder))
     first = run(codec, path, config=config)
     if template := change.pop("templates", ""):

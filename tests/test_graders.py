@@ -216,6 +216,17 @@ def test_a_response_without_an_answer_scores_nothing(response, form):
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("response", "share"),
+    [(r"\boxed{12, 34 and 56}", 1), (r"\boxed{12, 34}", 2 / 3), (r"\boxed{34}", 1 / 3), (r"\boxed{}", 0), ("12 34 56", 0), ("", 0)],
+)
+def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, share):
+    s = score(response, ["12", "34", "56"], all_asked=True)
+    assert s.reward == s.sub_em == pytest.approx(share)
+    assert score("the answer is 56 and 12.", ["12", "34", "56"], "sentence", True).reward == pytest.approx(2 / 3)
+    assert score(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
+
+
 def test_score_refuses_other_forms():
     with pytest.raises(UserError, match="sentence"):
         score("x", ["x"], "json")

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 import base
+import settings
 import worlds
 from data import Task
 from memagent import (
@@ -68,20 +71,73 @@ def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_te
 
 
 @pytest.mark.parametrize(
-    "content", ["P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n", "{section}", "no slot", "\ufeff{memory} "]
+    ("turn", "content"),
+    [
+        ("update", "P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n"),
+        ("update", "{section}"),
+        ("final", "no slot"),
+        ("final", "\ufeff{memory} "),
+    ],
 )
-def test_a_template_file_is_kept_byte_for_byte(tmp_path, content, codec):
-    (tmp_path / "update.txt").write_bytes(content.encode())
+def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
+    (tmp_path / f"{turn}.txt").write_bytes(content.encode())
     config = AgentConfig(templates=str(tmp_path))
     slots = {"problem": "why?", "memory": "mem {problem}", "section": "sec\r\n"}
-    text = fill(config.template("update"), 5, **slots).text
+    text = fill(config.template(turn), 5, **slots).text
     expected = content
     for name in ("problem", "memory", "section"):  # slots are filled once: what they contain is not looked at
         expected = expected.replace(f"{{{name}}}", f"\0{name}\0")
     for name, value in slots.items():
         expected = expected.replace(f"\0{name}\0", value)
     assert text == expected
-    assert config.template("final") == split_template(default_template("final", "shared", "boxed"))  # absent: our own
+    other = "final" if turn == "update" else "update"
+    assert config.template(other) == split_template(default_template(other, "shared", "boxed"))  # absent: our own
+
+
+def test_a_template_may_use_the_published_names_of_the_slots(tmp_path):
+    (tmp_path / "update.txt").write_text("<problem> \n{prompt}\n</problem>\n{memory}|{chunk}|")
+    (tmp_path / "final.txt").write_text("{prompt} {memory} \\boxed{}")
+    config = AgentConfig(templates=str(tmp_path))
+    text = fill(config.template("update"), 5, problem="why {chunk}?", memory="m", section="s").text
+    assert text == "<problem> \nwhy {chunk}?\n</problem>\nm|s|"
+    assert fill(config.template("final"), 5, problem="why?", memory="m").text == "why? m \\boxed{}"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (None, "no templates in"),
+        ({}, "no templates in"),
+        ({"updates.txt": b"{section}"}, "no templates in"),
+        ({"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
+        ({"full.txt": b"{problem}"}, "needs the slot {section}"),
+        ({"final.txt": b"{memory} {chunk}"}, "slot for the section"),
+        ({"full.txt": b"{memory} {section}"}, "slot for the memory"),
+        ({"update.txt": b"\xff{section}"}, "UTF-8"),
+    ],
+)
+def test_templates_that_cannot_be_used_are_refused_at_once(tmp_path, files, reason):
+    folder = tmp_path / "templates"
+    if files is not None:
+        folder.mkdir()
+    for name, content in (files or {}).items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        AgentConfig(templates=str(folder))
+
+
+def test_a_models_agent_yaml_brings_its_templates_but_no_cap(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    (model / "templates").mkdir(parents=True)
+    (model / "templates" / "final.txt").write_text("{problem} {memory}")
+    (model / "agent.yaml").write_text("agent: {chunk_tokens: 7, max_sections: 8, over: head, templates: templates}\n")
+    monkeypatch.chdir(tmp_path)
+    for path in (model, "model"):
+        config = settings.resolve("default", path, {}, {})[1]
+        assert (config.chunk_tokens, config.max_sections) == (7, None)
+        assert config.template("final")[0] == ("problem", False)
+    assert settings.resolve("default", model, {}, {"max_sections": 3})[1].max_sections == 3  # a flag does cut
+    assert settings.resolve("paper", model, {}, {})[1].max_sections == 8
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("placeholder", "none"), ("keep", "old"), ("empty", " ")])
@@ -112,12 +168,39 @@ def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
     assert worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question)) in prompt.section
 
 
+def test_what_is_cut_off_is_counted(codec):
+    task = worlds.make_task(2, 8, "one_fact")  # 8 sections of 24 tokens
+    for cap, n, cut in ((None, 8, 0), (0, 8, 0), (8, 8, 0), (3, 3, 5 * 24)):
+        prompts = drive(memagent, task, replace(CONFIG, max_sections=cap), codec, ["m"] * n + ["a"])
+        assert len(prompts) == n + 1 and {p.cut for p in prompts} == {cut}
+    (whole,) = drive(bm25, task, replace(CONFIG, top_k=2), codec, ["x"])
+    assert whole.cut == 0  # it reads what it chooses
+    (capped,) = drive(bm25, task, replace(CONFIG, top_k=2, max_sections=6), codec, ["x"])
+    assert capped.cut == 2 * 24
+
+
+def test_bm25_keeps_the_best_sections_where_the_window_is_small(codec):
+    filler = "Otto met Emil. Anna met Otto. Ida met Otto. Max met Vera. Otto met Max. Vera met Ida. "  # 24 tokens
+    evidence = "Anna met Max. Anna reached Lima. Anna met Ida. Anna met Vera. Anna met Emil. Anna met Otto. "
+    task = Task("a", "Where is Anna?", ("Lima",), text=(filler * 9 + evidence + filler * 9).strip())
+    config = replace(CONFIG, top_k=9, window=None)
+    (whole,) = drive(bm25, task, config, codec, ["x"])
+    fixed = len(codec.chat(whole.pieces)) - 9 * 24 + whole.max_tokens
+    for room in (24, 60, 215):
+        (prompt,) = drive(bm25, task, replace(config, window=fixed + room), codec, ["x"])
+        assert len(codec.chat(prompt.pieces)) + prompt.max_tokens == fixed + room and prompt.cut == 9 * 24 - room
+        assert evidence.strip() in prompt.section and task.question in prompt.text
+    with pytest.raises(UserError, match="does not fit"):
+        drive(bm25, task, replace(config, window=20), codec, ["x"])
+
+
 def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
     assert len(drive(memagent, Task("a", "q?", ("b",), text="Anna"), CONFIG, codec, ["m", "a"])) == 2
     assert [p.final for p in drive(memagent, Task("a", "q?", ("b",), text=""), CONFIG, codec, ["a"])] == [True]
 
 
-@pytest.mark.parametrize("wrong", [{"layout": "x"}, {"over": "tail"}, {"form": "b"}, {"empty": "e"}, {"chunk_tokens": 0}])
+@pytest.mark.parametrize("wrong", [{"layout": "x"}, {"over": "tail"}, {"form": "b"}, {"empty": "e"}, {"chunk_tokens": 0},
+                                   {"max_sections": -1}, {"window": -1}])  # fmt: skip
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(UserError):
         AgentConfig(**wrong)

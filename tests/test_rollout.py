@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from conftest import random_policy
 import base
 import worlds
 from memagent import AgentConfig, Finish, bm25, full_context, memagent
-from rollout import Sampling, ScriptedEngine, TransformersEngine, draw, rollout, uniform_of
+from rollout import Sampling, ScriptedEngine, TransformersEngine, draw, follow, rollout, uniform_of
 from text import UserError
 
 CONFIG = base.AGENT
@@ -101,10 +102,83 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
 
 
 def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
-    policy = random_policy(codec, window=100)
-    done = list(rollout(TransformersEngine(policy, codec), full_context, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], CONFIG))
+    policy, config = random_policy(codec, window=100), replace(CONFIG, chunk_tokens=200)
+    done = list(rollout(TransformersEngine(policy, codec), memagent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], config))
     assert sorted(bool(t.error) for t in done) == [False, False, True, True]
     assert all("window of 100" in t.error and t.turns[-1].finish is Finish.FULL for t in done if t.error)
+
+
+def test_the_baselines_never_ask_for_more_than_the_models_window(codec):
+    engine = TransformersEngine(random_policy(codec, window=100), codec)
+    for window in (None, 0, 5000, 100, 90):
+        for agent in (full_context, bm25):
+            config = replace(CONFIG, window=window, top_k=9)
+            done = list(rollout(engine, agent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], config))
+            assert not any(t.error for t in done)
+            sizes = {len(t.turns[0].prompt_ids) + config.final_tokens for t in done}
+            assert max(sizes) == (window or 100 if (window or 0) <= 100 else 100)
+    short, long = (next(follow(engine, full_context, tasks(1, n)[0], CONFIG, Sampling(0.0))) for n in (1, 9))
+    assert (
+        short.prompt.cut == 0 and long.prompt.cut == 9 * 24 - len(codec.encode(long.prompt.section)) > 0
+    )  # what is left out is counted
+
+
+def build(kind: str, **other):
+    """A random model of another architecture."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = dict(vocab_size=500, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+                  max_position_embeddings=256, initializer_range=0.2, pad_token_id=0, eos_token_id=1, bos_token_id=None)  # fmt: skip
+    if kind == "GPT2":
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=500, n_positions=256, n_embd=32, n_layer=2, n_head=4)
+        )
+    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**config | other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "reason"),
+    [
+        ("Granite", {"logits_scaling": 8.0}, "lm_head"),
+        ("Cohere", {}, "lm_head"),
+        ("Mistral", {"sliding_window": 16}, "full attention"),
+        ("Gemma2", {"head_dim": 8}, "full attention"),
+        ("Gemma2", {"head_dim": 8, "layer_types": ["full_attention"] * 2, "final_logit_softcapping": 1.0}, "lm_head"),
+        ("XGLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}, "lm_head"),  # places tokens by itself
+        ("GPT2", {}, "GPT2LMHeadModel"),
+    ],
+)
+def test_a_model_that_the_engine_would_compute_wrongly_is_refused(codec, kind, other, reason):
+    with pytest.raises(UserError, match=reason):
+        TransformersEngine(build(kind, **other), codec)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("Mistral", {"sliding_window": None}), ("Qwen3", {"head_dim": 8}), ("Granite", {})])
+def test_models_that_it_computes_rightly(codec, kind, other):
+    policy = build(kind, **other).train()
+    engine = TransformersEngine(policy, codec)
+    assert policy.training and engine.generated_tokens == 0
+    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    worst = max(abs(a - b) for t in done.turns for a, b in zip(t.logprobs, teacher_forced(policy.eval(), t), strict=True))
+    assert worst < 1e-4
+    engine = TransformersEngine(policy.to(torch.bfloat16), codec)  # is not refused for its rounding
+    assert engine.window == 256
+
+
+def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
+    class Padding(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                turn.response_ids = [0, *turn.response_ids]
+                turn.response = self.codec.response(turn.response_ids)
+            return done
+
+    engine = Padding(codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.")
+    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    assert all(turn.response_ids[0] == 0 for turn in done.turns)
+    assert not any(0 in turn.prompt_ids for turn in done.turns) and done.answer.strip() == "\\boxed{ Lima}"
 
 
 def test_draw_follows_the_distribution():

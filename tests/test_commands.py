@@ -1,0 +1,268 @@
+"""What the commands do beside calling one function: evaluations over files, run folders, trajectories on the screen."""
+
+import gzip
+import json
+import re
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from conftest import random_policy
+from test_report import HOSTILE, record
+
+import base
+import commands
+import data
+import settings
+import train
+from data import Pool, Task, build_ruler_hqa
+from settings import EMBEDDED, EvalConfig
+from text import UserError
+
+QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
+
+
+def eval_json(path, n, texts=("Anna reached Lima.", "Boris reached Lima.", "Clara reached Lima."), **other):
+    items = [
+        {"context": t, "input": f"Where is {t.split()[0]}?", "answers": ["Lima"], "num_docs": n, "index": i}
+        for i, t in enumerate(texts)
+    ]
+    path.write_text(json.dumps([item | other for item in items]))
+    return str(path)
+
+
+def ruler_json(path, answers=("12", "34")):
+    path.write_text(
+        json.dumps([{"index": 0, "input": "Which?", "context": "One is 12.", "outputs": answers, "answer_prefix": "", "length": 5}])
+    )
+    return str(path)
+
+
+def cells(*files, **other):
+    unit, sets = commands.suites(replace(QUICK, data=files, **other))
+    return unit, [(question, length, len(tasks)) for question, length, tasks in sets]
+
+
+# ---------------------------------------------------------------- evaluations of files
+
+
+def test_published_files_are_cells_by_their_number_of_documents(tmp_path):
+    files = [eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200)]
+    assert cells(*files, n=3) == ("documents", [("questions", 50, 3), ("questions", 200, 3)])
+
+
+def test_files_of_one_length_stay_apart(tmp_path):
+    a, b = (eval_json(tmp_path / f"{name}.json", 50) for name in "ab")
+    assert cells(a, b) == ("documents", [(f"questions, {tmp_path.name}/{name}.json", 50, 2) for name in "ab"])
+    (tmp_path / "other").mkdir()
+    other = eval_json(tmp_path / "other" / "a.json", 50)
+    assert [question for question, _, _ in cells(a, other)[1]] == [f"questions, {tmp_path.name}/a.json", "questions, other/a.json"]
+    with pytest.raises(UserError, match="rename one"):
+        cells(a, a)
+
+
+def test_a_file_of_several_lengths_is_one_cell_that_says_so(tmp_path):
+    paths = []
+    for n in (2, 10):
+        source = [
+            Task(f"{n}-{i}", "q?", ("a",), pool=Pool([f"{n}{i}{k}" for k in range(n)], ["x"] * n), order=tuple(range(n)))
+            for i in range(2)
+        ]
+        paths += build_ruler_hqa(source, n)
+    data.write_eval_json(tmp_path / "mixed.json", paths)
+    assert cells(str(tmp_path / "mixed.json"), n=9) == ("documents", [("questions, 2 to 10 documents", 10, 4)])
+
+
+def test_rulers_sets_are_cells_by_task_and_tokens(tmp_path):
+    files = [ruler_json(tmp_path / f"eval_{name}.json") for name in ("vt_8192", "vt_16384", "niah_single_1_8192")]
+    assert cells(*files) == ("tokens", [("vt", 8192, 1), ("vt", 16384, 1), ("niah_single_1", 8192, 1)])
+    with pytest.raises(UserError, match="apart"):
+        cells(files[0], eval_json(tmp_path / "eval_50.json", 50))
+
+
+def test_a_label_of_a_file_cannot_steer_the_terminal(tmp_path):
+    _, ((question, _, _),) = cells(eval_json(tmp_path / "a.json", 50, dataset="\x1b[31m[/] red"))
+    assert question == "\ufffd[31m[/] red"
+    config = replace(QUICK, runs=str(tmp_path), name="e", data=(str(tmp_path / "a.json"),), n=1)
+    assert commands.run_suite(config, base.AGENT) == tmp_path / "e"  # and is no markup of the progress bar's
+
+
+# ---------------------------------------------------------------- evaluations and their folders
+
+
+def test_an_evaluation_over_two_files_keeps_both(tmp_path):
+    files = tuple(eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200))
+    folder = commands.run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3), base.AGENT)
+    leaves = json.loads((folder / "summary.json").read_text())["accuracy"]["memagent"]["questions"]["0.0"]
+    assert {length: leaf["n"] for length, leaf in leaves.items()} == {"50": 3, "200": 3}
+
+
+def test_an_evaluation_never_touches_a_run_that_is_none(tmp_path):
+    run = tmp_path / "m"
+    run.mkdir()
+    for content in ("run: {name: m}\nagent: {}\n", "", "{", "\x00"):
+        (run / "config.yaml").write_text(content)
+        with pytest.raises(UserError, match="no evaluation"):
+            commands.run_suite(replace(QUICK, runs=str(tmp_path), name="m"), base.AGENT)
+        assert (run / "config.yaml").read_text() == content and len([*run.iterdir()]) == 1
+    for name in ("", ".", "..", "../other", str(tmp_path.parent)):
+        with pytest.raises(UserError, match="--name"):
+            commands.run_suite(replace(QUICK, runs=str(tmp_path), name=name), base.AGENT)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made"):
+        commands.run_suite(replace(QUICK, runs=str(tmp_path / "file"), name="e", lengths=(1,)), base.AGENT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m"]
+
+
+@pytest.mark.parametrize(
+    "change", [None, "dtype", "tokenizer.json", "config.json", "chat_template.jinja", "tokenizer_config.json", "model.safetensors"]
+)
+def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED, model)
+    before = commands.fingerprint(str(model), "torch.float32")
+    if change and change != "dtype":
+        with (model / change).open("ab") as file:
+            file.write(b" ")
+    after = commands.fingerprint(str(model), "torch.bfloat16" if change == "dtype" else "torch.float32")
+    assert (before == after) == (change is None)
+    assert commands.fingerprint("a/b", "x") != commands.fingerprint("a/b", "y")
+
+
+def test_answers_in_bfloat16_are_asked_anew(tmp_path):
+    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,), kinds=("one_fact",))
+    settings_of = []
+    for dtype in ("float32", "bfloat16", "float32"):
+        folder = commands.run_suite(replace(config, dtype=dtype), base.AGENT)
+        settings_of += json.loads((folder / "summary.json").read_text())["settings"]
+    assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 4
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, codec):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "final.txt").write_text("{prompt} {memory}")
+    agent = replace(base.AGENT, templates=str(tmp_path / "mine"), max_sections=8)
+    module = SimpleNamespace(
+        model=random_policy(codec), config=SimpleNamespace(lora_rank=0), engine=SimpleNamespace(codec=codec), agent_config=agent
+    )
+    train.export(module, tmp_path / "model")
+    shutil.rmtree(tmp_path / "mine")
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    assert yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())["agent"]["max_sections"] is None
+    _, config = settings.resolve("default", tmp_path / "elsewhere", {}, {})
+    assert config.template("final") == (("problem", False), (" ", True), ("memory", False)) and config.max_sections is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"vocab_size": "x"}, "vocab_size"),
+        ({"hidden_size": 96}, "do not fit"),
+        ({"num_hidden_layers": 5}, "do not fit"),
+        ({"model_type": "no"}, "no"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_one_sentence(tmp_path, capfd, change, reason):
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=reason) as error:
+        train.load_model(model, device="cpu")
+    assert "\n" not in str(error.value) and capfd.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------- on the screen
+
+
+def printed(function, *arguments):
+    """What a command prints, as a terminal would get it, but for colours and the cursor."""
+    with commands.console.capture() as capture:
+        function(*arguments)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+
+
+def test_nothing_in_a_file_steers_the_terminal(tmp_path):
+    text = HOSTILE.replace("\ud83d", "")
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"question": text, "answers": [text], "context": text, "kind": text, "id": text}))
+    shown = printed(commands.look, str(path), None, None, 3, "one_fact", 1)
+    assert "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5  # and the id, clipped in its rule
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
+def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
+    from rollout import ScriptedEngine
+
+    monkeypatch.setattr(
+        commands, "open_engine", lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: "\x1b[31m\\boxed{Lima\x07}")
+    )
+    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
+    config = replace(base.AGENT, memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
+    shown = printed(commands.ask, tmp_path / "doc.txt", "Where?", "", "memagent", 0.0, "cpu", False, config)
+    assert (
+        shown.count("\ufffd[31m") == 2
+        and "Lima\ufffd" in shown
+        and "2 tokens of the text were not read" in shown
+        and not re.search("[\x07\x1b]", shown)
+    )
+
+
+def trajectories(path, *lines):
+    content = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "5",
+        "null",
+        "[]",
+        '{"turns": []}',
+        json.dumps(record() | {"turns": [5]}),
+        json.dumps(record() | {"turns": [{"final": True}]}),
+    ],
+)
+def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
+    with pytest.raises(UserError, match=r"line 2 is no trajectory\.$"):
+        commands.read_records(trajectories(tmp_path / "t.jsonl", record(), bad))
+
+
+@pytest.mark.parametrize("bad", ["{", "9" * 5000, "[" * 100_000])
+def test_a_line_that_is_no_json_is_named(tmp_path, bad):
+    with pytest.raises(UserError, match=r"line 2 cannot be read"):
+        commands.read_records(trajectories(tmp_path / "t.jsonl.gz", record(), bad, record()))
+
+
+def test_damaged_and_unfinished_trajectory_files(tmp_path):
+    path = tmp_path / "t.jsonl.gz"
+    noise = [record(question=f"{i * 7919 % 104729}" * 9, id=str(i)) for i in range(300)]
+    raw = trajectories(path, *noise).read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    assert 0 < len(commands.read_records(path)) < 300  # being written, or killed: what is whole
+    path.write_bytes(raw + raw[:10] + b"\xff" * 99)  # a second member, damaged
+    with pytest.raises(UserError, match=r"t\.jsonl\.gz cannot be read past line \d+: Error -3"):
+        commands.read_records(path)
+    path.write_bytes(b"no gzip")
+    with pytest.raises(UserError, match="cannot be read past line 0"):
+        commands.read_records(path)
+    plain = tmp_path / "t.jsonl"
+    plain.write_bytes(json.dumps(record()).encode() + b"\n\xff\n")
+    with pytest.raises(UserError, match="cannot be read past line"):
+        commands.read_records(plain)
+
+
+def test_sets_and_documents_that_cannot_be(tmp_path):
+    with pytest.raises(UserError, match="at least 1 section"):
+        commands.look("world", None, None, 1, "one_fact", 0)
+    with pytest.raises(UserError, match="--documents"):
+        commands.build(tmp_path / "x", tmp_path / "out", (), 1, None, "", 0, False)
+    assert not (tmp_path / "out").exists()
