@@ -18,6 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from data import Task
+from graders import strip_thinking
 from memagent import Agent, AgentConfig, Finish, Group, Trajectory
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
@@ -358,7 +359,7 @@ class GRPO(lightning.LightningModule):
             "turns": sum(len(t.turns) for t in trajectories) / n,
             "memory_tokens": sum(len(t.response_ids) for t in updates) / u,
             "memory_cut": sum(t.finish is Finish.LENGTH for t in updates) / u,
-            "memory_empty": sum(not t.response.strip() for t in updates) / u,
+            "memory_empty": sum(not strip_thinking(t.response).strip() for t in updates) / u,
             "read_tokens": sum(len(turn.prompt_ids) for t in trajectories for turn in t.turns),
             "written_tokens": len(sampled),
             "surprisal": -sum(sampled) / max(1, len(sampled)),  # of the sampled tokens: an estimate of the entropy
