@@ -174,11 +174,13 @@ def base(out: Annotated[Path, typer.Option(help="folder of the model; it must no
          config: dict = {}):  # noqa: B006  # fmt: skip
     """Train the embedded base policy from nothing, on generated English."""
     from base import train_base
+    from commands import make_folder
     from progress import BaseProgress
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
+    make_folder(out)
     with BaseProgress(base_config.steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
