@@ -61,7 +61,9 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
                     given.append({n: _value(n, types[n], values[n]) for n in names if values.get(n) is not None})
                 return function(*[values[p.name] for p in own], *given)
             except UserError as error:
-                typer.echo(f"memagent: {error}", err=True)
+                from report import clean  # here, so that --help stays quick
+
+                typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -101,21 +103,30 @@ def _merged(config: Path | None, **given: dict) -> list[dict]:
 
 
 Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")]
+RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 Preset = Annotated[str, typer.Option(help="published settings: default, paper, vime")]
 
 
 @command(app, RunConfig, GRPOConfig, AgentConfig)
-def train(config: Config = None, preset: Preset = "default", resume: Annotated[bool, typer.Option(help="go on with the run")] = False,
+def train(config: Config = None, preset: Preset = "default", resume: Annotated[bool, typer.Option(help=RESUME)] = False,
           run: dict = {}, grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
     """Train a policy with GRPO; results lie in RUNS/NAME."""
     run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
+    if resume:
+        run, grpo, agent = settings.resumed(preset, run, grpo, agent)
     run_config = RunConfig(**run)
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent)
+    from eval import write_summary
     from progress import TrainingProgress
+    from report import write_report
+    from runs import summary
     from train import train as run_training
 
     folder = run_training(run_config, grpo_config, agent_config, resume, callbacks=[TrainingProgress(grpo_config.steps)])
-    typer.echo(f"The policy is in {folder / 'model'}, its training in {folder}.")
+    if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
+        write_summary(folder / "summary.json", summary(folder))
+        write_report(folder, title=f"Training {folder.name}")
+    typer.echo(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'} and the files beside it.")
 
 
 @command(app, EvalConfig, AgentConfig)
@@ -139,6 +150,7 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
         agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
+    EvalConfig(device=device)  # for its check
     _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
     from commands import ask as run_ask
 
@@ -162,11 +174,13 @@ def base(out: Annotated[Path, typer.Option(help="folder of the model; it must no
          config: dict = {}):  # noqa: B006  # fmt: skip
     """Train the embedded base policy from nothing, on generated English."""
     from base import train_base
+    from commands import make_folder
     from progress import BaseProgress
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
+    make_folder(out)
     with BaseProgress(base_config.steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")

@@ -52,6 +52,7 @@ class TrainingProgress(lightning.Callback):
 
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
+        self.progress: Progress | None = None  # until training starts: an error before that has no bar to stop
 
     def on_train_start(self, trainer, module) -> None:
         self.progress = bar("steps")
@@ -73,7 +74,8 @@ class TrainingProgress(lightning.Callback):
         self.progress.stop()
 
     def on_exception(self, trainer, module, exception) -> None:
-        self.progress.stop()
+        if self.progress:
+            self.progress.stop()
 
 
 class BaseProgress:

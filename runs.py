@@ -1,6 +1,7 @@
 """Run folders: what a run leaves behind, written so that a run killed at any moment can go on from its last checkpoint.
 
-Holds: `record` (a trajectory as plain data), `Writer` (trajectories.jsonl.gz), `StepCSV` (metrics.csv), `Checkpoints`.
+Holds: `record` (a trajectory as plain data), `Writer` (trajectories.jsonl.gz), `StepCSV` (metrics.csv), `Keeper` (all of them and the
+checkpoints), `read_checkpoint`, `summary`.
 Leaves out: what is trained (grpo.py), what is measured (eval.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -9,7 +10,8 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
               checkpoints/last.ckpt  weights, optimizer, counters, positions in the files beside it
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
               model/               the export: loads with from_pretrained
-              rows.jsonl, summary.json, report.html   from the evaluation (eval.py, report.py)
+              summary.json, report.html   of the training (`summary`), or of the evaluation (eval.py, report.py)
+              rows.jsonl           one line per question of an evaluation
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 
 import lightning
+import torch
 from lightning.pytorch.loggers.logger import Logger
 
 from memagent import Trajectory
+from text import UserError
 
 
 def record(trajectory: Trajectory, step: int | None = None) -> dict:
@@ -149,3 +154,34 @@ class Keeper(lightning.Callback):
 
     def load_state_dict(self, state: dict) -> None:
         self._position = state["position"]
+
+    def on_load_checkpoint(self, trainer, module, checkpoint: dict) -> None:
+        # The module counts its steps itself. Lightning's own counters say after the last step that its loop is at its end: with them a
+        # finished run could not be given more steps.
+        checkpoint.pop("loops", None)
+
+
+def read_checkpoint(path: Path, module: lightning.LightningModule) -> int:
+    """The weights of a checkpoint into the module; returns how many steps were done. UserError if it is damaged or another model's."""
+    try:
+        state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        module.load_state_dict(state["state_dict"])
+        return int(state["memagent"]["done_steps"])
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error).strip().split("\n")[0] or "it is empty"
+        raise UserError(f"{path} is damaged or is no checkpoint of this model, give another --name: {reason}") from error
+
+
+def summary(folder: Path, last: int = 10) -> dict:
+    """What a training came to, from its metrics.csv; with the keys of an evaluation's summary, empty, so that the report takes it."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def total(name: str) -> float:
+        return sum(float(row[name]) for row in rows)
+
+    return {
+        "unit": "sections", "accuracy": {}, "metrics": {}, "steps": len(rows),
+        "reward": sum(float(row["reward"]) for row in rows[-last:]) / len(rows[-last:]),  # mean of the last steps
+        "seconds": round(total("step_s"), 1), "tokens": int(total("read_tokens") + total("written_tokens")),
+    }  # fmt: skip

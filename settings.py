@@ -1,6 +1,7 @@
 """Settings: one frozen dataclass a command, a docstring under every field. The docstrings are the flags' help.
 
-Holds: `GRPOConfig` and the presets, `RunConfig`, `BaseConfig`; `docs`, reading and writing of config.yaml. `AgentConfig` is in memagent.py.
+Holds: `GRPOConfig` and the presets, `RunConfig`, `BaseConfig`; `docs`, reading and writing of config.yaml, and what a
+resumed run takes from it. `AgentConfig` is in memagent.py.
 Leaves out: what the settings do. No torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: data.py.
 """
@@ -9,8 +10,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
-from dataclasses import asdict, dataclass, fields, replace
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +23,39 @@ from memagent import AgentConfig
 from text import UserError
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
+
+# what `train --resume` may change of a run: nothing that its steps so far depend on
+MAY_CHANGE = {"run": {"name", "runs", "save_every", "keep_trajectories", "device"}, "grpo": {"steps"}, "agent": set()}
+
+
+def need(config: object, names: str, right: Callable[..., bool], words: str) -> None:
+    """UserError "NAME must be WORDS, not VALUE" for the first of the fields (or of their items) that is not `right`; nan never is."""
+    for name in names.split():
+        value = getattr(config, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if not right(item):
+                raise UserError(f"{name} must be {words}, not {item!r}.")
+
+
+def need_values(config: object, names: str) -> None:
+    """UserError for the first of the fields that is an empty tuple."""
+    for name in names.split():
+        if not getattr(config, name):
+            raise UserError(f"{name} must name at least one.")
+
+
+def one_of(*allowed: str) -> tuple[Callable[[str], bool], str]:
+    """The last two arguments of `need` for a field with few values."""
+    return lambda value: value in allowed, f"one of {', '.join(allowed)}"
+
+
+COUNT = (lambda n: n >= 1), "at least 1"
+NOT_NEGATIVE = (lambda x: 0 <= x < math.inf), "0 or more"
+SHARE = (lambda x: 0 <= x <= 1), "between 0 and 1"
+TOP_P = (lambda x: 0 < x <= 1), "above 0 and at most 1"
+SEED = (lambda n: 0 <= n < 2**63), "0 or more and below 2^63"
+DTYPE = one_of("auto", "float32", "bfloat16")
+DEVICE = one_of("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +123,23 @@ class GRPOConfig:
     """everything random follows from it"""
 
     def __post_init__(self):
-        for name, allowed in (
-            ("credit", ("share", "split")),
-            ("normalisation", ("mean", "std")),
-            ("aggregation", ("token_mean", "row_mean", "turn_mean", "constant")),
-            ("importance", ("truncate", "mask", "none")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name in ("steps", "group_size", "updates_per_rollout", "micro_tokens", "in_flight"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not self.tasks_per_step or min(self.tasks_per_step) < 1:
-            raise UserError("tasks_per_step must be at least 1.")
-        if self.temperature <= 0:
-            raise UserError("Training samples at a temperature above 0.")
+        need(self, "credit", *one_of("share", "split"))
+        need(self, "normalisation", *one_of("mean", "std"))
+        need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "constant"))
+        need(self, "importance", *one_of("truncate", "mask", "none"))
+        need_values(self, "tasks_per_step")
+        need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)
+        need(self, "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high", *NOT_NEGATIVE)
+        need(self, "clip_low decay_from", *SHARE)
+        need(self, "dual_clip", lambda c: c == 0 or c > 1, "above 1, or 0 for none")
+        need(self, "importance_cap grad_clip", lambda x: x > 0, "above 0")
+        if len(self.betas) != 2:
+            raise UserError(f"betas must be two numbers, such as 0.9,0.95, not {len(self.betas)}.")
+        need(self, "betas", lambda x: 0 <= x < 1, "at least 0 and below 1")
+        need(self, "temperature", lambda t: 0 < t < math.inf, "above 0, training samples")
+        need(self, "top_p", *TOP_P)
+        need(self, "grow_at", lambda x: x == x, "a number")
+        need(self, "seed", *SEED)
 
 
 # name -> (fields of GRPOConfig, fields of AgentConfig), spec memagent.md 2 and 6
@@ -113,7 +153,7 @@ PRESETS: dict[str, tuple[dict, dict]] = {
     ),
     "paper": (
         dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
-             clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
+             clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
         dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
     ),
     "vime": (
@@ -153,6 +193,14 @@ class RunConfig:
     trust_remote_code: bool = False
     """run Python code that comes with the model; off unless you trust it"""
 
+    def __post_init__(self):
+        need_values(self, "lengths kinds")
+        need(self, "lengths", lambda n: n >= 1, "at least 1 section")
+        need(self, "save_every", *COUNT)
+        need(self, "keep_trajectories", *NOT_NEGATIVE)
+        need(self, "dtype", *DTYPE)
+        need(self, "device", *DEVICE)
+
 
 @dataclass(frozen=True, slots=True)
 class BaseConfig:
@@ -188,6 +236,14 @@ class BaseConfig:
     """everything random follows from it"""
     layout: str = "shared"
     """order of the update prompt, as in AgentConfig"""
+
+    def __post_init__(self):
+        need(self, "steps full_sections layers intermediate", *COUNT)
+        need(self, "careless_steps dense_steps updates answers full lr", *NOT_NEGATIVE)
+        need(self, "careful absent", *SHARE)
+        need(self, "hidden", lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
+        need(self, "seed", *SEED)
+        need(self, "layout", *one_of("shared", "paper"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +287,15 @@ class EvalConfig:
     trust_remote_code: bool = False
     """run Python code that comes with the model; off unless you trust it"""
 
+    def __post_init__(self):
+        need_values(self, "data agents lengths kinds temperatures")
+        need(self, "lengths n samples in_flight", *COUNT)
+        need(self, "transcripts temperatures", *NOT_NEGATIVE)
+        need(self, "top_p", *TOP_P)
+        need(self, "seed", *SEED)
+        need(self, "dtype", *DTYPE)
+        need(self, "device", *DEVICE)
+
 
 def docs(cls: type) -> dict[str, str]:
     """Field name -> the docstring under it, on one line."""
@@ -243,11 +308,13 @@ def docs(cls: type) -> dict[str, str]:
 
 
 def dump(path: Path, **sections) -> None:
-    """Write settings as YAML, one section per dataclass."""
+    """Write settings as YAML, one section per dataclass; whole or not at all, a killed run is resumed from them."""
     import yaml
 
     plain = {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in sections.items()}
-    path.write_text(yaml.safe_dump(_lists(plain), sort_keys=False))
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(yaml.safe_dump(_lists(plain), sort_keys=False), encoding="utf-8")
+    temporary.replace(path)
 
 
 def _lists(value):
@@ -257,32 +324,75 @@ def _lists(value):
 
 
 def load(path: str | Path, **classes: type) -> dict:
-    """Read settings written by `dump`: section name -> dict of fields. A wrong file, section or field is a UserError.
+    """Read settings written by `dump`: section name -> dict of fields. A wrong file, section, field or type is a UserError.
 
     classes: section name -> the dataclass it belongs to.
     """
     import yaml
 
     try:
-        text = Path(path).read_text()
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"The settings {path} cannot be read: {error.strerror}.") from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8, or a number of too many digits
+        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no settings: it must have the sections {', '.join(classes)}.")
     out = {}
     for section, values in data.items():
         if section not in classes:
             raise UserError(f"{path} has an unknown section {section!r}; known are {', '.join(classes)}.")
-        known = {f.name: f for f in fields(classes[section])}
-        for name in values or {}:
+        if not isinstance(values, dict | None):
+            raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
+        known = typing.get_type_hints(classes[section])
+        out[section] = {}
+        for name, value in (values or {}).items():
             if name not in known:
                 raise UserError(f"{path}: {section} has no setting {name!r}; known are {', '.join(known)}.")
-        out[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in (values or {}).items()}
+            try:
+                out[section][name] = _typed(value, known[name])
+            except ValueError as error:
+                raise UserError(f"{path}: {section}.{name} must be {error}, not {value!r}.") from None
     return out
+
+
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _typed(value: object, kind: object) -> object:
+    """A value of a YAML file as the annotation of its field wants it; a ValueError says in words what that is."""
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"a list, each item {WORDS[parts[0]]}")
+        return tuple(_typed(item, parts[0]) for item in value)
+    if isinstance(kind, types.UnionType):  # X | None
+        return None if value is None else _typed(value, parts[0])
+    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML 1.1 takes 1e-3 for text
+        except (ValueError, OverflowError):
+            pass
+    elif type(value) is kind:
+        return value
+    raise ValueError(WORDS[kind])
+
+
+def begun(folder: Path) -> dict:
+    """The settings that a run in this folder began with, {} if it was stopped before they were written: section -> fields."""
+    if not (folder / "config.yaml").exists() and not (folder / "checkpoints" / "last.ckpt").exists():
+        return {}
+    return load(folder / "config.yaml", run=RunConfig, grpo=GRPOConfig, agent=AgentConfig)
+
+
+def changed(stored: dict, **now: object) -> list[str]:
+    """The settings in which a run, by `begun`, differs from the settings now and may not, as "grpo.lr 0.1, not 0.2"."""
+    return [
+        f"{section}.{name} {value!r}, not {getattr(now[section], name)!r}"
+        for section, values in stored.items()
+        for name, value in values.items()
+        if name not in MAY_CHANGE[section] and value != getattr(now[section], name)
+    ]
 
 
 def of_model(model: str | Path) -> dict:
@@ -298,11 +408,26 @@ def of_model(model: str | Path) -> dict:
     return found
 
 
-def resolve(name: str, model: str | Path, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
-    """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, single fields."""
+def preset_fields(name: str) -> tuple[dict, dict]:
+    """A preset's fields of GRPOConfig and of AgentConfig."""
     if name not in PRESETS:
         raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    preset_grpo, preset_agent = PRESETS[name]
+    return PRESETS[name]
+
+
+def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
+    """What `resolve` and RunConfig need to go on with a run: the fields it began with, below the preset's and the fields given now."""
+    if not run.get("name"):
+        raise UserError("--resume goes on with a run: say which by --name.")
+    stored = begun(Path(run.get("runs", RunConfig().runs), run["name"]))
+    preset_grpo, preset_agent = preset_fields(preset)
+    given = {"run": run, "grpo": preset_grpo | grpo, "agent": preset_agent | agent}
+    return [stored.get(section, {}) | values for section, values in given.items()]
+
+
+def resolve(name: str, model: str | Path, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
+    """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, single fields."""
+    preset_grpo, preset_agent = preset_fields(name)
     try:
         return replace(GRPOConfig(**preset_grpo), **grpo), replace(AgentConfig(**(of_model(model) | preset_agent)), **agent)
     except TypeError as error:

@@ -6,10 +6,13 @@ Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import logging
 import random
 import shutil
+import sys
 import warnings
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -27,7 +30,7 @@ from graders import score
 from grpo import GRPO, Tasks, with_lora
 from memagent import AGENTS, TEMPLATES, AgentConfig
 from rollout import TransformersEngine, seed_of
-from runs import Keeper, StepCSV
+from runs import Keeper, StepCSV, read_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from text import Codec, UserError, loading
 
@@ -95,8 +98,9 @@ class FileTasks:
 
 
 def reward(form: str):
-    """The outcome reward: the final answer's box (or sentence) equals an accepted answer; nothing else counts (spec memagent.md 4)."""
-    return lambda trajectory: score(trajectory.answer, trajectory.task.answers, form).reward
+    """The outcome reward: the final answer's box (or sentence) equals an accepted answer, or the share of the answers it holds where all
+    are asked for; nothing else counts (spec memagent.md 4)."""
+    return lambda trajectory: score(trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all).reward
 
 
 class Steps:
@@ -107,6 +111,20 @@ class Steps:
 
     def __iter__(self):
         yield from range(self.module.done_steps, self.module.config.steps)
+
+
+def import_bitsandbytes() -> None:
+    """peft imports bitsandbytes, which on some CPUs fetches compiled code from the hub if the package `kernels` is there, and complains if
+    it is not. Imported here first, with that package hidden: nobody asked for either."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    there = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # what an import takes for "not there"
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("bitsandbytes")
+    finally:
+        del sys.modules["kernels"]
+        sys.modules.update(there)
 
 
 def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
@@ -124,6 +142,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     model = load_model(path, dtype, run.device, run.trust_remote_code)
     reference = None
     if config.lora_rank:
+        import_bitsandbytes()
         model = with_lora(model, config)
     elif config.kl:
         reference = copy.deepcopy(model).requires_grad_(False)
@@ -139,39 +158,69 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
 
 
+def run_folder(run: RunConfig, resume: bool) -> Path:
+    """Where the run's results lie. UserError if that cannot be, or is another run's."""
+    folder = Path(run.runs, run.name)
+    try:
+        if Path(run.runs).resolve() not in folder.resolve().parents:
+            raise UserError(f"--name must be the name of a folder inside {run.runs}, not {run.name!r}.")
+        if folder.exists() and not resume:
+            raise UserError(f"The run {folder} is there already: give another --name, or go on with it by --resume.")
+        if resume and not folder.exists():
+            raise UserError(f"There is no run {folder} to resume.")
+    except OSError as error:
+        raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
+    return folder
+
+
 def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=()) -> Path:
-    """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint."""
+    """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
+
+    A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
+    numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
+    before the end of the first step leaves no new folder.
+    """
     quiet()
     run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
-    folder = Path(run.runs, run.name)
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    if folder.exists() and not resume:
-        raise UserError(f"The run {folder} is there already: give another --name, or go on with it by --resume.")
-    if resume and not folder.exists():
-        raise UserError(f"There is no run {folder} to resume.")
+    folder = run_folder(run, resume)
+    if resume and (wrong := settings.changed(settings.begun(folder), run=run, grpo=config, agent=agent_config)):
+        raise UserError(
+            f"The run {folder} began with other settings ({', '.join(wrong)}): leave these out, or give another --name."
+        )
     module = build(run, config, agent_config)
     module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
-    start = torch.load(checkpoint, weights_only=True, mmap=True)["memagent"]["done_steps"] if checkpoint.exists() else 0
-    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    start = read_checkpoint(checkpoint, module) if checkpoint.exists() else 0
+    if start > config.steps:
+        raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
+    try:
+        folder.mkdir(parents=True, exist_ok=resume)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
     settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
-    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
-    trainer = lightning.Trainer(
-        accelerator="cpu" if module.model.device.type == "cpu" else "auto",
-        devices=1,
-        max_epochs=1,
-        logger=[
-            StepCSV(folder / "metrics.csv", start),
-            TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start or None),
-        ],
-        callbacks=[keeper, *callbacks],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
     if start < config.steps:
-        trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
-    else:
-        module.load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
+        keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
+        trainer = lightning.Trainer(
+            accelerator="cpu" if module.model.device.type == "cpu" else "auto",
+            devices=1,
+            max_epochs=1,
+            logger=[
+                StepCSV(folder / "metrics.csv", start),
+                TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+            ],
+            callbacks=[keeper, *callbacks],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        try:
+            trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
+        except UserError:
+            if not resume and not module.done_steps:  # nothing was learnt: only the mistake would be left
+                shutil.rmtree(folder)
+            raise
+        if module.done_steps != config.steps:
+            raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
     export(module, folder / "model")
     return folder
 

@@ -1,11 +1,16 @@
 """The commands as a user types them."""
 
+import csv
+import gzip
 import json
 import os
 import re
 import resource
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +97,35 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("data", "look", "nowhere.jsonl"), "nowhere.jsonl"),
         (("data", "look", "world", "--kind", "three_hop"), "three_hop"),
         (("data", "build", "nowhere.json", "out"), "nowhere.json"),
+        (("train", "--betas", "0.9"), "betas"),
+        (("train", "--lr", "-1"), "lr"),
+        (("train", "--weight-decay", "-1"), "weight_decay"),
+        (("train", "--save-every", "0"), "save_every"),
+        (("train", "--top-p", "0"), "top_p"),
+        (("train", "--grad-clip", "-1"), "grad_clip"),
+        (("train", "--lora-rank", "-1"), "lora_rank"),
+        (("train", "--dtype", "float33"), "dtype"),
+        (("train", "--device", "foo"), "device"),
+        (("train", "--max-sections", "-1"), "max_sections"),
+        (("train", "--lengths", ""), "lengths"),
+        (("train", "--name", ".."), "--name"),
+        (("train", "--resume"), "--name"),
+        (("train", "--resume", "--name", "nowhere"), "nowhere"),
+        (("train", "--runs", __file__), "test_cli.py"),
+        (("eval", "--runs", __file__), "test_cli.py"),
+        (("eval", "--n", "0"), "n must"),
+        (("eval", "--in-flight", "0"), "in_flight"),
+        (("eval", "--samples", "0"), "samples"),
+        (("eval", "--agents", ""), "agents"),
+        (("eval", "--lengths", ""), "lengths"),
+        (("eval", "--lengths", "0"), "lengths"),
+        (("eval", "--temperatures", "-1"), "temperatures"),
+        (("eval", "--top-p", "0"), "top_p"),
+        (("eval", "--device", "foo"), "device"),
+        (("ask", __file__, "why?", "--device", "foo"), "device"),
+        (("base", "--steps", "0"), "steps"),
+        (("base", "--hidden", "100"), "hidden"),
+        (("base", "--out", f"{__file__}/base"), "test_cli.py"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path, monkeypatch, arguments, words):
@@ -104,7 +138,7 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", ""])
+@pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"])
 def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(content)
@@ -231,21 +265,81 @@ def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     assert not [k for k in json.loads((EMBEDDED / "config.json").read_text()) if "auto_map" in k]
 
 
-def test_readme_commands_are_commands():
-    """Every `python cli.py ...` and `make ...` of the README parses: its command exists and knows the flags."""
+# what makes the README's commands small; a flag that is given twice counts as given last
+TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
+SMALL = {
+    "data look": "--n 1",
+    "data build": "--documents 50,200 --n 2",
+    "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
+    "show": "--step 1",
+    "eval": f"--n 1 --temperatures 0 --window 256 {TINY}",
+    "ask": "",
+}
+
+
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
+    """In their order, each with small numbers on top, on files of the names and forms that it speaks of."""
+    monkeypatch.chdir(tmp_path)
+    passages = [(f"Title {i}", [f"Person {i} reached Lima. ", "It rained."]) for i in range(220)]
+    questions = [
+        {"_id": str(i), "question": f"Where is person {i}?", "answer": "Lima", "type": "bridge", "level": "easy",
+         "supporting_facts": [[f"Title {i}", 0]], "context": passages[10 * i : 10 * i + 10]}
+        for i in range(4)
+    ]  # fmt: skip
+    Path("hotpot_dev_distractor_v1.json").write_text(json.dumps(questions))
+    with gzip.open("passages.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"title": title, "text": "".join(text)}) + "\n" for title, text in passages[40:])
+    Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     text = (ROOT / "README.md").read_text()
-    lines = re.findall(r"^(?:python cli\.py|make) .+$", text, re.M)
-    assert len(lines) >= 6
-    targets = (ROOT / "Makefile").read_text()
-    for line in lines:
-        words = line.split("#")[0].split()
-        if words[0] == "make":
-            assert re.search(rf"^{words[1]}:", targets, re.M), line
-            continue
-        names = [words[2]] + ([words[3]] if words[2] == "data" else [])
-        flags = set(re.findall(r"(?<=\s)--[a-z0-9-]+", line))
-        known = re.findall(r"--[a-z0-9-]+", run(*names, "--help"))
-        assert flags <= set(known), line
+    for target in re.findall(r"^ *make (\w+)", text, re.M):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+    lines = re.findall(r"^python cli\.py (.+)$", text, re.M)
+    assert "demo --long" in lines[0] and "--long" in run("demo", "--help")  # that it runs is the test of its short form
+    assert {name for name in SMALL for line in lines if line.startswith(name)} == SMALL.keys()
+    for line in lines[1:]:
+        words = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(EMBEDDED)), comments=True)
+        name = " ".join(words[: 1 + (words[0] == "data")])
+        small = [] if "--resume" in words else SMALL[name].split()  # a run is resumed with its own settings
+        out = run(*words, *small)
+        assert out.strip(), line
+    assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
+    assert "Reward by training step" in Path("runs/mine/report.html").read_text()
+    assert {"bm25", "full_context", "memagent"} == json.loads(Path("runs/eval/summary.json").read_text())["accuracy"].keys()
+
+
+def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 --save-every 1 --chunk-tokens 30 --name".split()
+    )
+    metrics = Path("runs/killed/metrics.csv")
+    with subprocess.Popen([sys.executable, ROOT / "cli.py", *words, "killed"], stdout=subprocess.DEVNULL) as process:
+        while (metrics.read_text().count("\n") if metrics.exists() else 0) < 3 and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    before = Path("runs/killed/config.yaml").read_bytes()
+    result = CliRunner().invoke(cli.app, "train --name killed --resume --seed 9 --lr 0.5".split())
+    assert result.exit_code == 2 and "grpo.lr 0.001, not 0.5" in result.stderr and "grpo.seed 0, not 9" in result.stderr
+    assert "Traceback" not in result.output and Path("runs/killed/config.yaml").read_bytes() == before
+    run("train", "--name", "killed", "--resume")
+    assert Path("runs/killed/config.yaml").read_bytes() == before
+    run(*words, "whole")
+
+    def numbers(name):
+        with Path("runs", name, "metrics.csv").open(newline="") as file:
+            rows = [{k: v for k, v in row.items() if not k.endswith("_s")} for row in csv.DictReader(file)]
+        return rows, Path("runs", name, "model", "model.safetensors").read_bytes()
+
+    assert numbers("killed") == numbers("whole") and len(numbers("killed")[0]) == 4
+    run("train", "--name", "killed", "--resume", "--steps", 5)  # and past its end
+    assert len(numbers("killed")[0]) == 5
+    assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
+
+
+def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():
+    result = CliRunner().invoke(cli.app, ["train", "--data", "\x1b[31mred"])
+    assert result.exit_code == 2 and "\x1b" not in result.stderr and "red" in result.stderr
 
 
 def test_nothing_goes_to_the_network_without_being_asked(own):

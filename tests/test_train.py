@@ -4,8 +4,11 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +18,17 @@ from transformers import AutoModelForCausalLM
 
 import base
 import data
+import runs
 import settings
 import train
 from data import Task
+from memagent import Finish, Prompt, Trajectory, Turn
+from progress import TrainingProgress
 from settings import GRPOConfig, RunConfig
-from text import Codec, UserError
+from text import Codec, Text, UserError
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
+REWARD = train.reward  # the real one
 TIMES = {"rollout_s", "update_s", "step_s"}
 
 
@@ -200,3 +207,135 @@ def test_a_run_is_never_overwritten(model, tmp_path):
         train.train(run_config(model, tmp_path, "a"), GRPO, base.AGENT)
     with pytest.raises(UserError, match="no run"):
         train.train(run_config(model, tmp_path, "b"), GRPO, base.AGENT, resume=True)
+
+
+def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
+    whole, config = replace(GRPO, steps=5), replace(GRPO, steps=2)
+    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, base.AGENT))
+    run = run_config(model, tmp_path, "more")
+    folder = train.train(run, config, base.AGENT)
+    assert_same(outcome(train.train(run, whole, base.AGENT, resume=True)), expected)
+    assert settings.begun(folder)["grpo"]["steps"] == 5
+    with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
+        train.train(run, config, base.AGENT, resume=True)
+    assert_same(outcome(folder), expected)
+    totals = runs.summary(folder)
+    assert totals["steps"] == 5 and totals["reward"] == pytest.approx(sum(float(row["reward"]) for row in expected[1]) / 5)
+    assert totals["tokens"] == sum(float(row["read_tokens"]) + float(row["written_tokens"]) for row in expected[1])
+
+
+def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=2)
+    folder = train.train(run, config, base.AGENT)
+    before = outcome(folder), (folder / "config.yaml").read_bytes()
+    for other in (
+        (run, replace(config, steps=4, lr=0.5, seed=9), base.AGENT),
+        (run, replace(config, steps=4, lora_rank=2), base.AGENT),
+        (run, replace(config, steps=4), replace(base.AGENT, memory_tokens=9)),
+        (replace(run, lengths=(1, 3)), replace(config, steps=4), base.AGENT),
+    ):
+        with pytest.raises(UserError, match="began with other settings"):
+            train.train(*other, resume=True)
+    assert_same(outcome(folder), before[0])
+    assert (folder / "config.yaml").read_bytes() == before[1]
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    folder = train.train(run, config, base.AGENT)
+    path, stored = folder / "checkpoints" / "last.ckpt", (folder / "config.yaml").read_bytes()
+    good = path.read_bytes()
+    state = torch.load(path, weights_only=True)
+    other = {"state_dict": {"x": torch.zeros(1)}}, {**state, "memagent": 5}, [1]
+    for number, damage in enumerate((b"", b"junk", good[: len(good) // 2], *other)):
+        path.unlink()  # the file that was read is still mapped
+        path.write_bytes(damage) if isinstance(damage, bytes) else torch.save(damage, path)
+        with pytest.raises(UserError, match=r"last\.ckpt is damaged or") as error:
+            train.train(run, replace(config, steps=2), base.AGENT, resume=True)
+        assert "\n" not in str(error.value), number
+        assert (folder / "config.yaml").read_bytes() == stored
+    (folder / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        train.train(run, replace(config, steps=2), base.AGENT, resume=True)
+
+
+def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
+    too_long = replace(base.AGENT, memory_tokens=5000)  # than the model's window
+    with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
+        train.train(run_config(model, tmp_path, "a"), GRPO, too_long, callbacks=[TrainingProgress(7)])
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").touch()
+    with pytest.raises(UserError, match="Every trajectory"):
+        train.train(run_config(model, tmp_path, "b"), GRPO, too_long, resume=True)
+    assert (tmp_path / "b" / "mine").exists()  # a folder that was there stays
+
+
+def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Early(train.lightning.Callback):
+        def on_fit_start(self, trainer, module):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train.train(run_config(model, tmp_path, "a"), GRPO, base.AGENT, callbacks=[TrainingProgress(7), Early()])
+
+
+def test_tensorboard_has_every_step_once(model, tmp_path):
+    """Also where a run was killed before its first checkpoint and begins anew."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Stop(Exception):
+        pass
+
+    class Late(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            for logger in trainer.loggers:
+                logger.save()
+            if module.done_steps == 2:
+                raise Stop
+
+    run, config = run_config(model, tmp_path, "a", save_every=9), replace(GRPO, steps=3)
+    with pytest.raises(Stop):
+        train.train(run, config, base.AGENT, callbacks=[Late()])
+    time.sleep(1.1)  # the names of its files count seconds
+    folder = train.train(run, config, base.AGENT, resume=True)
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
+
+
+def test_a_run_lies_in_a_folder_inside_runs(model, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "runs").mkdir()
+    for name in ("..", ".", "../x"):
+        for resume in (False, True):
+            with pytest.raises(UserError, match="must be the name of a folder inside"):
+                train.train(run_config(model, tmp_path / "runs", name), GRPO, base.AGENT, resume)
+    with pytest.raises(UserError, match=r"cannot be (made|there)"):
+        train.train(run_config(model, tmp_path / "file", "a"), GRPO, base.AGENT)
+    with pytest.raises(UserError, match=r"cannot be (made|there)"):
+        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, base.AGENT)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_lora_fetches_no_compiled_code(tmp_path):
+    """bitsandbytes, which peft imports, fetches kernels from the hub where the package `kernels` is installed: here both are stand-ins."""
+    (tmp_path / "kernels.py").write_text("")
+    (tmp_path / "bitsandbytes.py").write_text(
+        "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
+    )
+    code = "import train, sys; train.import_bitsandbytes(); import bitsandbytes; print(bitsandbytes.fetched); import kernels"
+    root = Path(train.__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n" and "gemm_4bit" not in done.stderr
+
+
+def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
+    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
+    share = {"ruler": 2 / 3, "own": 0.0}
+    for dataset, expected in share.items():
+        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
+        assert REWARD("boxed")(Trajectory(task, [turn])) == pytest.approx(expected)
