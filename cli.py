@@ -181,7 +181,7 @@ def base(out: Annotated[Path, typer.Option(help="folder of the model; it must no
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
     make_folder(out)
-    with BaseProgress(base_config.steps) as log:
+    with BaseProgress(base_config.steps + base_config.careless_steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 

@@ -293,7 +293,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"^ *make (\w+)", text, re.M):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
-    lines = re.findall(r"^python cli\.py (.+)$", text, re.M)
+    lines = re.findall(r"^ *python cli\.py (.+)$", text, re.M)
     assert "demo --long" in lines[0] and "--long" in run("demo", "--help")  # that it runs is the test of its short form
     assert {name for name in SMALL for line in lines if line.startswith(name)} == SMALL.keys()
     for line in lines[1:]:
