@@ -384,4 +384,4 @@ def test_presets_are_the_published_settings():
     assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")
     with pytest.raises(UserError, match="default, demo, paper, vime"):
         resolve("papre", "", {}, {})
-    assert set(PRESETS) == {"default", "paper", "vime"}
+    assert set(PRESETS) == {"default", "demo", "paper", "vime"}
