@@ -194,7 +194,7 @@ class RunConfig:
     """run Python code that comes with the model; off unless you trust it"""
 
     def __post_init__(self):
-        need_values(self, "lengths kinds")
+        need_values(self, "data lengths kinds")
         need(self, "lengths", lambda n: n >= 1, "at least 1 section")
         need(self, "save_every", *COUNT)
         need(self, "keep_trajectories", *NOT_NEGATIVE)

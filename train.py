@@ -184,9 +184,8 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
     run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
     folder = run_folder(run, resume)
     if resume and (wrong := settings.changed(settings.begun(folder), run=run, grpo=config, agent=agent_config)):
-        raise UserError(
-            f"The run {folder} began with other settings ({', '.join(wrong)}): leave these out, or give another --name."
-        )
+        which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
+        raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
     module = build(run, config, agent_config)
     module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
     checkpoint = folder / "checkpoints" / "last.ckpt"

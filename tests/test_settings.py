@@ -32,6 +32,7 @@ from text import UserError
         (GRPOConfig, "lora_rank", (-1,)),
         (GRPOConfig, "lora_alpha", (-1.0,)),
         (GRPOConfig, "seed", (-1, 2**63)),
+        (RunConfig, "data", ("",)),
         (RunConfig, "lengths", ((), (0,))),
         (RunConfig, "kinds", ((),)),
         (RunConfig, "save_every", (0,)),
