@@ -178,13 +178,13 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     """Train, evaluate, report; returns the run's folder."""
     start = time.perf_counter()
     plan, folder = PLANS[size], Path(runs, name)
+    run = RunConfig(name=name, runs=runs, keep_trajectories=5)
+    grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
     if folder.exists():
         if not (folder / MARK).exists():
             raise UserError(f"{folder} is there and is not a demo's: give another --name.")
         shutil.rmtree(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: one thread each
-    run = RunConfig(name=name, runs=runs, keep_trajectories=5)
-    grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
     baselines, trained = jobs_of(plan, seed + 1_000_000, folder, agent)
     console.print(
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
