@@ -193,6 +193,7 @@ def demo(long: Annotated[bool, typer.Option("--long", help="more questions and m
          name: Annotated[str, typer.Option(help="name of the run; an earlier run of this name is replaced")] = "demo",
          runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs"):  # fmt: skip
     """Train the embedded policy with GRPO, evaluate it beside the untrained one and full context, write a report."""
+    settings.run_path(runs, name)  # for its check: what lies there is removed
     from demo import run_demo
 
     run_demo("long" if long else "short" if short else "default", seed, name, runs)

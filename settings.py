@@ -378,6 +378,14 @@ def _typed(value: object, kind: object) -> object:
     raise ValueError(WORDS[kind])
 
 
+def run_path(runs: str, name: str) -> Path:
+    """RUNS/NAME. UserError unless that is a folder inside RUNS: with an empty name it would be RUNS itself, with all runs in it."""
+    folder = Path(runs, name)
+    if Path(runs).resolve() not in folder.resolve().parents:
+        raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
+    return folder
+
+
 def begun(folder: Path) -> dict:
     """The settings that a run in this folder began with, {} if it was stopped before they were written: section -> fields."""
     if not (folder / "config.yaml").exists() and not (folder / "checkpoints" / "last.ckpt").exists():
@@ -419,7 +427,8 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
     """What `resolve` and RunConfig need to go on with a run: the fields it began with, below the preset's and the fields given now."""
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
-    stored = begun(Path(run.get("runs", RunConfig().runs), run["name"]))
+    run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved since it began
+    stored = begun(Path(run["runs"], run["name"]))
     preset_grpo, preset_agent = preset_fields(preset)
     given = {"run": run, "grpo": preset_grpo | grpo, "agent": preset_agent | agent}
     return [stored.get(section, {}) | values for section, values in given.items()]

@@ -160,10 +160,8 @@ def quiet() -> None:
 
 def run_folder(run: RunConfig, resume: bool) -> Path:
     """Where the run's results lie. UserError if that cannot be, or is another run's."""
-    folder = Path(run.runs, run.name)
+    folder = settings.run_path(run.runs, run.name)
     try:
-        if Path(run.runs).resolve() not in folder.resolve().parents:
-            raise UserError(f"--name must be the name of a folder inside {run.runs}, not {run.name!r}.")
         if folder.exists() and not resume:
             raise UserError(f"The run {folder} is there already: give another --name, or go on with it by --resume.")
         if resume and not folder.exists():

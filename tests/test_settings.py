@@ -164,7 +164,7 @@ def test_what_a_model_says_about_reading_is_checked_too(tmp_path):
         settings.resolve("default", tmp_path, {}, {})
 
 
-def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path):
+def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     folder.mkdir()
     begun = RunConfig(name="mine", runs=str(tmp_path), lengths=(3,)), GRPOConfig(steps=7, lr=1e-6), AgentConfig(chunk_tokens=9)
@@ -186,5 +186,12 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path)
     assert changed(now(agent={"chunk_tokens": 8})) == ["agent.chunk_tokens 9, not 8"]
     assert changed(now(run=name | {"lengths": (2,)})) == ["run.lengths (3,), not (2,)"]
     assert "agent.chunk_tokens 9, not 2048" in changed(now("vime"))  # a preset given with --resume is not passed over
+    folder.rename(tmp_path / "moved")
+    moved = settings.resumed("default", {"name": "moved", "runs": str(tmp_path)}, {}, {})[0]
+    assert (moved["name"], moved["runs"], moved["lengths"]) == ("moved", str(tmp_path), (3,))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "runs" / "mine")
+    assert settings.resumed("default", {"name": "mine"}, {}, {})[0] == moved | {"name": "mine", "runs": "runs"}
     with pytest.raises(UserError, match="by --name"):
         settings.resumed("default", {}, {}, {})
