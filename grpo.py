@@ -58,22 +58,25 @@ class Row:
 def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[Row]:
     """The rows of all groups that carry a signal, in the order of groups, trajectories and turns.
 
-    Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline.
+    Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline. The rare outcome of
+    a group (the one failure among successes, or the one success) has the larger advantages; its trajectories are never thinned out.
     """
     rows = []
     number = 0
     for group in groups:
         advantage = advantages([t.reward for t in group.trajectories], config.normalisation)
+        usual = sum(map(abs, advantage)) / len(advantage) * (1 + 1e-9)
         for a, trajectory in zip(advantage, group.trajectories, strict=True):
             number += 1
             turns = [t for t in trajectory.turns if t.response_ids]
             if not group.signal or not turns:
                 continue
+            thin = abs(a) <= usual
             if config.credit == "split":
                 a /= len(turns)
             updates = [t for t in turns if not t.prompt.final]
             weight, k = 1.0, config.turns_per_trajectory
-            if 0 < k < len(updates):
+            if thin and 0 < k < len(updates):
                 draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
                 chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
                 turns, weight = [t for t in turns if t.prompt.final or id(t) in chosen], len(updates) / k

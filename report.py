@@ -223,6 +223,8 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     trained_on: the longest documents of training, in the summary's unit.
     """
     accuracy = summary["accuracy"]
+    if not accuracy and "reward" in summary:
+        return f"{summary['steps']} training steps; the mean reward of the last ones is {summary['reward']:.2f}. Nothing has been evaluated yet."
     if not accuracy:
         return "Nothing has been evaluated yet."
     lead = "trained" if "trained" in accuracy else next(iter(accuracy))

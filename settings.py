@@ -90,7 +90,8 @@ class GRPOConfig:
     importance_cap: float = 2.0
     """cap of that correction"""
     turns_per_trajectory: int = 0
-    """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all"""
+    """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all. The
+    rare outcome of a group (failures among successes, or the reverse) is trained whole"""
     lr: float = 7e-4
     """peak learning rate"""
     warmup: int = 5

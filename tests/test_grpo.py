@@ -142,6 +142,9 @@ def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
 def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     groups = sampled(policy, codec, sections=4)
     groups[0].trajectories[0].turns = groups[0].trajectories[0].turns[1:]  # one trajectory is shorter than the others
+    for group, rewards in zip(groups, ([1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]), strict=True):
+        for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+            trajectory.reward = reward
     config = replace(CONFIG, turns_per_trajectory=2)
     assert rows_of(groups, config, seed=0) == rows_of(groups, config, seed=0) != rows_of(groups, config, seed=1)
     key = lambda r: (r.trajectory, tuple(r.prompt_ids), tuple(r.response_ids))  # noqa: E731
@@ -153,7 +156,9 @@ def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     assert mean.keys() == full.keys()
     assert all(mean[k] == pytest.approx(full[k], abs=0.25 * full[k]) for k in full)  # 5 standard errors
     rows = rows_of(groups, config, seed=0)
-    assert {r.trajectory: r.weight for r in rows}[0] == 1.0 and {r.weight for r in rows if r.trajectory == 0} == {1.5, 1.0}
+    weights = [[r.weight for r in rows if r.trajectory == t] for t in range(8)]
+    assert weights[0] == [1.5, 1.5, 1.0] and weights[1:3] == weights[4:7][:2] == [[2.0, 2.0, 1.0]] * 2
+    assert weights[3] == weights[7] == [1.0] * 5  # the rare failure and the rare success are trained whole
     # the normaliser counts a row as often as it stands for: the weights sum to what they sum to without drawing
     for aggregation in ("token_mean", "turn_mean"):
         weights = token_weights(rows, replace(config, aggregation=aggregation))
