@@ -311,7 +311,7 @@ def _short(share: float) -> str:
 
 
 def table(summary: dict) -> Table:
-    """Accuracy by length for the terminal: a line per question, agent and temperature; five lengths fit into 100 columns."""
+    """Accuracy by length for the terminal: a line per question, agent and temperature; five lengths fit into 80 columns."""
     from rich.table import Table
     from rich.text import Text
 
@@ -323,18 +323,20 @@ def table(summary: dict) -> Table:
     failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
     cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
     failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
-    shown = Table(title=f"Accuracy by {summary['unit']}", box=None, padding=(0, 2, 0, 0),
-                  caption=f"mean [95 % interval], n = {n} questions a cell{failed}")  # fmt: skip
-    shown.add_column("")
-    shown.add_column("T")
+    shown = Table(title=f"Accuracy by {summary['unit']}", box=None, padding=(0, 1, 0, 0),
+                  caption=f"mean and 95 % interval, n = {n} questions a cell{failed}")  # fmt: skip
+    shown.add_column("", no_wrap=True)
+    shown.add_column("T", no_wrap=True)
     for length in lengths:
         shown.add_column(f"{length:,}", justify="right", no_wrap=True)
     for question in dict.fromkeys(cell.question for cell in leaves):
         shown.add_row(Text(question, "bold"))
         for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
             values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
-            texts = [f"{_short(v['mean'])} [{_short(v['low'])},{_short(v['high'])}]" if v else "" for v in values]
-            shown.add_row(Text(f" {agent}"), Text(temperature), *map(Text, texts))
+            texts = [
+                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}", "dim")) if v else "" for v in values
+            ]
+            shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
     return shown
 
 
