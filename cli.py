@@ -5,6 +5,7 @@ Holds: typer commands, nothing else: logic is in the modules that they call, imp
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import sys
@@ -65,6 +66,13 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
 
                 typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                typer.echo(
+                    "memagent: the disk is full; make room and call again, train with --resume: finished work is kept.", err=True
+                )
+                raise typer.Exit(2) from None
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -104,7 +112,7 @@ def _merged(config: Path | None, **given: dict) -> list[dict]:
 
 Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-Preset = Annotated[str, typer.Option(help="published settings: default, paper, vime")]
+Preset = Annotated[str, typer.Option(help="several settings at once: default, paper, vime, demo")]
 
 
 @command(app, RunConfig, GRPOConfig, AgentConfig)
@@ -193,7 +201,6 @@ def demo(long: Annotated[bool, typer.Option("--long", help="more questions and m
          name: Annotated[str, typer.Option(help="name of the run; an earlier run of this name is replaced")] = "demo",
          runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs"):  # fmt: skip
     """Train the embedded policy with GRPO, evaluate it beside the untrained one and full context, write a report."""
-    settings.run_path(runs, name)  # for its check: what lies there is removed
     from demo import run_demo
 
     run_demo("long" if long else "short" if short else "default", seed, name, runs)

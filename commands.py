@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.text import Text as Styled
 
 import data
+import settings
 import worlds
 from data import Task
 from memagent import AGENTS, AgentConfig
@@ -249,9 +250,7 @@ def evaluation_folder(config: EvalConfig) -> Path:
     """Where an evaluation's results lie; refused if something else lies there, such as a training run."""
     import yaml
 
-    folder = Path(config.runs, config.name)
-    if Path(config.runs).resolve() not in folder.resolve().parents:
-        raise UserError(f"--name must be the name of a folder inside {config.runs}, not {config.name!r}.")
+    folder = settings.run_path(config.runs, config.name)
     path = folder / "config.yaml"
     try:
         there = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"eval": {}}
@@ -264,7 +263,6 @@ def evaluation_folder(config: EvalConfig) -> Path:
 
 def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     """Every agent on every length at every temperature; rows, summary and report in the evaluation's folder."""
-    import settings
     from eval import evaluate, summarise, table, write_summary
     from report import write_report
     from rollout import Sampling

@@ -177,7 +177,7 @@ class Workers:
 def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     """Train, evaluate, report; returns the run's folder."""
     start = time.perf_counter()
-    plan, folder = PLANS[size], Path(runs, name)
+    plan, folder = PLANS[size], settings.run_path(runs, name)  # what lies there is removed
     run = RunConfig(name=name, runs=runs, keep_trajectories=5)
     grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
     if folder.exists():

@@ -146,7 +146,12 @@ class Keeper(lightning.Callback):
 
     def save(self, trainer) -> None:
         temporary = self.last.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)
+        try:
+            trainer.save_checkpoint(temporary)
+        except (OSError, RuntimeError) as error:  # torch says with a RuntimeError that the disk is full
+            temporary.unlink(missing_ok=True)
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(f"{self.last} cannot be written, the one before it is kept; --resume when it can: {reason}") from error
         temporary.replace(self.last)
 
     def state_dict(self) -> dict:

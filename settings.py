@@ -24,8 +24,13 @@ from text import UserError
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
 
-# what `train --resume` may change of a run: nothing that its steps so far depend on
-MAY_CHANGE = {"run": {"name", "runs", "save_every", "keep_trajectories", "device"}, "grpo": {"steps"}, "agent": set()}
+# what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed at once may change, for a run
+# that has run out of memory; sums are then rounded in another order
+MAY_CHANGE = {
+    "run": {"name", "runs", "save_every", "keep_trajectories", "device"},
+    "grpo": {"steps", "micro_tokens", "in_flight"},
+    "agent": set(),
+}
 
 
 def need(config: object, names: str, right: Callable[..., bool], words: str) -> None:

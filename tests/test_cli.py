@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import csv
+import errno
 import gzip
 import json
 import os
@@ -51,6 +52,14 @@ def own(tmp_path):
 def test_help_names_every_flag_and_imports_no_torch(command):
     code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert "Usage" in python(code)
+
+
+def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("commands.look", full)
+    assert "the disk is full; make room" in run("data", "look", "world", code=2)
 
 
 def test_help_answers_within_a_second():

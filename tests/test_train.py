@@ -240,6 +240,34 @@ def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
     assert (folder / "config.yaml").read_bytes() == before[1]
 
 
+def test_a_run_out_of_memory_goes_on_with_smaller_batches(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    train.train(run, config, base.AGENT)
+    folder = train.train(run, replace(config, steps=2, micro_tokens=64, in_flight=3), base.AGENT, resume=True)
+    assert settings.begun(folder)["grpo"]["micro_tokens"] == 64 and len(outcome(folder)[1]) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_path):
+    """A limit on the size of files stands for the full disk."""
+    import resource
+
+    class Full(train.lightning.Callback):
+        def on_train_batch_start(self, trainer, module, *_):
+            if module.done_steps == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+    run, config = run_config(model, tmp_path, "a", save_every=1, keep_trajectories=0), replace(GRPO, steps=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(UserError, match=r"last\.ckpt cannot be written, the one before it is kept"):
+            train.train(run, config, base.AGENT, callbacks=[Full()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["last.ckpt"]
+    once = train.train(replace(run, name="once"), config, base.AGENT)
+    assert_same(outcome(train.train(run, config, base.AGENT, resume=True)), outcome(once))
+
+
 def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
     folder = train.train(run, config, base.AGENT)
