@@ -258,9 +258,17 @@ class GRPO(lightning.LightningModule):
         end = time.perf_counter()
         self.metrics |= {"rollout_s": rolled - start, "update_s": end - rolled, "step_s": end - start}
 
+    def at_level(self, values: Sequence):
+        """The value for the present length of the tasks; the last one holds for all further lengths."""
+        return values[min(self.level, len(values) - 1)]
+
     @property
     def n_tasks(self) -> int:
-        return self.config.tasks_per_step[min(self.level, len(self.config.tasks_per_step) - 1)]
+        return self.at_level(self.config.tasks_per_step)
+
+    @property
+    def temperature(self) -> float:
+        return self.at_level(self.config.temperature)
 
     def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
         """G trajectories of each task, graded."""
@@ -269,7 +277,7 @@ class GRPO(lightning.LightningModule):
         if len(groups) < len(tasks):
             raise UserError("Two tasks of one step have the same id; ids must be unique.")
         jobs = ((task, g) for task in tasks for g in range(config.group_size))
-        sampling = Sampling(config.temperature, config.top_p)
+        sampling = Sampling(self.temperature, config.top_p)
         for trajectory in rollout(
             self.engine, self.agent, jobs, self.agent_config, sampling, seed_of(config.seed, step), config.in_flight
         ):
@@ -300,7 +308,7 @@ class GRPO(lightning.LightningModule):
             total = sum(w * len(r.response_ids) for w, r in zip(weights, part, strict=True))
             reference = self.reference_logprobs(part) if config.kl else None
             for batch in pack(part, self.engine.codec.pad_id, config.micro_tokens):
-                logp = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), config.temperature)
+                logp = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.temperature)
 
                 def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
                     return torch.tensor([v for i in index for v in values(i)], device=like.device)
@@ -333,7 +341,7 @@ class GRPO(lightning.LightningModule):
         """Log-probs of every row under a model, without gradient: [rows][response ids]."""
         out: list[list[float]] = [[]] * len(rows)
         for batch in pack(rows, self.engine.codec.pad_id, self.config.micro_tokens):
-            flat = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.config.temperature)
+            flat = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.temperature)
             sizes = [len(rows[i].response_ids) for i in batch.index]
             for i, part in zip(batch.index, flat.split(sizes), strict=True):
                 out[i] = part.tolist()

@@ -109,8 +109,9 @@ class GRPOConfig:
     """AdamW's"""
     grad_clip: float = 1.0
     """largest norm of the gradient; a step whose norm is not finite is skipped and counted"""
-    temperature: float = 1.0
-    """sampling temperature of the rollout; the trainer's log-probs are taken at it too"""
+    temperature: tuple[float, ...] = (1.0,)
+    """sampling temperature of the rollout, the trainer's log-probs are taken at it too; several numbers: one for each length that the
+    tasks grow to, the last one for all further ones"""
     top_p: float = 1.0
     """nucleus of the rollout; below 1 the sampler's distribution is no longer the trainer's"""
     grow_at: float = 0.9
@@ -133,7 +134,7 @@ class GRPOConfig:
         need(self, "normalisation", *one_of("mean", "std"))
         need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "constant"))
         need(self, "importance", *one_of("truncate", "mask", "none"))
-        need_values(self, "tasks_per_step")
+        need_values(self, "tasks_per_step temperature")
         need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)
         need(self, "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high", *NOT_NEGATIVE)
         need(self, "clip_low decay_from", *SHARE)
@@ -153,7 +154,7 @@ PRESETS: dict[str, tuple[dict, dict]] = {
     "default": ({}, {}),
     # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated: a failure of probability p there has p^1.6 at 1
     "demo": (
-        dict(tasks_per_step=(8,), group_size=16, normalisation="mean", temperature=1.6, lr=4e-4, decay_from=0.6,
+        dict(tasks_per_step=(8,), group_size=16, normalisation="mean", temperature=(1.6,), lr=4e-4, decay_from=0.6,
              turns_per_trajectory=5, micro_tokens=4096),
         {},
     ),

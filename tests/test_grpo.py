@@ -37,7 +37,7 @@ def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens):
     tasks = list(worlds.make_tasks(0, n, sections, "one_fact"))
     groups = {t.id: Group(t, []) for t in tasks}
     jobs = ((t, g) for t in tasks for g in range(config.group_size))
-    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling(config.temperature)):
+    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling(config.temperature[0])):
         t.reward = reward(t)
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
@@ -301,6 +301,17 @@ def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, 
         mismatches.append(grpo.metrics["mismatch"])
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert grpo.metrics["trained_rows"] > 0 and 0 < max(mismatches) < 1e-5
+
+
+def test_each_length_has_its_temperature_in_sampler_and_trainer(policy, codec):
+    grpo = module(policy, codec, replace(CONFIG, temperature=(0.5, 1.7), grow_steps=1), reward=lambda t: 1 + by_tokens(t))
+    surprisals = []
+    for level in (0, 1, 1):
+        assert grpo.level == level
+        grpo.training_step(None, 0)
+        surprisals.append(grpo.metrics["surprisal"])
+        assert grpo.metrics["trained_rows"] > 0 and grpo.metrics["mismatch"] < 1e-5
+    assert surprisals[0] < surprisals[1] - 0.01  # hotter
 
 
 def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec):
