@@ -48,8 +48,8 @@ PLANS = {
         steps=60,
         sampled={4: 128, 16: 128, 64: 128, 256: 64, 1024: 24},
         greedy={4: 128, 16: 128, 64: 64, 256: 16, 1024: 8},
-        untrained={4: 128, 16: 128, 64: 64, 256: 16, 1024: 4},
-        full_context={4: 128, 16: 128, 64: 64, 256: 32, 1024: 32},
+        untrained={4: 128, 16: 128, 64: 32, 256: 8, 1024: 4},
+        full_context={4: 128, 16: 128, 64: 32, 256: 32, 1024: 32},
         reverse={4: 64, 16: 64},
     ),
     "long": Plan(
@@ -66,21 +66,21 @@ PLANS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One cell to fill, in whatever process."""
+    """The cells of one agent, temperature and length, to fill in whatever process."""
 
     agent: str  # trained, untrained, full_context
     model: str
-    question: str
+    kinds: tuple[str, ...]  # of question, side by side: a few long documents alone leave the engine half empty
     temperature: float
     sections: int
-    n: int
+    n: int  # questions of each kind
     seed: int
     folder: str
     config: AgentConfig
 
     @property
     def cost(self) -> int:
-        return self.n * self.sections
+        return self.n * self.sections * len(self.kinds)
 
 
 @lru_cache(maxsize=2)
@@ -91,7 +91,7 @@ def _engine(model: str):
 
 
 def fill(job: Job) -> list[dict]:
-    """Evaluate one cell; returns its rows."""
+    """Evaluate the cells; returns their rows."""
     import torch
 
     from eval import evaluate
@@ -100,13 +100,14 @@ def fill(job: Job) -> list[dict]:
 
     torch.set_num_threads(1)
     engine, model = _engine(job.model)
-    name = f"{job.agent}-{job.question}-{job.temperature:g}-{job.sections}"
+    name = f"{job.agent}-{'+'.join(job.kinds)}-{job.temperature:g}-{job.sections}"
+    by_kind = [worlds.make_tasks(job.seed, job.n, job.sections, kind, "test") for kind in job.kinds]
     keep = job.agent == "trained" and job.temperature > 0 and job.sections in (4, 16, 64)
     return evaluate(
         engine, full_context if job.agent == "full_context" else memagent,
-        worlds.make_tasks(job.seed, job.n, job.sections, job.question, "test"), job.config, Sampling(job.temperature),
-        name=job.agent, question=job.question, length=job.sections, rows=Path(job.folder, "rows", f"{name}.jsonl"), model=model,
-        seed=job.seed, record_to=Path(job.folder, "rows", f"{name}.transcripts") if keep else None, n_records=2,
+        (task for tasks in zip(*by_kind, strict=True) for task in tasks), job.config, Sampling(job.temperature),
+        name=job.agent, length=job.sections, rows=Path(job.folder, "rows", f"{name}.jsonl"), model=model,
+        seed=job.seed, record_to=Path(job.folder, "rows", f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
     )  # fmt: skip
 
 
@@ -116,8 +117,7 @@ def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[l
 
     def cells(agent: str, model: str, temperature: float, questions: dict[int, int], kinds=KINDS) -> Iterator[Job]:
         for sections, n in questions.items():
-            for kind in kinds:
-                yield Job(agent, model, kind, temperature, sections, n, seed, where, config)
+            yield Job(agent, model, kinds, temperature, sections, n, seed, where, config)
 
     base = [
         job
@@ -201,7 +201,7 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
         train_s = _train(run, grpo, agent, plan.steps, workers)
         workers.hire(1)
         workers.add(trained)
-        with bar("cells") as progress:
+        with bar("parts") as progress:
             shown = progress.add_task("evaluating", total=len(baselines) + len(trained), note="")
             while workers.busy:
                 workers.collect(timeout=1.0)

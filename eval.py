@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -148,7 +148,7 @@ def evaluate(
     sampling: Sampling,
     *,
     name: str,
-    question: str,
+    question: str = "",
     length: int,
     rows: Path,
     model: str = "",
@@ -160,6 +160,8 @@ def evaluate(
     progress: Callable[[dict], None] = lambda row: None,
 ) -> list[dict]:
     """Fill one cell: every task `samples` times, one row each (`row_of`), returned in the order of tasks and samples.
+
+    Without `question` it is several cells, one for each kind of the tasks, side by side in the engine.
 
     A row is appended to the file `rows` the moment its trajectory finishes. A row that the file has already is not made again if
     all it depends on is the same: cell, agent, its settings and templates, sampling, seed, `model` (the caller's fingerprint of the
@@ -196,14 +198,15 @@ def evaluate(
         with engine.awake():
             for trajectory in rollout(engine, agent, jobs(), agent_config, sampling, seed, in_flight):
                 task, sample = trajectory.task, trajectory.sample
-                row = row_of(trajectory, cell, agent_config.form) | {"settings": settings, "task": contents[task.id]}
+                of_kind = replace(cell, question=question or task.kind)
+                row = row_of(trajectory, of_kind, agent_config.form) | {"settings": settings, "task": contents[task.id]}
                 trajectory.reward = row["reward"]
                 # the transcript goes first: killed between the two, there is one too many, which the report drops
                 if record_to is not None and sample == 0 and task.id in islice(contents, n_records):
                     from runs import record
 
                     with Lines(record_to) as records:
-                        records.append(record(trajectory) | {"cell": asdict(cell), "settings": settings})
+                        records.append(record(trajectory) | {"cell": asdict(of_kind), "settings": settings})
                 file.append(row)
                 found[task.id, sample] = row
                 progress(row)

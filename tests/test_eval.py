@@ -176,6 +176,21 @@ def test_a_failed_trajectory_is_wrong_even_with_the_answer_in_hand(codec):
     assert (found["reward"], found["sub_em"], found["prediction"], found["finish"]) == (0.0, 0.0, None, "error")
 
 
+def test_kinds_side_by_side_are_the_cells_that_they_are_apart(codec, tmp_path):
+    def all_rows(name, question, tasks):
+        found = evaluate(ScriptedEngine(codec, script), memagent, tasks, base.AGENT, Sampling(), name="a", question=question, length=2,
+                         rows=tmp_path / name, record_to=tmp_path / "records", n_records=2)  # fmt: skip
+        return [{k: v for k, v in row.items() if k not in ("seconds", "settings")} for row in found]
+
+    kinds = ("two_hop", "one_fact")
+    mixed = [task for pair in zip(*(worlds.make_tasks(0, 4, 2, kind) for kind in kinds), strict=True) for task in pair]
+    together = all_rows("together", "", mixed)
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    assert {record["cell"]["question"] for record in records} == set(kinds)
+    for kind in kinds:
+        assert [row for row in together if row["question"] == kind] == all_rows(kind, kind, worlds.make_tasks(0, 4, 2, kind))
+
+
 def test_a_question_that_does_not_fit_the_window_is_a_failed_row(codec, tmp_path):
     rows = run(codec, tmp_path / "rows", agent=full_context, config=replace(base.AGENT, window=20))
     assert [row["reward"] for row in rows] == [0] * 6 and all("does not fit" in row["error"] for row in rows)
