@@ -229,7 +229,11 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
         return "Nothing has been evaluated yet."
     lead = "trained" if "trained" in accuracy else next(iter(accuracy))
     places = []  # (question, temperature, length)
+    # what the others were asked too, if there is such a question
+    compared = {q for agent in accuracy if agent != lead for q in accuracy[agent]} & accuracy[lead].keys() or accuracy[lead].keys()
     for question, by_temperature in accuracy[lead].items():
+        if question not in compared:
+            continue
         temperature = "1.0" if "1.0" in by_temperature else next(iter(by_temperature))
         places.append((question, temperature, max(by_temperature[temperature], key=int)))
     first = [accuracy[lead][q][t][n] for q, t, n in places]
@@ -309,8 +313,9 @@ def _accuracy_plots(summary: dict) -> str:
             axes.set(
                 ylim=(-0.02, 1.02), xlabel=clean(unit), ylabel="share answered right", title=clean(question)[:40]
             )  # a longer one would squeeze the plot
-            handles = [Line2D([], [], color=SERIES[i % 6], marker=MARKERS[i % 8]) for i in agents.values()]
-            labels = [clean(agent)[:24] for agent in agents]
+            here = dict.fromkeys(agent for agent, _ in lines)
+            handles = [Line2D([], [], color=SERIES[i % 6], marker=MARKERS[i % 8]) for i in map(agents.get, here)]
+            labels = [clean(agent)[:24] for agent in here]
             if "0.0" in (temperatures := {t for _, t in lines}):
                 handles += [Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE), Line2D([], [], color=INK)]
                 labels += ["greedy", "sampled"][: len(temperatures)]
