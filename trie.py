@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 def build(sequences: Sequence[Sequence[int]], least: int = 1) -> Trie:
     """The trie of non-empty sequences. A run is shared where that saves at least `least` tokens; otherwise each sequence gets its own."""
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    shared = [0] + [common(sequences[a], sequences[b]) for a, b in zip(order, order[1:], strict=False)]
+    shared = [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
     segments: list[Segment] = []
     ids: list[int] = []
     leaf = [-1] * len(sequences)
@@ -113,7 +114,7 @@ def build(sequences: Sequence[Sequence[int]], least: int = 1) -> Trie:
         cuts = [i, *(k for k in range(i + 1, j) if shared[k] == m), j]
         if (j - i - 1) * (m - base) >= least:
             parent, base = add(order[i], base, m, parent), m
-        stack += [(a, b, base, parent) for a, b in zip(cuts, cuts[1:], strict=False)][::-1]
+        stack += [(a, b, base, parent) for a, b in pairwise(cuts)][::-1]
     for segment in reversed(segments):
         segment.end = max(segment.end, segment.stop)
         if segment.parent >= 0:

@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
+from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import random_policy
 from trie import Cost, build, cheapest, common, dense_mask, hidden_states, split
 
 token = st.integers(2, 4)  # few, so that much is shared
