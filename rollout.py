@@ -108,14 +108,27 @@ class _Request:
     seed: int
 
 
-class _Slots:
+class OwnCache:
+    """What transformers asks of `past_key_values` before it builds a mask: only a call without a past gets that far, others bring theirs."""
+
+    is_compileable = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class _Slots(OwnCache):
     """A key/value cache of S rows, each with a length of its own: what transformers calls `past_key_values`.
 
     Prefill writes whole prompts into chosen rows and attends within the prompts alone; decode writes one token per row at its length
     and attends over the first `width` places of every row (the mask cuts each row at its own length).
     """
-
-    is_compileable = False
 
     def __init__(self, rows: int):
         self.rows = rows
@@ -152,16 +165,6 @@ class _Slots:
         keys[everyone, :, self.at] = key[:, :, 0]
         values[everyone, :, self.at] = value[:, :, 0]
         return keys[:, :, : self.width], values[:, :, : self.width]
-
-    # What transformers asks of a cache before it builds a mask; only prefill gets that far, decode brings its own mask.
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, uniform: torch.Tensor):

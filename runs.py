@@ -149,7 +149,6 @@ class Keeper(lightning.Callback):
         try:
             trainer.save_checkpoint(temporary)
         except (OSError, RuntimeError) as error:  # torch says with a RuntimeError that the disk is full
-            temporary.unlink(missing_ok=True)
             reason = str(error).strip().split("\n")[0]
             raise UserError(f"{self.last} cannot be written, the one before it is kept; --resume when it can: {reason}") from error
         temporary.replace(self.last)

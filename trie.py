@@ -17,6 +17,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from rollout import OwnCache
+
 
 @dataclass(slots=True)
 class Segment:
@@ -129,7 +131,7 @@ class Cost:
 
     token: float  # a token through the layers
     pair: float  # a token that looks at another one
-    call: float  # one more call of the model: what its overhead could have computed
+    call: float  # one more call of the model: what its overhead could have computed; a guess until it is measured
 
     @classmethod
     def of(cls, model, call: float = 5e7) -> Cost:
@@ -178,13 +180,11 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
 # ---------------------------------------------------------------- through the model
 
 
-class _Ancestors:
+class _Ancestors(OwnCache):
     """What transformers calls `past_key_values`: the keys and values of all segments so far, per layer in one flat list [P, H, D].
 
     Differentiable: a segment's keys get the gradient of everything below it.
     """
-
-    is_compileable = False
 
     def __init__(self):
         self.keys: list[list[torch.Tensor]] = []  # per layer what has been computed, merged when it is needed
@@ -205,15 +205,6 @@ class _Ancestors:
             kv.append(new.transpose(1, 2).flatten(0, 1)[self.own])
             out.append(new if self.above is None else torch.cat([past, new], 2))
         return out[0], out[1]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
 
 
 def _batches(trie: Trie, level: int, max_tokens: int) -> Iterator[list[int]]:
