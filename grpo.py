@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import lightning
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +24,7 @@ from memagent import Agent, AgentConfig, Finish, Group, Trajectory
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
 from text import UserError
+from trie import Cost, Trie, hidden_states, split
 
 # ---------------------------------------------------------------- advantages
 
@@ -53,6 +55,9 @@ class Row:
     advantage: float = 0.0
     weight: float = 1.0  # of the row, before the loss is normalised
     trajectory: int = 0  # index within the step
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[Row]:
@@ -89,47 +94,49 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[
 
 @dataclass(slots=True)
 class Batch:
-    """Rows of similar length, padded on the right."""
+    """Turns that go through the model as one trie."""
 
     index: list[int]  # which rows
-    ids: torch.Tensor  # [N, T]
-    at: torch.Tensor  # [R] places of the response ids in ids.flatten()
+    trie: Trie
+    at: np.ndarray  # [R] places of the response ids in the trie, row after row
 
 
-def pack(rows: Sequence[Row], pad_id: int, max_tokens: int) -> Iterator[Batch]:
-    """Every row in exactly one batch of at most `max_tokens` places (a longer row stands alone)."""
-    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rows]
-    order = sorted(range(len(rows)), key=lambda i: lengths[i])
-    while order:
-        n = 1
-        while n < len(order) and (n + 1) * lengths[order[n]] <= max_tokens:
-            n += 1
-        index, order = order[:n], order[n:]
-        width = lengths[index[-1]]
-        ids = torch.full((n, width), pad_id)
-        at = []
-        for k, i in enumerate(index):
-            ids[k, : lengths[i]] = torch.tensor(rows[i].prompt_ids + rows[i].response_ids)
-            at.append(torch.arange(k * width + len(rows[i].prompt_ids), k * width + lengths[i]))
-        yield Batch(index, ids, torch.cat(at))
+def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[Batch]:
+    """Every row in exactly one trie of at most `max_tokens` tokens (a longer row stands alone)."""
+    for index, trie in split([r.prompt_ids + r.response_ids for r in rows], max_tokens, cost):
+        at = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
+        yield Batch(index, trie, np.concatenate(at))
 
 
-def logprobs(model, ids: torch.Tensor, at: torch.Tensor, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
-    """Log-probs [R] of the tokens of `ids` [N, T] at the flat places `at` [R].
+def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
+    """Log-probs [R] of the tokens at the places `batch.at`.
 
-    Padding is on the right, so plain causal attention is exact. Only the rows that are asked for reach the lm_head, `chunk` at a time
+    Each is read at its parent: that is where the model predicts it. Only those parents reach the lm_head, each once, `chunk` at a time
     and recomputed in the backward pass: no [T, V] tensor is ever alive.
     """
-    hidden = model.model(input_ids=ids).last_hidden_state.flatten(0, 1)[at - 1]  # [R, D]
-    targets = ids.flatten()[at]
+    nodes, again = np.unique(batch.at, return_inverse=True)  # the same token at the same place of several turns
+    parents, row = np.unique(batch.trie.parent()[nodes], return_inverse=True)
+    order = np.argsort(row, kind="stable")
 
-    def head(h: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(model.lm_head(h).float() / temperature, -1).gather(1, t[:, None])[:, 0]
+    def put(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(model.device)
 
-    if len(at) * model.config.vocab_size <= 1 << 23 or not torch.is_grad_enabled():
-        return torch.cat([head(h, t) for h, t in zip(hidden.split(1 << 14), targets.split(1 << 14), strict=True)])
-    parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    return torch.cat([checkpoint(head, h, t, use_reentrant=False) for h, t in parts])
+    hidden = hidden_states(model, batch.trie).index_select(0, put(parents))  # [U, D]
+    row, targets = row[order], batch.trie.ids[nodes[order]]
+
+    def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(model.lm_head(h).float() / temperature, -1)[row, targets]
+
+    whole = len(parents) * model.config.vocab_size <= 1 << 23 or not torch.is_grad_enabled()
+    size = 1 << 14 if whole else chunk
+    parts = []
+    for start in range(0, len(parents), size):
+        a, b = np.searchsorted(row, (start, start + size))
+        arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
+        parts.append(head(*arguments) if whole else checkpoint(head, *arguments, use_reentrant=False))
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return torch.cat(parts)[put(back[again])]
 
 
 # ---------------------------------------------------------------- the loss
@@ -207,7 +214,9 @@ class Tasks(Protocol):
 Reward = Callable[[Trajectory], float]
 
 # what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
-UPDATE_METRICS = ("loss", "ratio", "clipped", "mismatch_kl", "mismatch", "kl", "grad_norm", "skipped_updates")
+UPDATE_METRICS = (
+    "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "kl", "grad_norm", "skipped_updates", "computed_tokens", "share_saved"
+)  # fmt: skip
 
 
 def inner(model):
@@ -237,6 +246,7 @@ class GRPO(lightning.LightningModule):
         self.automatic_optimization = False
         self.model, self.config = model, config
         self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
+        self.cost = Cost.of(inner(model))
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
@@ -293,6 +303,7 @@ class GRPO(lightning.LightningModule):
     def update(self, rows: list[Row]) -> None:
         """One or several optimizer steps on the rows of a rollout."""
         config, model = self.config, inner(self.model)
+        recompute(model, config.gradient_checkpointing)
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.done_steps)
@@ -307,8 +318,9 @@ class GRPO(lightning.LightningModule):
             weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
             total = sum(w * len(r.response_ids) for w, r in zip(weights, part, strict=True))
             reference = self.reference_logprobs(part) if config.kl else None
-            for batch in pack(part, self.engine.codec.pad_id, config.micro_tokens):
-                logp = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.temperature)
+            for batch in pack(part, config.micro_tokens, self.cost):
+                totals["computed_tokens"] = totals.get("computed_tokens", 0) + len(batch.trie)
+                logp = logprobs(model, batch, self.temperature)
 
                 def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
                     return torch.tensor([v for i in index for v in values(i)], device=like.device)
@@ -334,14 +346,15 @@ class GRPO(lightning.LightningModule):
             optimizer.zero_grad()
             totals["grad_norm"] = totals.get("grad_norm", 0.0) + norm / n
             totals["skipped_updates"] = totals.get("skipped_updates", 0.0) + (not math.isfinite(norm))
+        totals["share_saved"] = 1 - totals["computed_tokens"] / sum(map(len, rows))
         self.metrics |= totals
 
     @torch.no_grad()
     def frozen(self, rows: list[Row], model) -> list[list[float]]:
         """Log-probs of every row under a model, without gradient: [rows][response ids]."""
         out: list[list[float]] = [[]] * len(rows)
-        for batch in pack(rows, self.engine.codec.pad_id, self.config.micro_tokens):
-            flat = logprobs(model, batch.ids.to(self.device), batch.at.to(self.device), self.temperature)
+        for batch in pack(rows, self.config.micro_tokens, self.cost):
+            flat = logprobs(model, batch, self.temperature)
             sizes = [len(rows[i].response_ids) for i in batch.index]
             for i, part in zip(batch.index, flat.split(sizes), strict=True):
                 out[i] = part.tolist()
@@ -375,6 +388,7 @@ class GRPO(lightning.LightningModule):
             "written_tokens": len(sampled),
             "surprisal": -sum(sampled) / max(1, len(sampled)),  # of the sampled tokens: an estimate of the entropy
             "trained_rows": len(rows),
+            "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
             "lr": self.rate(self.done_steps),
         } | dict.fromkeys(UPDATE_METRICS, 0.0)
@@ -402,6 +416,19 @@ class GRPO(lightning.LightningModule):
     def on_load_checkpoint(self, state: dict) -> None:
         for name, value in state["memagent"].items():
             setattr(self, name, value)
+
+
+def recompute(model, on: bool) -> None:
+    """Whether layers drop their activations and compute them anew in the backward pass, from now on until somebody calls eval().
+
+    transformers does so in training mode alone, which would switch dropout on: the sampler's and the trainer's log-probs would differ.
+    So only the layers themselves are put into it, nothing inside them.
+    """
+    if on and not model.is_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = on
 
 
 def with_lora(model, config: GRPOConfig):

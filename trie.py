@@ -1,23 +1,24 @@
-"""The token trie: the turns of a training step as one prefix tree, so that no prefix is computed twice.
+"""The token trie: token sequences as one prefix tree in one row, so that no prefix is computed twice, in training and in rollout.
 
-Holds: `Trie` and `build`, `split` (tries of a token budget), `Cost`, `hidden_states` (a trie through a transformers model), `dense_mask`.
-Leaves out: which tokens are trained and with what weight (grpo.py). Not used by the training step yet.
-Exercise it: `pytest tests/test_trie.py`. Read next: grpo.py.
+Holds: `Trie` and `build`, `split` (tries of a token budget), `Cost`, `forward` (a packed row through a transformers model, with an attention
+of our own), `Attention` (that of a trie), `hidden_states`, `dense_mask`. Leaves out: which tokens are trained and with what weight (grpo.py),
+the key/value cache (rollout.py). Exercise it: `pytest tests/test_trie.py`. Read next: rollout.py.
 
 A segment is a run of tokens between two branchings; segments are laid out depth first, and a token's position is its depth. Every token
 attends to its ancestors and to itself: with `end[k]` = the end of k's subtree that is `k <= q < end[k]` for places k and q of the layout.
+All but attention sees a row of tokens without padding; attention is computed bucket by bucket, segments of similar shape side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import torch
-
-from rollout import OwnCache
+import torch.nn.functional as F
 
 
 @dataclass(slots=True)
@@ -127,26 +128,35 @@ def build(sequences: Sequence[Sequence[int]], least: int = 1) -> Trie:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What computing a trie level by level costs, in floating-point operations."""
+    """What a forward pass costs, in floating-point operations. A backward pass costs twice that, which changes no choice."""
 
     token: float  # a token through the layers
     pair: float  # a token that looks at another one
-    call: float  # one more call of the model: what its overhead could have computed; a guess until it is measured
+    call: float  # a bucket of attention: what its overhead could have computed
 
     @classmethod
-    def of(cls, model, call: float = 5e7) -> Cost:
-        """From a transformers model's sizes."""
-        config = model.config
-        attention = config.num_hidden_layers * model.model.layers[0].self_attn.head_dim * config.num_attention_heads
-        return cls(2 * sum(p.numel() for p in model.model.layers.parameters()), 4 * attention, call)
+    def of(cls, model) -> Cost:
+        """From a transformers model's sizes. A bucket's overhead is that of a few calls a layer; any value
+        from a sixth to five times this one gave the same times on a CPU (dev/LOG.md)."""
+        config, layers = model.config, model.model.layers
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        pair = 4 * len(layers) * config.num_attention_heads * head
+        return cls(2 * sum(p.numel() for p in layers.parameters()), pair, len(layers) * 2e6)
 
     def __call__(self, trie: Trie) -> float:
+        return self.token * len(trie) + min(self.dense(trie), self.by_buckets(trie))
+
+    def dense(self, trie: Trie) -> float:
+        """Attention as one call with a mask [T, T]."""
+        return self.call + self.pair * len(trie) ** 2
+
+    def by_buckets(self, trie: Trie) -> float:
+        """Attention bucket by bucket, padding included; the causal kernel leaves half of the pairs out."""
         total = 0.0
-        for level in range(1 + max(s.level for s in trie.segments)):
-            for batch in _batches(trie, level, 1 << 14):
-                length = max(len(trie.segments[i]) for i in batch)
-                above = max(trie.segments[i].depth for i in batch)
-                total += self.call + len(batch) * length * (self.token + (above + length) * self.pair)
+        for chosen in buckets(trie.segments, self):
+            some = [trie.segments[i] for i in chosen]
+            pairs = len(some) * max(map(len, some)) * max(s.depth + len(s) for s in some)
+            total += self.call + self.pair * pairs * (1 if some[0].depth else 0.5)
         return total
 
 
@@ -177,95 +187,163 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
         start = stop
 
 
+def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
+    """Segments whose attention is computed side by side, padded to the longest: a new bucket where padding costs more than the overhead."""
+    order = sorted(
+        range(len(segments)),
+        key=lambda i: (segments[i].depth > 0, (segments[i].depth + len(segments[i])).bit_length(), len(segments[i])),
+        reverse=True,
+    )
+    out: list[list[int]] = []
+    length = wide = waste = 0
+    for i in order:
+        s = segments[i]
+        own = s.depth + len(s)
+        waste += length * max(wide, own) - len(s) * own
+        full = out and (len(out[-1]) + 1) * length * max(wide, own) > MAX_MASK
+        if not out or full or waste * cost.pair > cost.call or (s.depth > 0) != (segments[out[-1][0]].depth > 0):
+            out.append([])
+            length, wide, waste = len(s), own, 0
+        out[-1].append(i)
+        wide = max(wide, own)
+    return out
+
+
+MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32
+
 # ---------------------------------------------------------------- through the model
 
 
-class _Ancestors(OwnCache):
-    """What transformers calls `past_key_values`: the keys and values of all segments so far, per layer in one flat list [P, H, D].
+NAME = "memagent"  # of our attention among those of transformers
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""(layer, query [1, H, T, D], key and value [1, H', T, D], scale) -> [1, T, H, D]"""
 
-    Differentiable: a segment's keys get the gradient of everything below it.
+
+@lru_cache(maxsize=1)
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attention(module, query, key, value, attention_mask, attend: Attend | None = None, **kwargs):
+        if attend is None:  # everybody else's call of the model
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attend(module.layer_idx, query, key, value, kwargs["scaling"]), None
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def forward(model, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    """Last hidden states [T, D] of one row of tokens, ids and positions [T], with the attention left to `attend`.
+
+    For any decoder of transformers that takes its attention from the library's table; `attend` is asked again when a checkpointed layer
+    is recomputed. The model keeps working as before for every other call.
+    """
+    _register()
+    if model.config._attn_implementation != NAME:
+        model.set_attn_implementation(NAME)
+    prepared = torch.ones(
+        1, 1, 1, 1, dtype=torch.bool, device=ids.device
+    )  # a mask of four dimensions: the library builds none of its own
+    return model.model(
+        input_ids=ids[None], position_ids=positions[None], attention_mask=prepared, use_cache=False, attend=attend
+    ).last_hidden_state[0]
+
+
+def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Attention of S rows, query [S, H, L, D], key and value [S, H', K, D], mask [S, 1, L, K] or None = causal; returns [S, L, H, D]."""
+    if query.shape[1] != key.shape[1]:  # grouped heads: repeated, because on a CPU the fast kernel wants as many
+        key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale).transpose(1, 2)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """S segments, L queries and K keys each, padded on the right."""
+
+    queries: torch.Tensor | slice  # [S, L] places; a slice for one segment
+    keys: torch.Tensor | slice  # [S, K] places of its ancestors, then its own
+    mask: torch.Tensor | None  # [S, 1, L, K], 0 or -inf; None: nothing above them, causal
+    real: torch.Tensor | None  # [n] which of the S * L are tokens; None = all
+
+
+class Attention:
+    """The exact attention of a trie, differentiable: each segment attends to its ancestors and causally to itself.
+
+    On a GPU one FlexAttention call with a block mask. On a CPU whatever costs least by `cost`: plain causal calls where nothing stands
+    above, gathered ancestors where something does, or one dense mask for a small row.
     """
 
-    def __init__(self):
-        self.keys: list[list[torch.Tensor]] = []  # per layer what has been computed, merged when it is needed
-        self.values: list[list[torch.Tensor]] = []
-        self.above: torch.Tensor | None = None  # [S, A] places of each row's ancestors in the flat lists; None at the top
-        self.own: torch.Tensor | None = None  # places of the real tokens in this batch, flat in [S * L]
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        if layer_idx == len(self.keys):
-            self.keys.append([])
-            self.values.append([])
-        out = []
-        for kv, new in ((self.keys[layer_idx], key), (self.values[layer_idx], value)):
-            if self.above is not None:
-                if len(kv) > 1:
-                    kv[:] = [torch.cat(kv)]
-                past = kv[0][self.above].transpose(1, 2)  # [S, H, A, D]
-            kv.append(new.transpose(1, 2).flatten(0, 1)[self.own])
-            out.append(new if self.above is None else torch.cat([past, new], 2))
-        return out[0], out[1]
-
-
-def _batches(trie: Trie, level: int, max_tokens: int) -> Iterator[list[int]]:
-    """Segments of one level that go through the model side by side: similar in what is above them and in length."""
-    chosen: list[int] = []
-    width = 0
-    of_level = [i for i, s in enumerate(trie.segments) if s.level == level]
-    for i in sorted(of_level, key=lambda i: (trie.segments[i].depth, len(trie.segments[i]))):
-        s = trie.segments[i]
-        wider = max(width, len(s))
-        if chosen and ((len(chosen) + 1) * wider > max_tokens or s.depth > 1.25 * trie.segments[chosen[0]].depth + 32):
-            yield chosen
-            chosen, wider = [], len(s)
-        chosen.append(i)
-        width = wider
-    yield chosen
-
-
-def hidden_states(model, trie: Trie, max_tokens: int = 1 << 14) -> torch.Tensor:
-    """Last hidden states of a trie [T, D], in the order of the layout, every token computed once.
-
-    Level by level: the segments of a level stand side by side, padded on the right, and attend to the keys and values of those above
-    them, which carry their gradient. Exact for any model of transformers with full attention and rotary positions.
-    """
-    device = model.device
-    cache = _Ancestors()
-    at = np.zeros(len(trie), dtype=np.int64)  # place in the layout -> place in the order of computation
-    parts, n_done = [], 0
-    for level in range(max(s.level for s in trie.segments) + 1):
-        for batch in _batches(trie, level, max_tokens):
-            segments = [trie.segments[i] for i in batch]
-            length, above = max(map(len, segments)), max(s.depth for s in segments)
-            ids = np.zeros((len(batch), length), dtype=np.int64)
-            positions = np.zeros_like(ids)
-            real = np.arange(length) < np.array([len(s) for s in segments])[:, None]  # [S, L]
-            ancestors = np.zeros((len(batch), above), dtype=np.int64)
-            for row, (i, s) in enumerate(zip(batch, segments, strict=True)):
-                ids[row, : len(s)] = trie.ids[s.start : s.stop]
-                positions[row, : len(s)] = np.arange(s.depth, s.depth + len(s))
-                at[s.start : s.stop] = n_done + np.arange(len(s))
+    def __init__(self, trie: Trie, cost: Cost, device: torch.device, dtype: torch.dtype = torch.float32):
+        self.flex = block_mask(trie.end(), device) if device.type == "cuda" else None
+        self.buckets: list[_Bucket] = []
+        if self.flex:
+            return
+        if cost.dense(trie) < cost.by_buckets(trie):
+            everything = slice(0, len(trie))
+            self.buckets.append(_Bucket(everything, everything, minus_inf(dense_mask(trie).to(device), dtype), None))
+            self.order = None
+            return
+        back = np.zeros(len(trie), dtype=np.int64)  # place -> where the buckets' outputs have it
+        n_done = 0
+        for chosen in buckets(trie.segments, cost):
+            segments = [trie.segments[i] for i in chosen]
+            for s in segments:
+                back[s.start : s.stop] = n_done + np.arange(len(s))
                 n_done += len(s)
-                if above:
-                    line = [trie.segments[k] for k in trie.line(i)[:-1]]
-                    ancestors[row, : s.depth] = np.concatenate([at[a.start : a.stop] for a in line])
-            mask = None
-            if above:
-                seen = np.arange(above) < np.array([s.depth for s in segments])[:, None]  # [S, A]
-                causal = np.tri(length, dtype=bool)
-                both = (
-                    np.broadcast_to(seen[:, None], (len(batch), length, above)),
-                    np.broadcast_to(causal, (len(batch), length, length)),
-                )
-                mask = torch.from_numpy(np.concatenate(both, 2)).to(device)[:, None]  # [S, 1, L, A + L]
-            cache.above = torch.from_numpy(ancestors).to(device) if above else None
-            cache.own = torch.from_numpy(np.flatnonzero(real)).to(device)
-            hidden = model.model(
-                input_ids=torch.from_numpy(ids).to(device), position_ids=torch.from_numpy(positions).to(device), attention_mask=mask,
-                past_key_values=cache, use_cache=True,
-            ).last_hidden_state  # fmt: skip
-            parts.append(hidden.flatten(0, 1).index_select(0, cache.own))
-    return torch.cat(parts).index_select(0, torch.from_numpy(at).to(device))
+            self.buckets.append(self._bucket(trie, chosen, segments, device, dtype))
+        self.order = torch.from_numpy(back).to(device)
+
+    @staticmethod
+    def _bucket(trie: Trie, chosen: list[int], segments: list[Segment], device: torch.device, dtype: torch.dtype) -> _Bucket:
+        sizes, depths = (np.array(x) for x in ([len(s) for s in segments], [s.depth for s in segments]))
+        if len(segments) == 1 and not depths[0]:
+            span = slice(segments[0].start, segments[0].stop)
+            return _Bucket(span, span, None, None)
+        length, width = sizes.max(), (sizes + depths).max()
+        column = np.arange(length)
+        starts = np.array([s.start for s in segments])
+        queries = starts[:, None] + np.minimum(column, sizes[:, None] - 1)  # [S, L]; padding repeats the last
+        real = None if (sizes == length).all() else torch.from_numpy(np.flatnonzero(column < sizes[:, None])).to(device)
+        if not depths.any():
+            at = torch.from_numpy(queries).to(device)
+            return _Bucket(at, at, None, real)
+        keys = np.zeros((len(segments), width), dtype=np.int64)
+        for row, i in enumerate(chosen):
+            line = np.concatenate([np.arange(trie.segments[k].start, trie.segments[k].stop) for k in trie.line(i)])
+            keys[row, : len(line)] = line
+        seen = np.arange(width) <= depths[:, None, None] + column[:, None]  # [S, L, K]
+        mask = minus_inf(torch.from_numpy(seen)[:, None].to(device), dtype)
+        return _Bucket(torch.from_numpy(queries).to(device), torch.from_numpy(keys).to(device), mask, real)
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        if self.flex:
+            return _flex()(query, key, value, block_mask=self.flex, scale=scale, enable_gqa=True).transpose(1, 2)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
+
+        def rows(x: torch.Tensor, at: torch.Tensor | slice) -> torch.Tensor:  # [S, H, L or K, D]
+            return (x[at][None] if isinstance(at, slice) else x[at]).transpose(1, 2)
+
+        parts = []
+        for b in self.buckets:
+            out = sdpa(rows(q, b.queries), rows(k, b.keys), rows(v, b.keys), b.mask, scale).flatten(0, 1)
+            parts.append(out if b.real is None else out[b.real])
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return (out if self.order is None else out[self.order])[None]
+
+
+def minus_inf(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that is added to the scores, from one that says what is seen. Made once, the library would do it in every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
+    """Last hidden states of a trie [T, D], in the order of the layout, every token computed once."""
+    device = model.device
+    attend = Attention(trie, cost or Cost.of(model), device, model.dtype)
+    ids, depth = (torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device) for x in (trie.ids, trie.depth()))
+    return forward(model, ids, depth, attend)[: len(trie)]
 
 
 def dense_mask(trie: Trie) -> torch.Tensor:
@@ -273,3 +351,43 @@ def dense_mask(trie: Trie) -> torch.Tensor:
     q = torch.arange(len(trie))
     end = torch.from_numpy(trie.end())
     return ((q <= q[:, None]) & (q[:, None] < end))[None, None]
+
+
+# ---------------------------------------------------------------- on a GPU
+
+BLOCK = 128  # FlexAttention's
+
+
+def padding(trie: Trie, device: torch.device) -> int:
+    """Tokens appended on a GPU: rows of a few lengths only, or the attention kernel would be compiled for each."""
+    return -len(trie) % (4 * BLOCK) if device.type == "cuda" else 0
+
+
+def block_mask(end: np.ndarray, device: torch.device):
+    """FlexAttention's mask of a layout, from the ends of the subtrees [T]. Block by block, so that no [T, T] is ever made."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    n = -(-len(end) // (4 * BLOCK)) * 4
+    ends = torch.arange(1, n * BLOCK + 1)  # what is appended sees itself alone
+    ends[: len(end)] = torch.from_numpy(end)
+    by_block = ends.view(n, BLOCK)
+    i = torch.arange(n)
+    some = (i <= i[:, None]) & (by_block.amax(1) > i[:, None] * BLOCK)  # [queries, keys], blocks
+    full = (i < i[:, None]) & (by_block.amin(1) >= (i[:, None] + 1) * BLOCK)
+
+    def lists(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = chosen.int().argsort(dim=1, descending=True, stable=True).int()
+        return chosen.sum(1).int()[None, None].to(device), index[None, None].to(device)
+
+    ends = ends.to(device)
+    return BlockMask.from_kv_blocks(
+        *lists(some & ~full), *lists(full), BLOCK_SIZE=BLOCK, mask_mod=lambda b, h, q, k: (k <= q) & (q < ends[k]),
+        seq_lengths=(n * BLOCK, n * BLOCK),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _flex():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_policy
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import base
@@ -32,12 +32,12 @@ def by_tokens(trajectory):
     return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
 
 
-def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens):
+def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, agent=base.AGENT):
     """Groups of a real rollout."""
     tasks = list(worlds.make_tasks(0, n, sections, "one_fact"))
     groups = {t.id: Group(t, []) for t in tasks}
     jobs = ((t, g) for t in tasks for g in range(config.group_size))
-    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling(config.temperature[0])):
+    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, agent, Sampling(config.temperature[0])):
         t.reward = reward(t)
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
@@ -180,6 +180,85 @@ def test_loss_and_gradient_equal_the_obvious_implementation(policy, codec):
     assert metrics["loss"] == pytest.approx(obvious_loss(policy, groups, CONFIG).item(), abs=1e-5)
 
 
+def turn_by_turn(policy, rows, config):
+    """The same of rows of any kind: loss and the gradient of every parameter, one turn at a time."""
+    total = sum(len(r.response_ids) for r in rows)
+    loss = 0.0
+    for r in rows:
+        ids, p = torch.tensor([r.prompt_ids + r.response_ids]), len(r.prompt_ids)
+        logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+        loss = loss - r.advantage * (logp - logp.detach()).exp().sum() / total
+    policy.zero_grad()
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in policy.named_parameters()}
+
+
+def check_exact(policy, codec, rows, **settings):
+    """Our loss and every gradient against those, 1e-5 relative in float32; returns the share of the tokens that was computed."""
+    config = replace(CONFIG, grad_clip=1e9, importance="none", **settings)
+    loss, expected = turn_by_turn(policy, rows, config)
+    policy.zero_grad()
+    grpo = module(policy, codec, config)
+    grpo.optimizer.zero_grad = lambda: None
+    grpo.metrics = {}
+    grpo.update(rows)
+    assert grpo.metrics["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
+    whole = torch.cat([g.flatten() for g in expected.values()]).norm()
+    for (
+        name,
+        p,
+    ) in policy.named_parameters():  # some are 0 in exact arithmetic (a query before equal keys): there only rounding is left
+        assert (p.grad - expected[name]).norm() <= 1e-5 * max(expected[name].norm(), 0.01 * whole), name
+    return grpo.metrics["computed_tokens"] / sum(map(len, rows))
+
+
+def tool_chats(n, seed=0):
+    """Chats that grow by what the policy said and what a tool answered; each begins like the others and goes its own way."""
+    rng = random.Random(seed)
+    some = lambda a, b: [rng.randrange(2, 90) for _ in range(rng.randrange(a, b))]  # noqa: E731
+    rows, head = [], some(20, 30)
+    for chat in range(n):
+        prompt = head[:]
+        for _ in range(rng.randrange(1, 5)):
+            prompt = prompt + some(3, 9)
+            response = some(1, 9)
+            rows.append(Row(prompt, response, [0.0] * len(response), rng.uniform(-1, 1), 1.0, chat))
+            prompt = prompt + response
+    return rows
+
+
+@pytest.mark.parametrize("micro_tokens", [50, 10**6])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec, micro_tokens, checkpointing):
+    settings = dict(micro_tokens=micro_tokens, gradient_checkpointing=checkpointing)
+    whole = micro_tokens > 50
+    shares = {}
+    for layout in ("shared", "paper"):
+        rows = rows_of(sampled(policy, codec, agent=replace(base.AGENT, layout=layout)), CONFIG)
+        shares[layout] = check_exact(policy, codec, rows, **settings)
+    assert not whole or shares["shared"] < 0.7 < 0.8 < shares["paper"]
+    rows = tool_chats(5)
+    longest = {r.trajectory: len(r) for r in rows}  # a chat's last turn holds all that was said before
+    share = check_exact(policy, codec, rows, **settings)
+    assert not whole or share * sum(map(len, rows)) <= sum(longest.values()) - 4 * 20
+    check_exact(policy, codec, rows[:1], **settings)
+    assert check_exact(policy, codec, rows[:1] * 2, **settings) == 0.5  # duplicates
+
+
+few = st.integers(2, 4)  # few tokens, so that much is shared
+row = st.tuples(st.lists(few, min_size=1, max_size=9), st.lists(few, min_size=1, max_size=5), st.floats(-1, 1, width=16))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
+def test_exact_for_random_tries(codec, rows, micro_tokens):
+    """A token may be sampled in one turn and stand in the prompt of another, or be sampled in several with other advantages."""
+    policy = random_policy(codec)
+    check_exact(
+        policy, codec, [Row(p, r, [0.0] * len(r), a, 1.0, k) for k, (p, r, a) in enumerate(rows)], micro_tokens=micro_tokens
+    )
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "row_mean", "turn_mean", "constant"])
 def test_gradient_does_not_depend_on_micro_batches_or_order(policy, codec, aggregation):
     config = replace(CONFIG, aggregation=aggregation)
@@ -262,15 +341,18 @@ def test_logged_statistics_are_means(policy, codec, aggregation):
 
 def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     rows = rows_of(sampled(policy, codec), CONFIG)
-    (batch,) = pack(rows, codec.pad_id, 10**6)
-    whole = logprobs(policy, batch.ids, batch.at)
-    full = torch.log_softmax(policy(input_ids=batch.ids).logits, -1)
-    flat = full.flatten(0, 1)[batch.at - 1].gather(1, batch.ids.flatten()[batch.at][:, None])[:, 0]
-    assert torch.allclose(whole, flat, atol=1e-5)
+    (batch,) = pack(rows, 10**6)
+    whole = logprobs(policy, batch)
+    obvious = []
+    for row in (rows[i] for i in batch.index):
+        ids, p = torch.tensor([row.prompt_ids + row.response_ids]), len(row.prompt_ids)
+        obvious.append(torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0])
+    assert torch.allclose(whole, torch.cat(obvious), atol=1e-5)
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
-    chunked = logprobs(policy, batch.ids, batch.at, chunk=16)
-    assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == len(batch.at)
+    chunked = logprobs(policy, batch, chunk=16)
+    parents = {int(p) for p in batch.trie.parent()[batch.at]}
+    assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == len(parents) < len(batch.at)
     policy.zero_grad(), whole.sum().backward()
     expected = gradient(policy).clone()
     policy.zero_grad(), chunked.sum().backward()
@@ -280,11 +362,11 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=12), st.integers(1, 100))
 def test_pack_holds_every_row_once_within_its_budget(shapes, budget):
     rows = [Row(list(range(2, 2 + p)), [50 + i] * r, [0.0] * r) for i, (p, r) in enumerate(shapes)]
-    batches = list(pack(rows, 0, budget))
+    batches = list(pack(rows, budget))
     assert sorted(i for b in batches for i in b.index) == list(range(len(rows)))
     for b in batches:
-        assert b.ids.numel() <= budget or len(b.index) == 1
-        assert b.ids.flatten()[b.at].tolist() == [t for i in b.index for t in rows[i].response_ids]
+        assert len(b.trie) <= budget or len(b.index) == 1
+        assert b.trie.ids[b.at].tolist() == [t for i in b.index for t in rows[i].response_ids]
 
 
 # ---- the module

@@ -1,12 +1,15 @@
 """The trie against one sequence at a time: the same hidden states and gradients, every shared token computed once."""
 
+import random
+
 import numpy as np
+import pytest
 import torch
 from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trie import Cost, build, cheapest, common, dense_mask, hidden_states, split
+from trie import Cost, block_mask, buckets, build, cheapest, common, dense_mask, hidden_states, split
 
 token = st.integers(2, 4)  # few, so that much is shared
 sequences = st.lists(st.lists(token, min_size=1, max_size=12), min_size=1, max_size=8)
@@ -57,28 +60,86 @@ def test_common_prefix(a, b):
 
 def test_the_cost_of_a_trie_decides_how_much_is_shared():
     rows = [[*range(2, 60), 100 + k] for k in range(8)]
-    dear_call, cheap_call = Cost(1.0, 0.0, 1e9), Cost(1.0, 0.0, 1.0)
-    assert len(cheapest(rows, dear_call)) == sum(map(len, rows)) and len(cheapest(rows, cheap_call)) == 58 + 8
+    assert len(cheapest(rows, Cost(1.0, 0.0, 1.0))) == 58 + 8
+    # two tokens shared cost all others the causal kernel: not worth it where pairs are dear
+    rows = [[2, 3, *range(100 * k, 100 * k + 60)] for k in range(1, 9)]
+    assert len(cheapest(rows, Cost(1.0, 1.0, 1.0))) == 8 * 62 and len(cheapest(rows, Cost(10000.0, 1.0, 1.0))) == 2 + 8 * 60
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=sequences, least=st.sampled_from([1, 5, 10**9]), max_tokens=st.sampled_from([1, 20, 10**6]))
-def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(codec, rows, least, max_tokens):
+def some_rows(n, seed):
+    """Rows of a few hundred tokens that branch again and again."""
+    rng = random.Random(seed)
+    rows = [[rng.randrange(2, 99) for _ in range(rng.randrange(1, 300))]]
+    for _ in range(n - 1):
+        above = rng.choice(rows)
+        rows.append(above[: rng.randrange(len(above) + 1)] + [rng.randrange(2, 99) for _ in range(rng.randrange(1, 200))])
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buckets_hold_every_segment_once_and_pad_no_more_than_it_pays(seed):
+    segments = build(some_rows(12, seed)).segments
+    pads = []
+    for call in (0.0, 1e4, 1e9):
+        found = buckets(segments, Cost(1.0, 1.0, call))
+        assert sorted(i for bucket in found for i in bucket) == list(range(len(segments)))
+        pads.append(0)
+        for bucket in found:
+            some = [segments[i] for i in bucket]
+            assert len({s.depth > 0 for s in some}) == 1  # with something above and without do not mix: one of them is causal
+            length, wide = max(map(len, some)), max(s.depth + len(s) for s in some)
+            pads[-1] += sum(length * wide - len(s) * (s.depth + len(s)) for s in some)
+    assert pads[0] <= pads[1] <= pads[2] and pads[0] < pads[2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_block_mask_of_a_gpu_is_the_same_mask(seed):
+    trie = build(some_rows(8, seed))
+    mask, size = block_mask(trie.end(), torch.device("cpu")), len(trie) + -len(trie) % 512
+    assert mask.seq_lengths == (size, size)
+    dense = torch.eye(size, dtype=torch.bool)  # what is appended sees itself alone
+    dense[: len(trie), : len(trie)] = dense_mask(trie)[0, 0]
+    at = torch.arange(size)
+    assert torch.equal(mask.mask_mod(0, 0, at[:, None], at), dense)
+    by_block = dense.view(size // 128, 128, size // 128, 128)
+    n_some, some, n_full, full = (
+        x[0, 0] for x in (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    )
+    for q in range(size // 128):
+        whole, part = full[q, : n_full[q]].tolist(), some[q, : n_some[q]].tolist()
+        assert set(whole) == {k for k in range(q) if by_block[q, :, k].all()}  # the kernel asks no mask there
+        assert {k for k in range(size // 128) if by_block[q, :, k].any()} <= {*whole, *part} and not {*whole} & {*part}
+
+
+COSTS = {"one bucket each": Cost(1.0, 1.0, 0.0), "few buckets": Cost(1.0, 1e-9, 1.0), "a dense mask": Cost(1.0, 0.0, 1e9)}
+
+
+def probe(states, width):
+    """A number that depends on every state."""
+    weights = torch.randn(64, width, generator=torch.Generator().manual_seed(0))
+    return sum((h * weights[: len(h)]).sum() for h in states)
+
+
+def gradient(policy, value):
+    policy.zero_grad()
+    value.backward()
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=sequences, least=st.sampled_from([1, 5, 10**9]), cost=st.sampled_from(sorted(COSTS)), checkpointing=st.booleans())
+def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(codec, rows, least, cost, checkpointing):
     policy = random_policy(codec)
     trie = build(rows, least)
-    hidden = hidden_states(policy, trie, max_tokens)
-    assert hidden.shape == (len(trie), policy.config.hidden_size)
     alone = [policy.model(input_ids=torch.tensor([row])).last_hidden_state[0] for row in rows]
-    for i, expected in enumerate(alone):
-        assert torch.allclose(hidden[trie.places(i)], expected, atol=1e-5)
-    probe = torch.randn(12, policy.config.hidden_size, generator=torch.Generator().manual_seed(0))
-
-    def gradient(states):
-        policy.zero_grad()
-        sum((h * probe[: len(h)]).sum() for h in states).backward()
-        return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
-
-    ours, expected = gradient(hidden[trie.places(i)] for i in range(len(rows))), gradient(alone)
+    expected = gradient(policy, probe(alone, policy.config.hidden_size))
+    if checkpointing:
+        policy.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    hidden = hidden_states(policy, trie, COSTS[cost])
+    assert hidden.shape == (len(trie), policy.config.hidden_size)
+    for i, states in enumerate(alone):
+        assert torch.allclose(hidden[trie.places(i)], states, atol=1e-5)
+    ours = gradient(policy, probe([hidden[trie.places(i)] for i in range(len(rows))], policy.config.hidden_size))
     assert (ours - expected).norm() <= 1e-5 * expected.norm()
 
 
