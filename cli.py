@@ -88,11 +88,8 @@ def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> ins
     plain = str if several else next((t for t in typing.get_args(kind) if t is not type(None)), kind)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
-    flag = name.replace("_", "-")
-    flags = [f"--{flag}"]
-    if plain is bool:  # of a long name the other form has the last word only: a page of 80 columns has no room for both
-        flags = [f"--{flag}/--no-{flag}" if len(flag) < 20 else f"--{flag}/--no-{flag.split('-')[-1]}"]
-    option = typer.Option(*flags, help=about, rich_help_panel=panel, show_default=False)
+    option = typer.Option(f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""), help=about,
+                          rich_help_panel=panel, show_default=False)  # fmt: skip
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option])
 
 

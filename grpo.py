@@ -303,7 +303,7 @@ class GRPO(lightning.LightningModule):
     def update(self, rows: list[Row]) -> None:
         """One or several optimizer steps on the rows of a rollout."""
         config, model = self.config, inner(self.model)
-        recompute(model, config.gradient_checkpointing)
+        recompute(model, config.recompute)
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.done_steps)

@@ -28,7 +28,7 @@ EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships w
 # that has run out of memory; sums are then rounded in another order
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_trajectories", "device"},
-    "grpo": {"steps", "micro_tokens", "in_flight", "gradient_checkpointing"},
+    "grpo": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }
 
@@ -124,8 +124,8 @@ class GRPOConfig:
     """scale of the adapters; 0 = twice the rank"""
     micro_tokens: int = 16384
     """most tokens of one forward and backward pass, those that turns share counted once; changes nothing but memory and speed"""
-    gradient_checkpointing: bool = False
-    """compute the layers' activations anew in the backward pass instead of keeping them: less memory, a third more time"""
+    recompute: bool = False
+    """gradient checkpointing: compute the layers' activations anew in the backward pass instead of keeping them; a third more time"""
     in_flight: int = 256
     """trajectories in flight"""
     seed: int = 0

@@ -230,7 +230,7 @@ def tool_chats(n, seed=0):
 @pytest.mark.parametrize("micro_tokens", [50, 10**6])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec, micro_tokens, checkpointing):
-    settings = dict(micro_tokens=micro_tokens, gradient_checkpointing=checkpointing)
+    settings = dict(micro_tokens=micro_tokens, recompute=checkpointing)
     whole = micro_tokens > 50
     shares = {}
     for layout in ("shared", "paper"):
