@@ -219,6 +219,10 @@ UPDATE_METRICS = (
 )  # fmt: skip
 
 
+# dense bfloat16 floating-point operations a second, by the makers' data sheets
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "L4": 121e12, "A10": 125e12}
+
+
 def inner(model):
     """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
@@ -254,19 +258,21 @@ class GRPO(lightning.LightningModule):
 
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
-        start = time.perf_counter()
+        start, counted = time.perf_counter(), self.engine.counts()
         with self.engine.awake():
             self.engine.sync(inner(self.model))
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
         rolled = time.perf_counter()
         rows = rows_of(self.groups, config, seed=seed_of(config.seed, step))
-        self.metrics = self.describe(rows)
+        self.metrics = self.describe(rows) | {name: n - counted[name] for name, n in self.engine.counts().items()}
         if rows:
             self.update(rows)
         self.grow()
         self.done_steps += 1
         end = time.perf_counter()
+        read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
         self.metrics |= {"rollout_s": rolled - start, "update_s": end - rolled, "step_s": end - start}
+        self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | self.on_gpu(end - rolled)
 
     def at_level(self, values: Sequence):
         """The value for the present length of the tasks; the last one holds for all further lengths."""
@@ -392,6 +398,18 @@ class GRPO(lightning.LightningModule):
             "trained_tokens": sum(len(r.response_ids) for r in rows),
             "lr": self.rate(self.done_steps),
         } | dict.fromkeys(UPDATE_METRICS, 0.0)
+
+    def on_gpu(self, update_s: float) -> dict[str, float]:
+        """Utilisation of the update (MFU: matrix multiplications of the layers alone, of a card in PEAK_FLOPS) and peak memory; {} on a CPU."""
+        if self.device.type != "cuda":
+            return {}
+        layers = list(inner(self.model).model.layers.parameters())
+        per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)  # a frozen weight has no gradient of its own
+        name = torch.cuda.get_device_name(self.device)
+        peak = next((flops for card, flops in PEAK_FLOPS.items() if card in name), math.nan)
+        peak_gib = torch.cuda.max_memory_allocated(self.device) / 2**30
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return {"mfu": self.metrics["computed_tokens"] * per_token / update_s / peak, "peak_gib": peak_gib}
 
     def grow(self) -> None:
         """Longer tasks once the present ones are learnt."""

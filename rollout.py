@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,6 +21,7 @@ import torch
 from data import Task
 from memagent import Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
 from text import Codec, UserError
+from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, sdpa, side_by_side, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,9 @@ class Engine(Protocol):
     def awake(self) -> AbstractContextManager:
         """Hold the engine ready to generate; on exit its memory may be given up."""
 
+    def counts(self) -> dict[str, int]:
+        """Tokens so far: prefilled_tokens (of prompts, computed), reused_tokens (of prompts, taken from a cache), generated_tokens."""
+
 
 # ---------------------------------------------------------------- scripted
 
@@ -70,6 +75,7 @@ class ScriptedEngine:
 
     def __init__(self, codec: Codec, script: Callable[[Prompt], str], per_step: int = 4):
         self.codec, self.script, self.per_step = codec, script, per_step
+        self.prefilled_tokens = self.generated_tokens = 0
         self._queue: deque[tuple[int, Prompt]] = deque()
         self._keys = 0
 
@@ -84,11 +90,14 @@ class ScriptedEngine:
             key, prompt = self._queue.pop()  # last in, first out: nobody may rely on the order
             ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
-            ids = ids[: prompt.max_tokens]
-            done.append(
-                (key, Turn(prompt, self.codec.chat(prompt.pieces), ids, [0.0] * len(ids), finish, self.codec.response(ids)))
-            )
+            ids, prompt_ids = ids[: prompt.max_tokens], self.codec.chat(prompt.pieces)
+            self.prefilled_tokens += len(prompt_ids)
+            self.generated_tokens += len(ids)
+            done.append((key, Turn(prompt, prompt_ids, ids, [0.0] * len(ids), finish, self.codec.response(ids))))
         return done
+
+    def counts(self) -> dict[str, int]:
+        return {"prefilled_tokens": self.prefilled_tokens, "reused_tokens": 0, "generated_tokens": self.generated_tokens}
 
     def sync(self, policy) -> None: ...
 
@@ -108,63 +117,83 @@ class _Request:
     seed: int
 
 
-class OwnCache:
-    """What transformers asks of `past_key_values` before it builds a mask: only a call without a past gets that far, others bring theirs."""
-
-    is_compileable = False
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
-class _Slots(OwnCache):
-    """A key/value cache of S rows, each with a length of its own: what transformers calls `past_key_values`.
-
-    Prefill writes whole prompts into chosen rows and attends within the prompts alone; decode writes one token per row at its length
-    and attends over the first `width` places of every row (the mask cuts each row at its own length).
-    """
+class _Slots:
+    """A key/value cache of R rows of W places, each row with a length of its own: per layer [R, H, W, D]."""
 
     def __init__(self, rows: int):
-        self.rows = rows
-        self.keys: list[torch.Tensor] = []  # per layer [S, H, W, D]
+        self.rows, self.width = rows, 0
+        self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.into: torch.Tensor | None = None  # prefill: rows to write; decode: None
-        self.at: torch.Tensor | None = None  # decode: place to write in each row, [S]
-        self.width = 0
 
-    def reserve(self, width: int) -> None:
+    def arrange(self, keep: list[int], rows: int, width: int) -> None:
+        """The rows `keep`, in this order, then new ones up to `rows` in all; `width` places of each."""
+        self.rows, self.width = rows, width
         for kv in (self.keys, self.values):
             for i, old in enumerate(kv):
-                if old.shape[2] < width:
-                    kv[i] = old.new_zeros(old.shape[0], old.shape[1], width, old.shape[3])
-                    kv[i][:, :, : old.shape[2]] = old
+                kv[i] = old.new_zeros(rows, old.shape[1], width, old.shape[3])
+                n = min(width, old.shape[2])
+                kv[i][: len(keep), :, :n] = old[keep, :, :n]
 
-    def keep(self, rows: torch.Tensor) -> None:
-        self.rows = len(rows)
+    def copy(self, source: torch.Tensor, target: torch.Tensor, width: int) -> None:
+        """The first `width` places of some rows into others. A row may be source and target: all are read before one is written."""
         for kv in (self.keys, self.values):
-            for i, old in enumerate(kv):
-                kv[i] = old[rows]
+            for layer in kv:
+                layer[target, :, :width] = layer[source, :, :width]
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        if layer_idx == len(self.keys):
-            shape = (self.rows, key.shape[1], self.width, key.shape[3])
-            self.keys.append(key.new_zeros(shape))
-            self.values.append(value.new_zeros(shape[:3] + value.shape[3:]))
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        if self.into is not None:
-            keys[self.into, :, : key.shape[2]] = key
-            values[self.into, :, : value.shape[2]] = value
-            return key, value
-        everyone = torch.arange(self.rows, device=key.device)
-        keys[everyone, :, self.at] = key[:, :, 0]
-        values[everyone, :, self.at] = value[:, :, 0]
-        return keys[:, :, : self.width], values[:, :, : self.width]
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> None:
+        """Keys and values [n, H, D] to places `at` of rows `rows`, both [n]."""
+        for kv, new in ((self.keys, key), (self.values, value)):
+            if layer == len(kv):
+                kv.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[2]))
+            kv[layer][rows, :, at] = new
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Queries of S rows that are computed side by side."""
+
+    queries: torch.Tensor  # [S, L] places in the packed row; padding repeats one
+    rows: torch.Tensor | None  # [S] whose keys they see; None = all rows; with `mask` None they see each other
+    mask: torch.Tensor | None  # [S, 1, L, W]; None: causal among themselves
+    real: torch.Tensor | None  # which of the S * L are queries; None = all
+
+
+@dataclass(slots=True)
+class _Attention:
+    """Attention of one packed row of new tokens that are written into the slots: token `source[i]` to place `at[i]` of row `rows[i]`."""
+
+    slots: _Slots
+    source: torch.Tensor | slice
+    rows: torch.Tensor
+    at: torch.Tensor
+    buckets: list[_Bucket]
+    order: torch.Tensor | None  # where the buckets' outputs have each token; None: as it is
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
+        self.slots.write(layer, k[self.source], v[self.source], self.rows, self.at)
+        parts = []
+        for b in self.buckets:
+            if b.mask is None:
+                keys, values = (x[b.queries].transpose(1, 2) for x in (k, v))
+            else:
+                keys, values = (x[layer][:, :, : b.mask.shape[3]] for x in (self.slots.keys, self.slots.values))
+                if b.rows is not None:
+                    keys, values = keys[b.rows], values[b.rows]
+            parts.append(sdpa(q[b.queries].transpose(1, 2), keys, values, b.mask, scale).flatten(0, 1))
+            if b.real is not None:
+                parts[-1] = parts[-1][b.real]
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return (out if self.order is None else out[self.order])[None]
+
+
+REUSE = 16
+"""Fewest tokens of a prefix that are copied from another row: below that a causal call of its own costs less."""
+
+
+def weights_stamp(model) -> int:
+    """A number that changes whenever a parameter is written to."""
+    return sum(p._version for p in model.parameters())
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, uniform: torch.Tensor):
@@ -222,8 +251,9 @@ class TransformersEngine:
             raise UserError(
                 f"The transformers engine cannot serve a {type(model).__name__}: it has no .model and .lm_head like Llama or Qwen."
             )
-        self.prefilled_tokens = self.generated_tokens = 0
-        self._keys = 0
+        self.cost = Cost.of(model)
+        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
+        self._keys = self._weights = 0
         self._waiting: deque[_Request] = deque()
         self._refused: list[tuple[int, Turn]] = []
         self._clear()
@@ -249,14 +279,16 @@ class TransformersEngine:
                     f"with full attention (log-probs differ by {worst:.2g}); give another --model."
                 )
         self.model.train(training)
-        self.prefilled_tokens = self.generated_tokens = 0
+        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._slots: _Slots | None = None
-        self._requests: list[_Request | None] = []  # per row
+        self._slots = _Slots(0)
+        self._requests: list[_Request | None] = []  # per row; None: free
         self._out: list[list[int]] = []
         self._logp: list[list[float]] = []
+        self._held: list[list[int]] = []  # per row the ids whose keys and values stand in it, finished turns' too
+        self._free: deque[int] = deque()  # rows without a request, the longest free first
 
     @property
     def device(self) -> torch.device:
@@ -279,23 +311,21 @@ class TransformersEngine:
     def step(self) -> list[tuple[int, Turn]]:
         done, self._refused = self._refused, []
         training, _ = self.model.training, self.model.eval()
-        n_active = sum(r is not None for r in self._requests)
+        n_active = len(self._requests) - len(self._free)
         # A small prefill costs almost as much as a large one: wait until a quarter of the rows is free.
         if self._waiting and n_active <= 0.75 * min(self.max_rows, n_active + len(self._waiting)):
             done += self._admit()
-        elif self._slots is not None and n_active and n_active <= self._slots.rows // 2:
-            self._compact()
-        if any(r is not None for r in self._requests):
+        if len(self._requests) > len(self._free):
             done += self._decode()
         self.model.train(training)
         return done
 
     def _admit(self) -> list[tuple[int, Turn]]:
         """Prefill waiting prompts into free rows, first come first served, as far as rows and cache reach."""
-        done: list[tuple[int, Turn]] = []
         active = [i for i, r in enumerate(self._requests) if r is not None]
-        if not active:
-            self._clear()
+        if self._weights != (now := weights_stamp(self.model)):
+            self._weights = now  # somebody trained without a sync
+            self._forget()
         width = max((len(r.ids) + r.prompt.max_tokens for r in self._requests if r is not None), default=0)
         chosen: list[_Request] = []
         while self._waiting and len(active) + len(chosen) < self.max_rows:
@@ -304,77 +334,108 @@ class TransformersEngine:
                 break
             width = need
             chosen.append(self._waiting.popleft())
-        if not chosen:
-            return done
         rows = len(active) + len(chosen)
-        free = [i for i, r in enumerate(self._requests) if r is None]
-        if self._slots is None or len(free) < len(chosen):
-            self._grow(active, rows)
-            free = list(range(len(active), rows))
-        assert self._slots is not None
-        self._slots.width = max(width, self._slots.width)
-        self._slots.reserve(self._slots.width)
-        pairs = sorted(zip(free, chosen, strict=False), key=lambda pair: len(pair[1].ids))
-        while pairs:  # batches of similar length, at most max_prefill_tokens each
-            n = 1
-            while n < len(pairs) and (n + 1) * len(pairs[n][1].ids) <= self.max_prefill_tokens:
-                n += 1
-            batch, pairs = pairs[:n], pairs[n:]
-            done += self._prefill(batch)
+        if max(rows, len(self._requests)) * max(width, self._slots.width) <= self.max_cache_tokens:
+            if rows > len(self._requests) or width > self._slots.width:
+                self._arrange([*range(len(self._requests))], max(rows, len(self._requests)), max(width, self._slots.width))
+        else:  # no room for all the finished turns that are held: the latest stay
+            self._arrange(active + [*self._free][::-1][: rows - len(active)], rows, width)
+        done: list[tuple[int, Turn]] = []
+        for some, trie in split([r.ids for r in chosen], self.max_prefill_tokens, self.cost):
+            done += self._prefill([chosen[i] for i in some], trie)
         return done
 
-    def _grow(self, active: list[int], rows: int) -> None:
-        """A slot cache of `rows` rows whose first ones are the active rows."""
-        old = self._slots
-        self._slots = _Slots(rows)
-        extra = rows - len(active)
-        if old is not None and active:
-            index = torch.tensor(active + active[:1] * extra, device=self.device)
-            old.keep(index)
-            self._slots.keys, self._slots.values, self._slots.width = old.keys, old.values, old.width
-        self._requests = [self._requests[i] for i in active] + [None] * extra
-        self._out = [self._out[i] for i in active] + [[] for _ in range(extra)]
-        self._logp = [self._logp[i] for i in active] + [[] for _ in range(extra)]
+    def _arrange(self, keep: list[int], rows: int, width: int) -> None:
+        """The slots anew: the rows `keep`, then empty ones up to `rows` in all, of `width` places."""
+        self._slots.arrange(keep, rows, width)
+        extra = rows - len(keep)
+        free = {row: n for n, row in enumerate(self._free)}
+        self._requests = [self._requests[i] for i in keep] + [None] * extra
+        self._out = [self._out[i] for i in keep] + [[] for _ in range(extra)]
+        self._logp = [self._logp[i] for i in keep] + [[] for _ in range(extra)]
+        self._held = [self._held[i] for i in keep] + [[] for _ in range(extra)]
+        old = sorted((free[row], n) for n, row in enumerate(keep) if row in free)
+        self._free = deque([*range(len(keep), rows), *(n for _, n in old)])
 
-    def _compact(self) -> None:
-        active = [i for i, r in enumerate(self._requests) if r is not None]
-        self._grow(active, len(active))
+    def _forget(self) -> None:
+        """Nothing that stands in the cache is reused: a cache of other weights would go unnoticed."""
+        self._held = [[] for _ in self._held]
 
-    def _prefill(self, batch: list[tuple[int, _Request]]) -> list[tuple[int, Turn]]:
-        assert self._slots is not None
-        longest = max(len(r.ids) for _, r in batch)
-        ids = torch.full((len(batch), longest), self.codec.pad_id)
-        for n, (row, request) in enumerate(batch):
-            ids[n, : len(request.ids)] = torch.tensor(request.ids)
-            self._requests[row], self._out[row], self._logp[row] = request, [], []
-        rows = torch.tensor([row for row, _ in batch], device=self.device)
-        self._slots.into = rows
-        # padding stands on the right, so plain causal attention is exact for every real token
-        hidden = self.model.model(
-            input_ids=ids.to(self.device), past_key_values=self._slots, use_cache=True, position_ids=torch.arange(longest, device=self.device)[None]
-        ).last_hidden_state  # fmt: skip
-        self._slots.into = None
-        last = torch.tensor([len(r.ids) - 1 for _, r in batch], device=self.device)
-        self.prefilled_tokens += sum(len(r.ids) for _, r in batch)
-        return self._sample([row for row, _ in batch], hidden[torch.arange(len(batch), device=self.device), last])
+    def _match(self, prompts: Sequence[list[int]]) -> list[tuple[int, int]]:
+        """For each prompt the longest prefix that stands in some row: (tokens, row). At least one token is left to compute."""
+        held = sorted((ids, row) for row, ids in enumerate(self._held) if ids)
+        out = []
+        for ids in prompts:
+            i = bisect(held, (ids, -1))  # neighbours in the order of the alphabet have the longest common prefix
+            n, row = max(((common(ids, other), row) for other, row in held[max(0, i - 1) : i + 1]), default=(0, 0))
+            n = min(n, len(ids) - 1)
+            out.append((n, row) if n >= REUSE else (0, 0))
+        return out
+
+    def _prefill(self, batch: list[_Request], trie: Trie) -> list[tuple[int, Turn]]:
+        """Prompts into free rows: what stands in another row is copied, what they share is computed once."""
+        found = self._match([r.ids for r in batch])
+        rows = [self._free.popleft() for _ in batch]
+        if copied := [(row, source, n) for row, (n, source) in zip(rows, found, strict=True) if n]:
+            targets, sources, sizes = zip(*copied, strict=True)
+            self._slots.copy(torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device), max(sizes))
+        lines = [trie.line(leaf) for leaf in trie.leaf]
+        start = [s.depth + len(s) for s in trie.segments]  # the depth from which on a segment is computed
+        for line, (n, _) in zip(lines, found, strict=True):
+            for i in line:
+                start[i] = min(start[i], max(n, trie.segments[i].depth))
+        new, n_new = {}, 0  # segment -> what is computed of it, in a packed row of its own
+        for i, s in enumerate(trie.segments):
+            if size := s.depth + len(s) - start[i]:
+                new[i] = Segment(n_new, n_new + size, start[i], -1, 0)
+                n_new += size
+        ids = np.concatenate([trie.ids[trie.segments[i].stop - len(s) : trie.segments[i].stop] for i, s in new.items()])
+        depth = np.concatenate([np.arange(s.depth, s.depth + len(s)) for s in new.values()])
+        into = [np.concatenate([np.arange(new[i].start, new[i].stop) for i in line if i in new]) for line in lines]
+        source = np.concatenate(into)
+        in_row = {i: row for line, row in zip(lines, rows, strict=True) for i in line}  # a row with all that stands above
+        attention = _Attention(
+            self._slots, self._put(source), self._put(np.repeat(rows, [len(x) for x in into])), self._put(depth[source]),
+            *self._buckets(list(new.values()), [in_row[i] for i in new]),
+        )  # fmt: skip
+        hidden = forward(self.model, self._put(ids), self._put(depth), attention)
+        for row, request in zip(rows, batch, strict=True):
+            self._requests[row], self._out[row], self._logp[row], self._held[row] = request, [], [], request.ids
+        self.prefilled_tokens += n_new
+        self.reused_tokens += sum(len(r.ids) for r in batch) - n_new
+        return self._sample(rows, hidden[self._put([x[-1] for x in into])])
+
+    def _buckets(self, segments: list[Segment], rows: list[int]) -> tuple[list[_Bucket], torch.Tensor]:
+        made, back, n_done = [], np.zeros(segments[-1].stop, dtype=np.int64), 0
+        for chosen in buckets(segments, self.cost):
+            queries, mask, real = side_by_side([segments[i] for i in chosen], self.device, self.model.dtype)
+            made.append(_Bucket(queries, self._put([rows[i] for i in chosen]), mask, real))
+            for s in (segments[i] for i in chosen):
+                back[s.start : s.stop] = n_done + np.arange(len(s))
+                n_done += len(s)
+        return made, self._put(back)
 
     def _decode(self) -> list[tuple[int, Turn]]:
-        assert self._slots is not None
-        at = [len(r.ids) + len(out) - 1 if r is not None else 0 for r, out in zip(self._requests, self._out, strict=True)]
-        tokens = torch.tensor(
-            [out[-1] if r is not None else self.codec.pad_id for r, out in zip(self._requests, self._out, strict=True)]
-        )
-        positions = torch.tensor(at, device=self.device)
-        self._slots.at = positions
-        self._slots.width = max(at) + 1
-        self._slots.reserve(self._slots.width)
-        mask = torch.arange(self._slots.width, device=self.device) <= positions[:, None]  # [S, W]
-        hidden = self.model.model(
-            input_ids=tokens[:, None].to(self.device), attention_mask=mask[:, None, None], position_ids=positions[:, None],
-            past_key_values=self._slots, use_cache=True,
-        ).last_hidden_state[:, 0]  # fmt: skip
+        """One more token of every turn in flight."""
         rows = [i for i, r in enumerate(self._requests) if r is not None]
-        return self._sample(rows, hidden[rows] if len(rows) < len(at) else hidden)
+        at = np.array([len(self._requests[i].ids) + len(self._out[i]) - 1 for i in rows])  # type: ignore[union-attr]
+        width = int(at.max()) + 1
+        queries = np.zeros(len(self._requests), dtype=np.int64)
+        real, index = None, self._put(rows)
+        if 2 * len(rows) <= len(self._requests):  # few: their keys are gathered
+            queries, some = np.arange(len(rows)), index
+        else:  # free rows ask too and are not heard
+            queries[rows], some = np.arange(len(rows)), None
+            real = index if len(rows) < len(self._requests) else None
+        mask = minus_inf(torch.arange(width, device=self.device) <= self._put(at[queries])[:, None], self.model.dtype)  # [S, W]
+        bucket = _Bucket(self._put(queries)[:, None], some, mask[:, None, None], real)
+        positions = self._put(at)
+        tokens = self._put([self._out[i][-1] for i in rows])
+        attention = _Attention(self._slots, slice(None), index, positions, [bucket], None)
+        return self._sample(rows, forward(self.model, tokens, positions, attention))
+
+    def _put(self, values) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values)).to(self.device)
 
     def _sample(self, rows: list[int], hidden: torch.Tensor) -> list[tuple[int, Turn]]:
         """Draw the next token of each row from its last hidden state [N, D]; returns the turns that this finishes."""
@@ -398,17 +459,22 @@ class TransformersEngine:
             if stopped or len(out) == request.prompt.max_tokens:
                 finish = Finish.STOP if stopped else Finish.LENGTH
                 turn = Turn(request.prompt, request.ids, out, self._logp[row], finish, self.codec.response(out))
-                self._requests[row] = None
+                self._requests[row], self._held[row] = None, request.ids + out[:-1]
+                self._free.append(row)
                 done.append((request.key, turn))
         return done
 
     def sync(self, policy) -> None:
-        """The weights are shared: nothing to copy."""
+        """The weights are shared: nothing to copy. What finished turns have left in the cache is given up."""
         if policy is not self.model:
             raise UserError("The transformers engine samples from the trainer's own model; it cannot take over another one.")
+        self._forget()
 
     def awake(self) -> AbstractContextManager:
         return nullcontext()
+
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")}
 
 
 # ---------------------------------------------------------------- the loop

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from text import UserError
+
 
 @dataclass(slots=True)
 class Segment:
@@ -234,15 +236,29 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def use_our_attention(model) -> None:
+    """Have the model ask `attend` where it is given one. UserError for a model with an attention of its own."""
+    from transformers.utils import logging
+
+    _register()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what cannot be set is a warning there
+    try:
+        model.set_attn_implementation(NAME)
+    finally:
+        logging.set_verbosity(verbosity)
+    if model.config._attn_implementation != NAME:
+        raise UserError(f"A {type(model).__name__} does not take its attention from transformers' table; give another --model.")
+
+
 def forward(model, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
     """Last hidden states [T, D] of one row of tokens, ids and positions [T], with the attention left to `attend`.
 
     For any decoder of transformers that takes its attention from the library's table; `attend` is asked again when a checkpointed layer
     is recomputed. The model keeps working as before for every other call.
     """
-    _register()
     if model.config._attn_implementation != NAME:
-        model.set_attn_implementation(NAME)
+        use_our_attention(model)
     prepared = torch.ones(
         1, 1, 1, 1, dtype=torch.bool, device=ids.device
     )  # a mask of four dimensions: the library builds none of its own
@@ -256,6 +272,24 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torc
     if query.shape[1] != key.shape[1]:  # grouped heads: repeated, because on a CPU the fast kernel wants as many
         key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale).transpose(1, 2)
+
+
+def side_by_side(
+    segments: Sequence[Segment], device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """S segments padded on the right to L tokens: (places [S, L], mask [S, 1, L, K], which of the S * L are tokens [n]).
+
+    Keys are the ancestors' and then the segment's own, so that the column is the depth. No mask: nothing stands above, plain causal. No
+    list of tokens: all of them are.
+    """
+    sizes, depths, starts = (np.array(x)[:, None] for x in zip(*((len(s), s.depth, s.start) for s in segments), strict=True))
+    column = np.arange(sizes.max())
+    places = torch.from_numpy(starts + np.minimum(column, sizes - 1)).to(device)  # padding repeats the last
+    real = None if (sizes == len(column)).all() else torch.from_numpy(np.flatnonzero(column < sizes)).to(device)
+    if not depths.any():
+        return places, None, real
+    seen = np.arange((sizes + depths).max()) <= (depths + column)[:, :, None]  # [S, L, K]
+    return places, minus_inf(torch.from_numpy(seen)[:, None].to(device), dtype), real
 
 
 @dataclass(slots=True)
@@ -297,25 +331,17 @@ class Attention:
 
     @staticmethod
     def _bucket(trie: Trie, chosen: list[int], segments: list[Segment], device: torch.device, dtype: torch.dtype) -> _Bucket:
-        sizes, depths = (np.array(x) for x in ([len(s) for s in segments], [s.depth for s in segments]))
-        if len(segments) == 1 and not depths[0]:
+        if len(segments) == 1 and not segments[0].depth:
             span = slice(segments[0].start, segments[0].stop)
             return _Bucket(span, span, None, None)
-        length, width = sizes.max(), (sizes + depths).max()
-        column = np.arange(length)
-        starts = np.array([s.start for s in segments])
-        queries = starts[:, None] + np.minimum(column, sizes[:, None] - 1)  # [S, L]; padding repeats the last
-        real = None if (sizes == length).all() else torch.from_numpy(np.flatnonzero(column < sizes[:, None])).to(device)
-        if not depths.any():
-            at = torch.from_numpy(queries).to(device)
-            return _Bucket(at, at, None, real)
-        keys = np.zeros((len(segments), width), dtype=np.int64)
+        queries, mask, real = side_by_side(segments, device, dtype)
+        if mask is None:
+            return _Bucket(queries, queries, None, real)
+        keys = np.zeros((len(segments), mask.shape[3]), dtype=np.int64)
         for row, i in enumerate(chosen):
             line = np.concatenate([np.arange(trie.segments[k].start, trie.segments[k].stop) for k in trie.line(i)])
             keys[row, : len(line)] = line
-        seen = np.arange(width) <= depths[:, None, None] + column[:, None]  # [S, L, K]
-        mask = minus_inf(torch.from_numpy(seen)[:, None].to(device), dtype)
-        return _Bucket(torch.from_numpy(queries).to(device), torch.from_numpy(keys).to(device), mask, real)
+        return _Bucket(queries, torch.from_numpy(keys).to(device), mask, real)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         if self.flex:

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_policy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import base
 import worlds
-from memagent import AgentConfig, Finish, bm25, full_context, memagent
+from memagent import AgentConfig, Finish, Prompt, bm25, full_context, memagent
 from rollout import Sampling, ScriptedEngine, TransformersEngine, draw, follow, rollout, uniform_of
-from text import UserError
+from text import Text, UserError
+from trie import build as build_trie
 
 CONFIG = base.AGENT
 
@@ -101,6 +104,99 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
     assert len(list(rollout(engine, bm25, jobs, CONFIG))) == 12
 
 
+def worst_mismatch(policy, turns):
+    return max(abs(a - b) for turn in turns for a, b in zip(turn.logprobs, teacher_forced(policy, turn), strict=True))
+
+
+def counted(engine):
+    return np.array([engine.prefilled_tokens, engine.reused_tokens, engine.generated_tokens])
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_flight", "low", "high"), [("shared", 64, 0.3, 0.45), ("shared", 3, 0.3, 0.65), ("paper", 64, 0.7, 0.9)]
+)
+def test_a_group_prefills_what_it_shares_once(codec, policy, layout, in_flight, low, high):
+    engine = TransformersEngine(policy, codec)
+    jobs = [(t, g) for t in tasks(3, 4) for g in range(8)]
+    done = list(rollout(engine, memagent, jobs, replace(CONFIG, layout=layout), in_flight=in_flight))
+    turns = [turn for t in done for turn in t.turns]
+    assert worst_mismatch(policy, turns) < 1e-5
+    prefilled, reused, generated = counted(engine)
+    assert prefilled + reused == sum(len(t.prompt_ids) for t in turns) and generated == sum(len(t.response_ids) for t in turns)
+    fewest = len(build_trie([t.prompt_ids for t in turns])) / (prefilled + reused)  # whoever computes no prefix twice
+    assert low < fewest < prefilled / (prefilled + reused) < high
+
+
+def chat(task, config, codec):
+    """A conversation that grows: everything said so far, then something new."""
+    said = codec.text(task.document)
+    for word in ("Anna", "Boris", "Clara"):
+        turn = yield Prompt(((said, False), (word, False)), 8, word == "Clara")
+        said = Text(said + word + turn.response, (*codec.encode(said), *codec.encode(word), *turn.response.ids))
+
+
+def test_a_growing_chat_is_read_on_where_it_ended(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    (done,) = rollout(engine, chat, [(tasks(1)[0], 0)], CONFIG)
+    assert worst_mismatch(policy, done.turns) < 1e-5
+    first, second, third = done.turns
+    for before, after in ((first, second), (second, third)):
+        assert after.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
+    # the last sampled token was never read, an end-of-sequence id does not stay in the chat
+    kept = sum(min(len(t.response_ids) - 1, len(t.response.ids)) for t in (first, second))
+    assert engine.reused_tokens == len(first.prompt_ids) + len(second.prompt_ids) + kept
+
+
+def test_nothing_of_other_weights_is_reused(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    jobs = [(t, 0) for t in tasks(4)]
+
+    def reused():
+        before = engine.reused_tokens
+        turns = [turn for t in rollout(engine, full_context, jobs, CONFIG) for turn in t.turns]
+        assert worst_mismatch(policy, turns) < 1e-5
+        return engine.reused_tokens - before
+
+    first, again = reused(), reused()  # the second time all four stand in the cache
+    assert again > first
+    with torch.no_grad():
+        policy.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+    changed = reused()
+    assert changed == first and reused() == again
+    engine.sync(policy)
+    assert reused() == first
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.lists(st.integers(2, 4), min_size=1, max_size=14), st.integers(1, 5)), min_size=1, max_size=14),
+    st.sampled_from([1, 3, 64]),
+    st.sampled_from([30, 100, 10**6]),
+    st.sampled_from([1, 20, 10**6]),
+    st.sampled_from([1, 4]),
+)
+def test_whatever_is_shared_copied_or_thrown_out_the_numbers_are_the_same(codec, prompts, rows, cache, prefill, reuse):
+    """Prompts of few tokens, which overlap in every way; a third of them arrive later, and again."""
+    policy = random_policy(codec)
+    engine = TransformersEngine(policy, codec, max_rows=rows, max_cache_tokens=cache, max_prefill_tokens=prefill)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rollout.REUSE", reuse)
+        waiting = [*prompts, *prompts[::2]]
+        turns, in_flight = [], 0
+        while waiting or in_flight:
+            for ids, n in waiting[: max(1, len(prompts) * 2 // 3)]:
+                engine.add(Prompt(((Text("x", ids), False),), n), Sampling(), seed=len(turns))
+                in_flight += 1
+            del waiting[: max(1, len(prompts) * 2 // 3)]
+            for _ in range(3):
+                if in_flight:
+                    done = engine.step()
+                    in_flight -= len(done)
+                    turns += [turn for _, turn in done]
+    assert len(turns) == len(prompts) + len(prompts[::2])
+    assert worst_mismatch(policy, turns) < 1e-5
+
+
 def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
     policy, config = random_policy(codec, window=100), replace(CONFIG, chunk_tokens=200)
     done = list(rollout(TransformersEngine(policy, codec), memagent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], config))
@@ -145,7 +241,7 @@ def build(kind: str, **other):
         ("Mistral", {"sliding_window": 16}, "full attention"),
         ("Gemma2", {"head_dim": 8}, "full attention"),
         ("Gemma2", {"head_dim": 8, "layer_types": ["full_attention"] * 2, "final_logit_softcapping": 1.0}, "lm_head"),
-        ("XGLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}, "lm_head"),  # places tokens by itself
+        ("XGLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}, "table"),  # places tokens by itself
         ("GPT2", {}, "GPT2LMHeadModel"),
     ],
 )
