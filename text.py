@@ -10,7 +10,8 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,6 +60,26 @@ class Text(str):
         return str(self), self.ids
 
 
+class Recent:
+    """The results of the latest calls, as long as they have `max_tokens` tokens together: the members of a group read the same document."""
+
+    def __init__(self, max_tokens: int):
+        self.max_tokens, self.tokens = max_tokens, 0
+        self.kept: OrderedDict[tuple, tuple[int, object]] = OrderedDict()
+
+    def get(self, key: tuple, make: Callable[[], object], size: Callable[[object], int]):
+        if key in self.kept:
+            self.kept.move_to_end(key)
+            return self.kept[key][1]
+        value = make()
+        if (n := size(value)) <= self.max_tokens:
+            self.kept[key] = n, value
+            self.tokens += n
+        while self.tokens > self.max_tokens:
+            self.tokens -= self.kept.popitem(last=False)[1][0]
+        return value
+
+
 class Codec:
     """A fast tokenizer of transformers with its chat template, seen as pieces of token ids.
 
@@ -77,6 +98,7 @@ class Codec:
         self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._fixed: dict[str, tuple[int, ...]] = {}
+        self._recent = Recent(1 << 21)
         self._head, self._tail = self._chat_frame(thinking, system)
         self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
 
@@ -116,7 +138,9 @@ class Codec:
 
     def text(self, text: str) -> Text:
         """A string with its ids, so that it is encoded once."""
-        return text if isinstance(text, Text) else Text(text, self.encode(text))
+        if isinstance(text, Text):
+            return text
+        return self._recent.get((text,), lambda: Text(text, self.encode(text)), lambda made: len(made.ids))
 
     def after_thinking(self, response: Text) -> Text:
         """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
@@ -163,7 +187,12 @@ class Codec:
         Past `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of the ids that fit, `"head"` the
         first sections.
         """
-        ids = self.encode(document)
-        if max_sections and len(ids) > (limit := max_sections * n_tokens):
-            ids = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
-        return [self.decode(ids[i : i + n_tokens]) for i in range(0, len(ids), n_tokens)]
+
+        def made() -> list[Text]:
+            ids = self.encode(document)
+            if max_sections and len(ids) > (limit := max_sections * n_tokens):
+                ids = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
+            return [self.decode(ids[i : i + n_tokens]) for i in range(0, len(ids), n_tokens)]
+
+        key = (document, getattr(document, "ids", None), n_tokens, max_sections, over)  # equal text may have other ids
+        return list(self._recent.get(key, made, lambda sections: sum(len(s.ids) for s in sections)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import base
 from graders import score, strip_thinking
 from settings import EMBEDDED
-from text import Codec, Text, UserError
+from text import Codec, Recent, Text, UserError
 
 CODEC = Codec(base.make_tokenizer())
 
@@ -138,3 +138,26 @@ def test_a_damaged_model_folder_is_one_whole_sentence(tmp_path, capfd, file, con
     message = str(error.value)
     assert "\n" not in message and message.endswith(".") and len(message) < 500
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_group_reads_is_cut_once_and_equal_text_keeps_its_own_ids(codec):
+    document = "Anna joined Boris. Clara reached Lima."
+    ids = codec.encode(document)
+    first, again = codec.cut(document, 4), codec.cut(document, 4)
+    assert first == again and all(a is b for a, b in zip(first, again, strict=True)) and first is not again
+    assert codec.text(document) is codec.text(document)
+    other = Text(document, ids[::-1])
+    assert [s.ids for s in codec.cut(other, 4)] == [ids[::-1][:4], ids[::-1][4:]] != [s.ids for s in codec.cut(document, 4)]
+    assert [s.ids for s in codec.cut(document, 4, 1, "head")] == [ids[:4]]
+
+
+def test_recent_results_keep_to_their_budget():
+    recent, made = Recent(10), []
+
+    def get(key, n):
+        return recent.get((key,), lambda: made.append(key) or "x" * n, len)
+
+    for key, n in (("a", 4), ("b", 4), ("a", 4), ("c", 4), ("a", 4), ("b", 4), ("long", 11), ("long", 11), ("b", 4)):
+        assert len(get(key, n)) == n
+        assert recent.tokens == sum(n for n, _ in recent.kept.values()) <= 10
+    assert made == ["a", "b", "c", "b", "long", "long"]
