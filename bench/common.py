@@ -1,0 +1,115 @@
+"""What the benchmarks share: the machine they ran on, timing side by side, the table, the line of JSON at the end.
+
+Holds: `machine`, `paired`, `spread`, `table`, `finish`. Leaves out: what is measured.
+Exercise it: `python -m bench.update`. Read next: update.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+Name = TypeVar("Name")
+LOAD = os.getloadavg()  # before the benchmark adds its own
+
+torch.set_num_threads(1)
+
+
+def _git(*words: str) -> str:
+    try:
+        run = subprocess.run(["git", "--no-optional-locks", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return run.stdout.strip()
+
+
+def machine() -> dict:
+    """Where, when and on what code a benchmark ran. No host name and no path."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "transformers", "trl"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": [round(x, 2) for x in LOAD],
+        "load_after": [round(x, 2) for x in os.getloadavg()],
+        "versions": versions,
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!bench/results")),
+        "date": datetime.now().strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def paired(functions: dict[Name, Callable[[], object]], repeats: int = 7) -> dict[Name, list[float]]:
+    """Seconds of every call, [repeats] per name: a warm-up each, then a, b, c, a, b, c, ..: what disturbs one disturbs all."""
+    seconds: dict[Name, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": round(median(values), digits), "min": round(min(values), digits), "max": round(max(values), digits)}
+
+
+def show(values: Sequence[float], digits: int = 3) -> str:
+    """The same for a table: "0.512 (0.490-0.630)"."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def against(peer: Sequence[float], ours: Sequence[float], bar: float | None = None) -> dict:
+    """How many times faster ours is: the ratio of the medians, the least and largest ratio of a round, and whether a bar is met."""
+    rounds = [a / b for a, b in zip(peer, ours, strict=True)]
+    ratio = median(peer) / median(ours)
+    out = {"ratio": round(ratio, 2), "ratio_min": round(min(rounds), 2), "ratio_max": round(max(rounds), 2)}
+    return out if bar is None else out | {"bar": bar, "met": ratio >= bar}
+
+
+def verdict(result: dict) -> str:
+    """ "at least 6x: met" or "at least 6x: MISSED"."""
+    return f"at least {result['bar']:g}x: {'met' if result['met'] else 'MISSED'}"
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    shown = Table(title=title)
+    for column, name in enumerate(header):
+        shown.add_column(name, justify="right" if column else "left")
+    for row in rows:
+        shown.add_row(*map(str, row))
+    Console(width=150).print(shown)
+
+
+def finish(name: str, result: dict) -> None:
+    """The result with the machine: pretty in bench/results/NAME.json, and as the last line printed."""
+    result = {"benchmark": name, **result, "machine": machine()}
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))

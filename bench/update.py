@@ -1,0 +1,204 @@
+"""The update: our loss and its gradient against those of TRL's GRPOTrainer, on the same turns of the same model, one thread, fp32.
+
+Holds: the turns, the three implementations (ours, TRL's, ten obvious lines), the comparison of their gradients and times.
+Leaves out: rollouts and whole steps (step.py).
+Exercise it: `python -m bench.update` (needs `trl`). Read next: step.py.
+
+A group is G turns as a memory agent makes them: 512 tokens that the group has in common (section and problem), 128 of each
+member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the common tokens come first, in `paper` the
+memory does, and no two turns have a prefix in common. DAPO's normaliser, no KL, the first update on a rollout.
+
+Ours is timed with everything from rows to gradient, building the trie included. TRL gets finished tensors, padded and masked as
+its trainer makes them, and is timed in `compute_loss` and the backward pass alone, with the whole group in one batch and in
+micro-batches: the faster of them counts. What cannot be switched off: it always computes the entropy of every token, for its
+metrics, and without Triton its head scores every place of the batch, prompts and padding too.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig as TRLConfig
+from trl import GRPOTrainer
+
+import settings
+from bench.common import against, finish, paired, show, spread, table, verdict
+from grpo import Row, logprobs, pack, policy_loss, token_weights
+from settings import EMBEDDED
+from text import Codec
+from train import load_model
+from trie import Cost
+
+COMMON, OWN, RESPONSE = 512, 128, (32, 128)
+BARS = {"paper": 3.0, "shared": 6.0}
+REPEATS, TRIALS = 7, 2  # of the comparison; of each size of TRL's batches
+CONFIG, _ = settings.resolve("demo", EMBEDDED, {}, {})  # the embedded policy's own settings; token_mean is DAPO's normaliser
+
+
+def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
+    """Random turns, the same pieces in both layouts; advantages are not 0 and sum to 0."""
+    rng = random.Random(f"{group}/{seed}")
+
+    def some(n: int) -> list[int]:
+        return [rng.randrange(2, vocab) for _ in range(n)]
+
+    common = some(COMMON)
+    rows = []
+    for k in range(group):
+        own, response = some(OWN), some(rng.randint(*RESPONSE))
+        rows.append(Row(common + own if layout == "shared" else own + common, response, [], rng.gauss(0, 1), trajectory=k))
+    mean = sum(r.advantage for r in rows) / group
+    for row in rows:
+        row.advantage -= mean
+    return rows
+
+
+# ---------------------------------------------------------------- three implementations, each leaves the gradient in the model
+
+
+def obvious(model, rows: list[Row]) -> None:
+    """One turn at a time, full logits."""
+    model.zero_grad()
+    total = sum(len(r.response_ids) for r in rows)
+    for r in rows:
+        ids = torch.tensor([r.prompt_ids + r.response_ids])
+        p = len(r.prompt_ids)
+        logp = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+        r.sampler = logp.tolist()
+        (-r.advantage * (logp - logp.detach()).exp().sum() / total).backward()
+
+
+def ours(model, rows: list[Row]) -> int:
+    """As in GRPO.update; returns the number of tokens that went through the model."""
+    model.zero_grad()
+    weights = token_weights(rows, CONFIG)
+    computed = 0
+    for batch in pack(rows, CONFIG.micro_tokens, Cost.of(model)):
+        computed += len(batch.trie)
+        logp = logprobs(model, batch, temperature=1.0)
+        lengths = torch.tensor([len(rows[i].response_ids) for i in batch.index])
+        sampler = torch.tensor([lp for i in batch.index for lp in rows[i].sampler])
+        advantage = torch.tensor([rows[i].advantage for i in batch.index]).repeat_interleave(lengths)
+        weight = torch.tensor([weights[i] for i in batch.index]).repeat_interleave(lengths)
+        loss, _ = policy_loss(logp, logp.detach(), sampler, advantage, weight, CONFIG)
+        loss.backward()
+    return computed
+
+
+def trl_trainer(group: int, micro: int, folder: str) -> GRPOTrainer:
+    """A real trainer for groups of `group` turns in micro-batches of `micro`, with everything off that can be and costs time."""
+    args = TRLConfig(
+        output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
+        loss_type="dapo", beta=0.0, epsilon=CONFIG.clip_low, epsilon_high=CONFIG.clip_high, temperature=1.0,
+        num_generations=group, per_device_train_batch_size=micro, gradient_accumulation_steps=group // micro,
+        max_completion_length=RESPONSE[1], report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no",
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        load_model(EMBEDDED, device="cpu"), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["x"]}), processing_class=Codec.load(EMBEDDED).tokenizer,
+    )  # fmt: skip
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = group // micro  # what the training loop sets
+    return trainer
+
+
+def trl_inputs(rows: list[Row], micro: int) -> list[dict[str, torch.Tensor]]:
+    """What TRL's trainer hands to its loss: prompts padded left, completions right to one width, then cut into micro-batches."""
+    width = max(len(r.prompt_ids) for r in rows), max(len(r.response_ids) for r in rows)
+    prompts, completions = torch.zeros(len(rows), width[0], dtype=torch.long), torch.zeros(len(rows), width[1], dtype=torch.long)
+    prompt_mask, completion_mask = torch.zeros_like(prompts), torch.zeros_like(completions)
+    for k, r in enumerate(rows):
+        prompts[k, width[0] - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
+        prompt_mask[k, width[0] - len(r.prompt_ids) :] = 1
+        completions[k, : len(r.response_ids)] = torch.tensor(r.response_ids)
+        completion_mask[k, : len(r.response_ids)] = 1
+    whole = {
+        "prompt_ids": prompts, "prompt_mask": prompt_mask, "completion_ids": completions, "completion_mask": completion_mask,
+        "advantages": torch.tensor([r.advantage for r in rows]),
+    }  # fmt: skip
+    cut = [{name: value[k : k + micro] for name, value in whole.items()} for k in range(0, len(rows), micro)]
+    return [part | {"num_items_in_batch": completion_mask.sum()} for part in cut]
+
+
+def trl(trainer: GRPOTrainer, inputs: list[dict[str, torch.Tensor]]) -> None:
+    trainer.model.zero_grad()
+    for part in inputs:
+        trainer.compute_loss(trainer.model, part).backward()
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def gradient(model) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters())])
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of a - b, relative to that of b."""
+    return float(f"{((a - b).norm() / b.norm()).item():.2g}")
+
+
+def cell(group: int, layout: str, folder: str) -> dict:
+    model = load_model(EMBEDDED, device="cpu")
+    rows = turns(group, layout, model.config.vocab_size)
+    obvious(model, rows)  # also fills in the sampler's log-probs
+    expected = gradient(model)
+    computed = ours(model, rows)
+    got = gradient(model)
+
+    peers: dict[int | str, Callable[[], object]] = {}  # by the size of TRL's batches
+    theirs = {}
+    for micro in (group, group // 4, 1):
+        trainer, inputs = trl_trainer(group, micro, folder), trl_inputs(rows, micro)
+        peers[micro] = partial(trl, trainer, inputs)
+        theirs[micro] = trainer.model
+    trials = paired(peers | {"obvious": partial(obvious, model, rows)}, TRIALS)
+    best = min(peers, key=lambda micro: median(trials[micro]))
+    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, REPEATS) | {"obvious": trials.pop("obvious")}
+    reference = gradient(theirs[best])
+    return {
+        "group": group,
+        "layout": layout,
+        "tokens": sum(len(r.prompt_ids) + len(r.response_ids) for r in rows),
+        "tokens_padded_trl": group * (COMMON + OWN + max(len(r.response_ids) for r in rows)),
+        "tokens_computed_ours": computed,
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "trl_batch": best,
+        "trl_trials": {str(micro): spread(values) for micro, values in trials.items()},
+        **against(seconds["trl"], seconds["ours"], BARS[layout]),
+        "gradient_ours_trl": difference(got, reference),
+        "gradient_ours_obvious": difference(got, expected),
+        "gradient_trl_obvious": difference(reference, expected),
+        "shown": {name: show(values) for name, values in seconds.items()},
+    }
+
+
+def main() -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [cell(group, layout, folder) for layout in ("paper", "shared") for group in (8, 16)]
+    shown = [c.pop("shown") for c in cells]
+    table(
+        "Update: loss and gradient of one group, seconds, median (least-largest) of 7",
+        ("layout", "G", "tokens", "in ours", "ours", "TRL", "batch", "obvious, of 2", "TRL/ours", "rounds", "bar", "gradients"),
+        [
+            (c["layout"], c["group"], c["tokens"], c["tokens_computed_ours"], s["ours"], s["trl"], c["trl_batch"], s["obvious"],
+             f"{c['ratio']:.2f}", f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}", verdict(c), c["gradient_ours_trl"])
+            for c, s in zip(cells, shown, strict=True)
+        ],
+    )  # fmt: skip
+    agree = all(c["gradient_ours_trl"] < 1e-4 for c in cells)
+    finish(
+        "update", {"met": all(c["met"] for c in cells), "gradients_agree": agree, "unit": "s", "repeats": REPEATS, "cells": cells}
+    )
+
+
+if __name__ == "__main__":
+    main()
