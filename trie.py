@@ -164,29 +164,34 @@ class Cost:
 
 def cheapest(sequences: Sequence[Sequence[int]], cost: Cost) -> Trie:
     """The trie that shares as much as pays: every level is another call, and padding and short runs eat up what sharing saves."""
-    return min((build(sequences, least) for least in (1, 16, 64, 256, 1 << 60)), key=cost)
+    everything = build(sequences)
+    if len(everything) == sum(map(len, sequences)):
+        return everything
+    return min((everything, *(build(sequences, least) for least in (16, 256, 1 << 60))), key=cost)
 
 
 def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None = None) -> Iterator[tuple[list[int], Trie]]:
     """Tries of at most `max_tokens` tokens (a longer sequence stands alone), each with the numbers of its sequences.
 
-    Neighbours in the order of the alphabet stay together: what is cut apart shares least. With a `cost` each trie shares as much as
-    pays, and may have more tokens for it.
+    Neighbours in the order of the alphabet stay together. A full trie is cut where its neighbours share least, so that a group is
+    not torn apart, but never below half of `max_tokens`. With a `cost` each trie shares as much as pays, and may have more tokens for it.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
+    shared = [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
     start = 0
     while start < len(order):
-        size = len(sequences[order[start]])
-        stop = start + 1
+        size, stop, cut = 0, start, start + 1
         while stop < len(order):
-            size += len(sequences[order[stop]]) - common(sequences[order[stop - 1]], sequences[order[stop]])
-            if size > max_tokens:
+            size += len(sequences[order[stop]]) - (shared[stop] if stop > start else 0)
+            if stop > start and size > max_tokens:
                 break
             stop += 1
-        chosen = order[start:stop]
+            if stop < len(order) and (2 * size < max_tokens or shared[stop] <= shared[cut]):
+                cut = stop
+        cut = len(order) if stop == len(order) else cut
+        chosen, start = order[start:cut], cut
         some = [sequences[i] for i in chosen]
         yield chosen, cheapest(some, cost) if cost else build(some)
-        start = stop
 
 
 def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:

@@ -53,6 +53,16 @@ def test_split_keeps_to_its_budget(rows, budget):
     assert sorted(seen) == list(range(len(rows)))
 
 
+def test_split_cuts_between_groups_and_not_within():
+    groups = [[[*range(100 * g, 100 * g + 60), 5, k, *range(20)] for k in range(4)] for g in range(5)]  # 61 + 4 * 21 tokens each
+    rows = [row for group in groups for row in group]
+    found = list(split(rows, 230))
+    assert [len(trie) for _, trie in found] == [145] * 5
+    assert [sorted(chosen) for chosen, _ in found] == [[4 * g + k for k in range(4)] for g in range(5)]
+    assert [len(trie) for _, trie in split(rows, 300)] == [290, 290, 145]
+    assert [len(chosen) for chosen, _ in split(rows, 110)] == [2] * 10  # a group that does not fit is cut after all
+
+
 @given(st.lists(token, max_size=9), st.lists(token, max_size=9))
 def test_common_prefix(a, b):
     assert common(a, b) == next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,90 @@
+"""Prefill and training tokens of both layouts, counted exactly: a rollout of long sections by a real engine, no timing.
+
+Holds: the fixture of 8 tasks x 8 members x 14 sections of 2,048 tokens, memories of up to 512. Leaves out: speed (rollout.py, update.py).
+Exercise it: `python -m bench.prefill`. Read next: length.py.
+
+A model of one narrow layer with random weights reads and writes: counts do not depend on what it says, only on when it says it. In
+`full` every memory has its 512 tokens, which is the most that the layouts cannot share, and is held against the bars; in `drawn` a memory
+ends at random, after 256 tokens on average, so that the members of a group drift apart.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import worlds
+from bench.common import finish, table
+from grpo import Row, pack
+from memagent import AgentConfig, memagent
+from rollout import Sampling, TransformersEngine, rollout
+from settings import EMBEDDED
+from text import Codec
+
+TASKS, GROUP, SECTIONS, SECTION_TOKENS, MEMORY, ANSWER, ROW_TOKENS = 8, 8, 14, 2048, 512, 256, 16384
+BARS = {"prefill": 0.35, "training": 1 / 2.2}  # shared / paper, at most
+
+
+def policy(codec: Codec, ends: float):
+    """One narrow layer; a response ends after any token with probability `ends`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(codec.tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=4096, tie_word_embeddings=False,
+    )).eval()  # fmt: skip
+    head = torch.nn.Linear(16, len(codec.tokenizer))
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    n = len(codec.tokenizer) - len(codec.eos_ids)
+    for token in codec.eos_ids:
+        head.bias.data[token] = torch.tensor(n * ends / (1 - ends)).log() if ends else -1e9
+    model.lm_head = head
+    return model
+
+
+def count(layout: str, ends: float) -> dict:
+    """Tokens of one rollout, and of training on all its turns."""
+    codec = Codec.load(EMBEDDED)
+    config = AgentConfig(
+        chunk_tokens=SECTION_TOKENS, memory_tokens=MEMORY, final_tokens=ANSWER, max_sections=SECTIONS, over="head", layout=layout
+    )
+    tasks = [worlds.make_task(str(i), SECTIONS * SECTION_TOKENS // 24 + 1, "one_fact") for i in range(TASKS)]
+    engine = TransformersEngine(policy(codec, ends), codec)
+    jobs = ((task, g) for task in tasks for g in range(GROUP))
+    done = sorted(rollout(engine, memagent, jobs, config, Sampling(1.0)), key=lambda t: (t.task.id, t.sample))
+    turns = [turn for t in done for turn in t.turns]
+    assert len(done) == TASKS * GROUP and len(turns) == len(done) * (SECTIONS + 1) and not any(t.error for t in done)
+    rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
+    return {
+        "turns": len(turns),
+        "prompt_tokens": sum(len(r.prompt_ids) for r in rows),
+        "written_tokens": sum(len(r.response_ids) for r in rows),
+        **{name: n for name, n in engine.counts().items() if name != "generated_tokens"},
+        "turn_tokens": sum(map(len, rows)),
+        "trained_in_tokens": sum(len(batch.trie) for batch in pack(rows, ROW_TOKENS)),
+    }
+
+
+def main() -> None:
+    cells, shown = {}, []
+    for memories, ends in (("full", 0.0), ("drawn", 1 / 256)):
+        both = {layout: count(layout, ends) for layout in ("paper", "shared")}
+        ratios = {
+            "prefill": both["shared"]["prefilled_tokens"] / both["paper"]["prefilled_tokens"],
+            "training": both["shared"]["trained_in_tokens"] / both["paper"]["trained_in_tokens"],
+        }
+        for layout, c in both.items():
+            shown.append((f"{memories}, {layout}", *(f"{c[name]:,}" for name in list(c)[1:])))
+        shown.append(("shared / paper", "", "", f"{ratios['prefill']:.3f}", "", "", f"{ratios['training']:.3f}"))
+        cells[memories] = both | {"ratios": {name: round(x, 4) for name, x in ratios.items()}}
+    table("8 tasks x 8 members x 14 sections of 2,048 tokens, memories of at most 512: exact counts",
+          ("memories, layout", "prompts", "written", "prefilled", "reused", "turns", "trained in"), shown)  # fmt: skip
+    met = {name: cells["full"]["ratios"][name] <= bar for name, bar in BARS.items()}
+    for name, bar in BARS.items():
+        print(f"{name}: shared computes at most {bar:.3f} of paper's tokens: {'met' if met[name] else 'MISSED'}")
+    finish("prefill", {"met": all(met.values()), "bars": BARS, "met_each": met, "row_tokens": ROW_TOKENS, "cells": cells})
+
+
+if __name__ == "__main__":
+    main()
