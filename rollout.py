@@ -310,14 +310,16 @@ class TransformersEngine:
     @torch.no_grad()
     def step(self) -> list[tuple[int, Turn]]:
         done, self._refused = self._refused, []
-        training, _ = self.model.training, self.model.eval()
+        if training := self.model.training:
+            self.model.eval()
         n_active = len(self._requests) - len(self._free)
         # A small prefill costs almost as much as a large one: wait until a quarter of the rows is free.
         if self._waiting and n_active <= 0.75 * min(self.max_rows, n_active + len(self._waiting)):
             done += self._admit()
         if len(self._requests) > len(self._free):
             done += self._decode()
-        self.model.train(training)
+        if training:
+            self.model.train()
         return done
 
     def _admit(self) -> list[tuple[int, Turn]]:
