@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -15,6 +15,14 @@ demo: .venv/ready
 test: .venv/ready
 	$(RUN) -m pytest
 
+.venv-bench/ready: requirements.txt bench/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
+	touch $@
+
+bench: .venv-bench/ready
+	OMP_NUM_THREADS=1 .venv-bench/bin/python -m bench
+
 lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -24,4 +32,4 @@ format: .venv/ready
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench runs .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """What the benchmarks share: the machine they ran on, timing side by side, the table, the line of JSON at the end.
 
-Holds: `machine`, `paired`, `spread`, `table`, `finish`. Leaves out: what is measured.
+Holds: `machine`, `paired`, `spread`, `table`, `line`, `finish`. Leaves out: what is measured.
 Exercise it: `python -m bench.update`. Read next: update.py.
 """
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
 Name = TypeVar("Name")
 LOAD = os.getloadavg()  # before the benchmark adds its own
 
@@ -106,10 +107,15 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
     Console(width=150).print(shown)
 
 
-def finish(name: str, result: dict) -> None:
+def line(what: str, measured: object, bar: str, met: bool) -> dict:
+    """A line of the table over all benchmarks."""
+    return {"what": what, "measured": str(measured), "bar": bar, "met": bool(met)}
+
+
+def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
     """The result with the machine: pretty in bench/results/NAME.json, and as the last line printed."""
-    result = {"benchmark": name, **result, "machine": machine()}
-    path = Path(__file__).parent / "results" / f"{name}.json"
+    result = {"benchmark": name, "lines": list(lines), **result, "machine": machine()}
+    path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 import worlds
-from bench.common import finish, show, spread, table
+from bench.common import finish, line, show, spread, table
 from memagent import AgentConfig, memagent
 from rollout import ScriptedEngine, rollout
 from settings import EMBEDDED
@@ -48,7 +48,8 @@ def main() -> None:
     }
     said = f"at most {BAR_MS} ms: {'met' if result['met'] else 'MISSED'}"
     table("rollout() with the scripted engine", ("turns", "ms a turn: median (min-max)", "bar"), [(turns, show(per_turn), said)])
-    finish("loop", result)
+    lines = [line("Python of rollout(), ms a turn", result["ms_per_turn"]["median"], f"at most {BAR_MS}", result["met"])]
+    finish("loop", result, lines)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from trl import GRPOTrainer
 
 import base
 import settings
-from bench.common import against, finish, show, spread, table, verdict
+from bench.common import against, finish, line, show, spread, table, verdict
 from data import Task
 from grpo import GRPO
 from memagent import Agent, Finish, Prompt, Turn, memagent
@@ -293,7 +293,8 @@ def main() -> None:
         ("side", "TRL's way", "rows", "written", "step", "rollout", "update", "TRL/ours", "steps", "bar"),
         rows,
     )
-    finish("step", {"met": all(c["met"] for c in cells), "unit": "s", "cells": cells})
+    lines = [line(f"step, {c['shape']}: TRL / ours", f"{c['ratio']:.2f}x", f"at least {c['bar']:g}x", c["met"]) for c in cells]
+    finish("step", {"met": all(c["met"] for c in cells), "unit": "s", "cells": cells}, lines)
 
 
 if __name__ == "__main__":

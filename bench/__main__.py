@@ -1,0 +1,60 @@
+"""All benchmarks one after the other, each in a process of its own; then one table of what they measured against what was asked.
+
+Holds: the order, bench/results/table.md. Leaves out: the measurements, and gpu.py, which needs a GPU.
+Exercise it: `make bench`, or `python -m bench update loop` for some of them. Read next: update.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+from bench.common import RESULTS, machine
+
+ORDER = ("update", "step", "rollout", "prefill", "length", "loop")
+
+
+def run(name: str) -> dict:
+    """A benchmark's result; one that fails leaves the end of its error as its result."""
+    done = subprocess.run([sys.executable, "-m", f"bench.{name}"], capture_output=True, text=True)
+    out = done.stdout.splitlines()
+    print("\n".join(out[:-1] if done.returncode == 0 else out), flush=True)
+    if done.returncode == 0:
+        return json.loads(out[-1])
+    error = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+    result = {
+        "benchmark": name,
+        "lines": [{"what": name, "measured": f"failed: {error[0]}", "bar": "", "met": False}],
+        "machine": machine(),
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(done.stderr[-2000:], flush=True)
+    return result
+
+
+def main() -> None:
+    RESULTS.mkdir(exist_ok=True)
+    names, start = sys.argv[1:] or ORDER, time.perf_counter()
+    for name in names:
+        began = time.perf_counter()
+        run(name)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+    results = [json.loads(path.read_text()) for name in ORDER if (path := RESULTS / f"{name}.json").exists()]
+    where = results[-1]["machine"]
+    versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items())
+    text = [f"{where['date']}, {where['cpu']}, {where['cores']} cores, one thread each; {versions}; commit {where['commit']}", "",
+            "| measured | value | asked | |", "|---|---|---|---|"]  # fmt: skip
+    text += [
+        f"| {x['what']} | {x['measured']} | {x['bar']} | {'' if x['met'] else 'missed'} |" for r in results for x in r["lines"]
+    ]
+    (RESULTS / "table.md").write_text("\n".join(text) + "\n", encoding="utf-8")
+    print("\n".join(text))
+    print(f"{time.perf_counter() - start:.0f} s in all")
+    if any(x["measured"].startswith("failed") for r in results for x in r["lines"]):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
