@@ -250,7 +250,6 @@ class GRPO(lightning.LightningModule):
         self.automatic_optimization = False
         self.model, self.config = model, config
         self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
-        self.cost = Cost.of(inner(model))
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
@@ -277,6 +276,11 @@ class GRPO(lightning.LightningModule):
     def at_level(self, values: Sequence):
         """The value for the present length of the tasks; the last one holds for all further lengths."""
         return values[min(self.level, len(values) - 1)]
+
+    @property
+    def cost(self) -> Cost | None:
+        """What a trie is chosen by; on a GPU one kernel computes any of them, and sharing everything is best."""
+        return Cost.of(inner(self.model)) if self.device.type == "cpu" else None
 
     @property
     def n_tasks(self) -> int:

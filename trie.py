@@ -315,7 +315,7 @@ class Attention:
     """
 
     def __init__(self, trie: Trie, cost: Cost, device: torch.device, dtype: torch.dtype = torch.float32):
-        self.flex = block_mask(trie.end(), device) if device.type == "cuda" else None
+        self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
         self.buckets: list[_Bucket] = []
         if self.flex:
             return
@@ -389,9 +389,13 @@ def dense_mask(trie: Trie) -> torch.Tensor:
 BLOCK = 128  # FlexAttention's
 
 
+def takes_flex(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def padding(trie: Trie, device: torch.device) -> int:
     """Tokens appended on a GPU: rows of a few lengths only, or the attention kernel would be compiled for each."""
-    return -len(trie) % (4 * BLOCK) if device.type == "cuda" else 0
+    return -len(trie) % (4 * BLOCK) if takes_flex(device) else 0
 
 
 def block_mask(end: np.ndarray, device: torch.device):

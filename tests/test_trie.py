@@ -153,6 +153,24 @@ def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(codec, 
     assert (ours - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.parametrize("seed", range(3))
+@torch.no_grad()
+def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch, seed):
+    """FlexAttention uncompiled, on the CPU: everything of that path but the kernel itself and its backward pass, which needs a GPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    policy, trie = random_policy(codec), build(rows := some_rows(5, seed))
+    asked = []
+    monkeypatch.setattr("trie.takes_flex", lambda device: True)
+    monkeypatch.setattr(
+        "trie._flex", lambda: lambda *args, **kwargs: asked.append(args[0].shape) or flex_attention(*args, **kwargs)
+    )
+    hidden = hidden_states(policy, trie)
+    assert asked == [(1, 4, len(trie) + -len(trie) % 512, 8)] * 2 and hidden.shape == (len(trie), 32)
+    for i, row in enumerate(rows):
+        assert torch.allclose(hidden[trie.places(i)], policy.model(input_ids=torch.tensor([row])).last_hidden_state[0], atol=1e-5)
+
+
 @given(sequences)
 def test_the_mask_is_the_line_of_ancestors(rows):
     trie = build(rows)
