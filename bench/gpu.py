@@ -73,12 +73,12 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int, mixed: bool) -> 
         computed += len(batch.trie)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
             logp = logprobs(model, batch)
-        flat = lambda values, batch=batch: torch.tensor(
-            [v for i in batch.index for v in [values(i)] * len(rows[i].response_ids)], device=model.device
-        )  # noqa: E731
-        loss, _ = policy_loss(
-            logp, logp.detach(), logp.detach(), flat(lambda i: rows[i].advantage), flat(lambda i: weights[i]), config
+        sizes = torch.tensor([len(rows[i].response_ids) for i in batch.index])
+        advantage, weight = (
+            torch.tensor([of(i) for i in batch.index]).repeat_interleave(sizes).to(model.device)
+            for of in (lambda i: rows[i].advantage, weights.__getitem__)
         )
+        loss, _ = policy_loss(logp, logp.detach(), logp.detach(), advantage, weight, config)
         loss.backward()
     torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], 1.0)
     optimizer.step()

@@ -385,6 +385,25 @@ def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, 
     assert grpo.metrics["trained_rows"] > 0 and 0 < max(mismatches) < 1e-5
 
 
+def test_every_step_says_what_was_read_shared_and_computed(policy, codec):
+    grpo = module(policy, codec)
+    for _ in range(2):
+        grpo.training_step(None, 0)
+        m = grpo.metrics
+        turns = [turn for group in grpo.groups for t in group.trajectories for turn in t.turns]
+        assert m["prefilled_tokens"] + m["reused_tokens"] == m["read_tokens"] == sum(len(t.prompt_ids) for t in turns)
+        assert m["generated_tokens"] == m["written_tokens"] and m["reused_tokens"] > 0.3 * m["read_tokens"]
+        assert m["turn_tokens"] == sum(len(t.prompt_ids) + len(t.response_ids) for t in turns)  # every group has a signal
+        assert m["trained_tokens"] == m["written_tokens"] < m["computed_tokens"] < 0.7 * m["turn_tokens"]
+        assert m["share_saved"] == pytest.approx(1 - m["computed_tokens"] / m["turn_tokens"])
+        assert m["rollout_s"] + m["update_s"] == pytest.approx(m["step_s"]) and "mfu" not in m
+        assert m["tokens_per_s"] == pytest.approx((m["read_tokens"] + m["written_tokens"]) / m["step_s"])
+    silent = module(policy, codec, reward=lambda t: 1.0)
+    silent.training_step(None, 0)
+    assert silent.metrics.keys() == m.keys()  # the columns of metrics.csv
+    assert silent.metrics["computed_tokens"] == silent.metrics["share_saved"] == silent.metrics["turn_tokens"] == 0
+
+
 def test_each_length_has_its_temperature_in_sampler_and_trainer(policy, codec):
     grpo = module(policy, codec, replace(CONFIG, temperature=(0.5, 1.7), grow_steps=1), reward=lambda t: 1 + by_tokens(t))
     surprisals = []
