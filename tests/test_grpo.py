@@ -386,7 +386,7 @@ def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, 
 
 
 def test_every_step_says_what_was_read_shared_and_computed(policy, codec):
-    grpo = module(policy, codec)
+    grpo = module(policy, codec, replace(CONFIG, group_size=16))
     for _ in range(2):
         grpo.training_step(None, 0)
         m = grpo.metrics
