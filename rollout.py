@@ -159,15 +159,30 @@ class _Bucket:
 
 
 @dataclass(slots=True)
+class _Part:
+    """T new tokens of a forward pass. Their keys and values go into the slots: token `source[i]` to place `at[i]` of row `rows[i]`."""
+
+    ids: np.ndarray  # [T]
+    positions: np.ndarray  # [T]
+    source: np.ndarray  # [n]
+    rows: np.ndarray
+    at: np.ndarray
+    buckets: list[_Bucket]
+    order: np.ndarray  # [T] where the buckets' outputs have each token
+    asked: list[int]  # rows that get their next token
+    last: np.ndarray  # and the token that it follows
+
+
+@dataclass(slots=True)
 class _Attention:
-    """Attention of one packed row of new tokens that are written into the slots: token `source[i]` to place `at[i]` of row `rows[i]`."""
+    """Attention of a packed row: what is new goes into the slots first, then bucket by bucket."""
 
     slots: _Slots
-    source: torch.Tensor | slice
+    source: torch.Tensor
     rows: torch.Tensor
     at: torch.Tensor
     buckets: list[_Bucket]
-    order: torch.Tensor | None  # where the buckets' outputs have each token; None: as it is
+    order: torch.Tensor
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
@@ -183,12 +198,15 @@ class _Attention:
             parts.append(sdpa(q[b.queries].transpose(1, 2), keys, values, b.mask, scale).flatten(0, 1))
             if b.real is not None:
                 parts[-1] = parts[-1][b.real]
-        out = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return (out if self.order is None else out[self.order])[None]
+        return (torch.cat(parts) if len(parts) > 1 else parts[0])[self.order][None]
 
 
 REUSE = 16
 """Fewest tokens of a prefix that are copied from another row: below that a causal call of its own costs less."""
+
+
+ADMIT = 0.7
+"""Share of the rows in flight up to which waiting prompts are admitted."""
 
 
 def weights_stamp(model) -> int:
@@ -313,17 +331,22 @@ class TransformersEngine:
         if training := self.model.training:
             self.model.eval()
         n_active = len(self._requests) - len(self._free)
-        # A small prefill costs almost as much as a large one: wait until a quarter of the rows is free.
-        if self._waiting and n_active <= 0.75 * min(self.max_rows, n_active + len(self._waiting)):
-            done += self._admit()
-        if len(self._requests) > len(self._free):
-            done += self._decode()
+        waiting: Iterator[tuple[list[_Request], Trie]] = iter(())
+        # putting a prefill together costs something however small it is: wait until some rows are free
+        if self._waiting and n_active <= ADMIT * min(self.max_rows, n_active + len(self._waiting)):
+            waiting = self._admit()
+        parts = [self._decode()] if n_active else []
+        for batch, trie in waiting:  # the first prefill goes along with the tokens that are due anyway
+            done += self._run([*parts, self._prefill(batch, trie)])
+            parts = []
+        if parts:
+            done += self._run(parts)
         if training:
             self.model.train()
         return done
 
-    def _admit(self) -> list[tuple[int, Turn]]:
-        """Prefill waiting prompts into free rows, first come first served, as far as rows and cache reach."""
+    def _admit(self) -> Iterator[tuple[list[_Request], Trie]]:
+        """Waiting prompts, first come first served, as far as rows and cache reach: free rows for them now, then their batches."""
         active = [i for i, r in enumerate(self._requests) if r is not None]
         if self._weights != (now := weights_stamp(self.model)):
             self._weights = now  # somebody trained without a sync
@@ -342,10 +365,8 @@ class TransformersEngine:
                 self._arrange([*range(len(self._requests))], max(rows, len(self._requests)), max(width, self._slots.width))
         else:  # no room for all the finished turns that are held: the latest stay
             self._arrange(active + [*self._free][::-1][: rows - len(active)], rows, width)
-        done: list[tuple[int, Turn]] = []
-        for some, trie in split([r.ids for r in chosen], self.max_prefill_tokens, self.cost):
-            done += self._prefill([chosen[i] for i in some], trie)
-        return done
+        batches = split([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
+        return (([chosen[i] for i in some], trie) for some, trie in batches)
 
     def _arrange(self, keep: list[int], rows: int, width: int) -> None:
         """The slots anew: the rows `keep`, then empty ones up to `rows` in all, of `width` places."""
@@ -374,7 +395,7 @@ class TransformersEngine:
             out.append((n, row) if n >= REUSE else (0, 0))
         return out
 
-    def _prefill(self, batch: list[_Request], trie: Trie) -> list[tuple[int, Turn]]:
+    def _prefill(self, batch: list[_Request], trie: Trie) -> _Part:
         """Prompts into free rows: what stands in another row is copied, what they share is computed once."""
         found = self._match([r.ids for r in batch])
         rows = [self._free.popleft() for _ in batch]
@@ -396,18 +417,15 @@ class TransformersEngine:
         into = [np.concatenate([np.arange(new[i].start, new[i].stop) for i in line if i in new]) for line in lines]
         source = np.concatenate(into)
         in_row = {i: row for line, row in zip(lines, rows, strict=True) for i in line}  # a row with all that stands above
-        attention = _Attention(
-            self._slots, self._put(source), self._put(np.repeat(rows, [len(x) for x in into])), self._put(depth[source]),
-            *self._buckets(list(new.values()), [in_row[i] for i in new]),
-        )  # fmt: skip
-        hidden = forward(self.model, self._put(ids), self._put(depth), attention)
         for row, request in zip(rows, batch, strict=True):
             self._requests[row], self._out[row], self._logp[row], self._held[row] = request, [], [], request.ids
         self.prefilled_tokens += n_new
         self.reused_tokens += sum(len(r.ids) for r in batch) - n_new
-        return self._sample(rows, hidden[self._put([x[-1] for x in into])])
+        made, order = self._buckets(list(new.values()), [in_row[i] for i in new])
+        each = np.repeat(rows, [len(x) for x in into])
+        return _Part(ids, depth, source, each, depth[source], made, order, rows, np.array([x[-1] for x in into]))
 
-    def _buckets(self, segments: list[Segment], rows: list[int]) -> tuple[list[_Bucket], torch.Tensor]:
+    def _buckets(self, segments: list[Segment], rows: list[int]) -> tuple[list[_Bucket], np.ndarray]:
         made, back, n_done = [], np.zeros(segments[-1].stop, dtype=np.int64), 0
         for chosen in buckets(segments, self.cost):
             queries, mask, real = side_by_side([segments[i] for i in chosen], self.device, self.model.dtype)
@@ -415,26 +433,44 @@ class TransformersEngine:
             for s in (segments[i] for i in chosen):
                 back[s.start : s.stop] = n_done + np.arange(len(s))
                 n_done += len(s)
-        return made, self._put(back)
+        return made, back
 
-    def _decode(self) -> list[tuple[int, Turn]]:
+    def _decode(self) -> _Part:
         """One more token of every turn in flight."""
         rows = [i for i, r in enumerate(self._requests) if r is not None]
         at = np.array([len(self._requests[i].ids) + len(self._out[i]) - 1 for i in rows])  # type: ignore[union-attr]
-        width = int(at.max()) + 1
-        queries = np.zeros(len(self._requests), dtype=np.int64)
-        real, index = None, self._put(rows)
+        each = np.arange(len(rows))
+        queries, real, some = np.zeros(len(self._requests), dtype=np.int64), None, None
         if 2 * len(rows) <= len(self._requests):  # few: their keys are gathered
-            queries, some = np.arange(len(rows)), index
+            queries, some = each.copy(), self._put(rows)
         else:  # free rows ask too and are not heard
-            queries[rows], some = np.arange(len(rows)), None
-            real = index if len(rows) < len(self._requests) else None
-        mask = minus_inf(torch.arange(width, device=self.device) <= self._put(at[queries])[:, None], self.model.dtype)  # [S, W]
-        bucket = _Bucket(self._put(queries)[:, None], some, mask[:, None, None], real)
-        positions = self._put(at)
-        tokens = self._put([self._out[i][-1] for i in rows])
-        attention = _Attention(self._slots, slice(None), index, positions, [bucket], None)
-        return self._sample(rows, forward(self.model, tokens, positions, attention))
+            queries[rows] = each
+            real = self._put(rows) if len(rows) < len(self._requests) else None
+        seen = torch.arange(int(at.max()) + 1, device=self.device) <= self._put(at[queries])[:, None]  # [S, W]
+        bucket = _Bucket(self._put(queries)[:, None], some, minus_inf(seen, self.model.dtype)[:, None, None], real)
+        tokens = np.array([self._out[i][-1] for i in rows])
+        return _Part(tokens, at, each, np.array(rows), at, [bucket], each, rows, each)
+
+    def _run(self, parts: list[_Part]) -> list[tuple[int, Turn]]:
+        """One forward pass for all parts; returns the turns that this finishes."""
+        starts = np.cumsum([0, *(len(p.ids) for p in parts)])
+
+        def joined(name: str, shift: bool = False) -> torch.Tensor:
+            return self._put(np.concatenate([getattr(p, name) + start * shift for p, start in zip(parts, starts, strict=False)]))
+
+        for part, start in zip(parts, starts, strict=False):
+            for bucket in part.buckets:
+                bucket.queries += start
+        attention = _Attention(
+            self._slots,
+            joined("source", True),
+            joined("rows"),
+            joined("at"),
+            [b for p in parts for b in p.buckets],
+            joined("order", True),
+        )
+        hidden = forward(self.model, joined("ids"), joined("positions"), attention)
+        return self._sample([row for p in parts for row in p.asked], hidden[joined("last", True)])
 
     def _put(self, values) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values)).to(self.device)
