@@ -21,7 +21,7 @@ import torch
 from data import Task
 from memagent import Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
 from text import Codec, UserError
-from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, sdpa, side_by_side, split
+from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, outputs_of, sdpa, side_by_side, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +410,7 @@ class TransformersEngine:
         new, n_new = {}, 0  # segment -> what is computed of it, in a packed row of its own
         for i, s in enumerate(trie.segments):
             if size := s.depth + len(s) - start[i]:
-                new[i] = Segment(n_new, n_new + size, start[i], -1, 0)
+                new[i] = Segment(n_new, n_new + size, start[i])
                 n_new += size
         ids = np.concatenate([trie.ids[trie.segments[i].stop - len(s) : trie.segments[i].stop] for i, s in new.items()])
         depth = np.concatenate([np.arange(s.depth, s.depth + len(s)) for s in new.values()])
@@ -421,19 +421,17 @@ class TransformersEngine:
             self._requests[row], self._out[row], self._logp[row], self._held[row] = request, [], [], request.ids
         self.prefilled_tokens += n_new
         self.reused_tokens += sum(len(r.ids) for r in batch) - n_new
-        made, order = self._buckets(list(new.values()), [in_row[i] for i in new])
         each = np.repeat(rows, [len(x) for x in into])
-        return _Part(ids, depth, source, each, depth[source], made, order, rows, np.array([x[-1] for x in into]))
+        segments, of = list(new.values()), [in_row[i] for i in new]
+        chosen = buckets(segments, self.cost)
+        made = [self._bucket([segments[i] for i in some], [of[i] for i in some]) for some in chosen]
+        return _Part(
+            ids, depth, source, each, depth[source], made, outputs_of(chosen, segments), rows, np.array([x[-1] for x in into])
+        )
 
-    def _buckets(self, segments: list[Segment], rows: list[int]) -> tuple[list[_Bucket], np.ndarray]:
-        made, back, n_done = [], np.zeros(segments[-1].stop, dtype=np.int64), 0
-        for chosen in buckets(segments, self.cost):
-            queries, mask, real = side_by_side([segments[i] for i in chosen], self.device, self.model.dtype)
-            made.append(_Bucket(queries, self._put([rows[i] for i in chosen]), mask, real))
-            for s in (segments[i] for i in chosen):
-                back[s.start : s.stop] = n_done + np.arange(len(s))
-                n_done += len(s)
-        return made, back
+    def _bucket(self, segments: list[Segment], rows: list[int]) -> _Bucket:
+        queries, mask, real = side_by_side(segments, self.device, self.model.dtype)
+        return _Bucket(queries, self._put(rows), mask, real)
 
     def _decode(self) -> _Part:
         """One more token of every turn in flight."""

@@ -30,8 +30,7 @@ class Segment:
     start: int  # its place in the layout, [start, stop)
     stop: int
     depth: int  # of its first token
-    parent: int  # the segment that it goes on from; -1 = none
-    level: int  # segments above it
+    parent: int = -1  # the segment that it goes on from; -1 = none
     end: int = 0  # end of its subtree in the layout
 
     def __len__(self) -> int:
@@ -104,8 +103,7 @@ def build(sequences: Sequence[Sequence[int]], least: int = 1) -> Trie:
     def add(sequence: int, start: int, stop: int, parent: int) -> int:
         if start == stop:
             return parent
-        level = segments[parent].level + 1 if parent >= 0 else 0
-        segments.append(Segment(len(ids), len(ids) + stop - start, start, parent, level))
+        segments.append(Segment(len(ids), len(ids) + stop - start, start, parent))
         ids.extend(sequences[sequence][start:stop])
         return len(segments) - 1
 
@@ -174,24 +172,27 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
     """Tries of at most `max_tokens` tokens (a longer sequence stands alone), each with the numbers of its sequences.
 
     Neighbours in the order of the alphabet stay together. A full trie is cut where its neighbours share least, so that a group is
-    not torn apart, but never below half of `max_tokens`. With a `cost` each trie shares as much as pays, and may have more tokens for it.
+    not torn apart, but not before it is half full. With a `cost` each trie shares as much as pays, and may have more tokens for it.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
     shared = [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
     start = 0
     while start < len(order):
-        size, stop, cut = 0, start, start + 1
+        size, stop, cut, half = 0, start, start + 1, False
         while stop < len(order):
             size += len(sequences[order[stop]]) - (shared[stop] if stop > start else 0)
             if stop > start and size > max_tokens:
                 break
             stop += 1
-            if stop < len(order) and (2 * size < max_tokens or shared[stop] <= shared[cut]):
-                cut = stop
+            if stop < len(order) and (not half or shared[stop] <= shared[cut]):
+                cut, half = stop, 2 * size >= max_tokens
         cut = len(order) if stop == len(order) else cut
         chosen, start = order[start:cut], cut
         some = [sequences[i] for i in chosen]
         yield chosen, cheapest(some, cost) if cost else build(some)
+
+
+MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32
 
 
 def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
@@ -202,21 +203,29 @@ def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
         reverse=True,
     )
     out: list[list[int]] = []
-    length = wide = waste = 0
+    length = wide = area = 0
     for i in order:
         s = segments[i]
         own = s.depth + len(s)
-        waste += length * max(wide, own) - len(s) * own
-        full = out and (len(out[-1]) + 1) * length * max(wide, own) > MAX_MASK
-        if not out or full or waste * cost.pair > cost.call or (s.depth > 0) != (segments[out[-1][0]].depth > 0):
+        if out:
+            padded = (len(out[-1]) + 1) * max(length, len(s)) * max(wide, own)
+            waste = padded - area - len(s) * own
+        if not out or padded > MAX_MASK or waste * cost.pair > cost.call or (s.depth > 0) != (segments[out[-1][0]].depth > 0):
             out.append([])
-            length, wide, waste = len(s), own, 0
+            length = wide = area = 0
         out[-1].append(i)
-        wide = max(wide, own)
+        length, wide, area = max(length, len(s)), max(wide, own), area + len(s) * own
     return out
 
 
-MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32
+def outputs_of(chosen: Sequence[Sequence[int]], segments: Sequence[Segment]) -> np.ndarray:
+    """Where the outputs of buckets, one after the other and without padding, have each place, [T]."""
+    back, n_done = np.zeros(sum(map(len, segments)), dtype=np.int64), 0
+    for s in (segments[i] for bucket in chosen for i in bucket):
+        back[s.start : s.stop] = n_done + np.arange(len(s))
+        n_done += len(s)
+    return back
+
 
 # ---------------------------------------------------------------- through the model
 
@@ -324,15 +333,9 @@ class Attention:
             self.buckets.append(_Bucket(everything, everything, minus_inf(dense_mask(trie).to(device), dtype), None))
             self.order = None
             return
-        back = np.zeros(len(trie), dtype=np.int64)  # place -> where the buckets' outputs have it
-        n_done = 0
-        for chosen in buckets(trie.segments, cost):
-            segments = [trie.segments[i] for i in chosen]
-            for s in segments:
-                back[s.start : s.stop] = n_done + np.arange(len(s))
-                n_done += len(s)
-            self.buckets.append(self._bucket(trie, chosen, segments, device, dtype))
-        self.order = torch.from_numpy(back).to(device)
+        chosen = buckets(trie.segments, cost)
+        self.buckets = [self._bucket(trie, some, [trie.segments[i] for i in some], device, dtype) for some in chosen]
+        self.order = torch.from_numpy(outputs_of(chosen, trie.segments)).to(device)
 
     @staticmethod
     def _bucket(trie: Trie, chosen: list[int], segments: list[Segment], device: torch.device, dtype: torch.dtype) -> _Bucket:
