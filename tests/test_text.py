@@ -161,3 +161,9 @@ def test_recent_results_keep_to_their_budget():
         assert len(get(key, n)) == n
         assert recent.tokens == sum(n for n, _ in recent.kept.values()) <= 10
     assert made == ["a", "b", "c", "b", "long", "long"]
+
+
+@given(st.lists(st.integers(0, 414), max_size=30))
+def test_decoding_is_the_librarys(codec, ids):
+    assert codec.decode(ids) == codec.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert codec._decode != codec._decode_slowly  # and takes the short way here
