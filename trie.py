@@ -92,10 +92,20 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return lo
 
 
-def build(sequences: Sequence[Sequence[int]], least: int = 1) -> Trie:
-    """The trie of non-empty sequences. A run is shared where that saves at least `least` tokens; otherwise each sequence gets its own."""
+def in_order(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Their order of the alphabet, and how many tokens each has in common with the one before it in that order."""
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    shared = [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    return order, [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
+
+
+def build(sequences: Sequence[Sequence[int]], least: int = 1, shared: Sequence[int] | None = None) -> Trie:
+    """The trie of non-empty sequences. A run is shared where that saves at least `least` tokens; otherwise each sequence gets its own.
+
+    shared: for sequences in the order of the alphabet, how many tokens each has in common with the one before it.
+    """
+    order: Sequence[int] = range(len(sequences))
+    if shared is None:
+        order, shared = in_order(sequences)
     segments: list[Segment] = []
     ids: list[int] = []
     leaf = [-1] * len(sequences)
@@ -160,12 +170,12 @@ class Cost:
         return total
 
 
-def cheapest(sequences: Sequence[Sequence[int]], cost: Cost) -> Trie:
-    """The trie that shares as much as pays: every level is another call, and padding and short runs eat up what sharing saves."""
-    everything = build(sequences)
+def cheapest(sequences: Sequence[Sequence[int]], cost: Cost, shared: Sequence[int] | None = None) -> Trie:
+    """The trie that shares as much as pays: buckets cost something each, padding and short runs eat up what sharing saves."""
+    everything = build(sequences, 1, shared)
     if len(everything) == sum(map(len, sequences)):
         return everything
-    return min((everything, *(build(sequences, least) for least in (16, 256, 1 << 60))), key=cost)
+    return min((everything, *(build(sequences, least, shared) for least in (64, 1 << 60))), key=cost)
 
 
 def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None = None) -> Iterator[tuple[list[int], Trie]]:
@@ -174,8 +184,7 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
     Neighbours in the order of the alphabet stay together. A full trie is cut where its neighbours share least, so that a group is
     not torn apart, but not before it is half full. With a `cost` each trie shares as much as pays, and may have more tokens for it.
     """
-    order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    shared = [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    order, shared = in_order(sequences)
     start = 0
     while start < len(order):
         size, stop, cut, half = 0, start, start + 1, False
@@ -187,9 +196,9 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
             if stop < len(order) and (not half or shared[stop] <= shared[cut]):
                 cut, half = stop, 2 * size >= max_tokens
         cut = len(order) if stop == len(order) else cut
-        chosen, start = order[start:cut], cut
+        chosen, overlap, start = order[start:cut], [0, *shared[start + 1 : cut]], cut
         some = [sequences[i] for i in chosen]
-        yield chosen, cheapest(some, cost) if cost else build(some)
+        yield chosen, cheapest(some, cost, overlap) if cost else build(some, 1, overlap)
 
 
 MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32

@@ -42,7 +42,7 @@ from trie import Cost
 
 COMMON, OWN, RESPONSE = 512, 128, (32, 128)
 BARS = {"paper": 3.0, "shared": 6.0}
-REPEATS, TRIALS = 7, 2  # of the comparison; of each size of TRL's batches
+REPEATS, TRIALS = 7, 1  # of the comparison; of each size of TRL's batches
 WIDE, WIDE_REPEATS = 32_000, 3
 CONFIG, _ = settings.resolve("demo", EMBEDDED, {}, {})  # the embedded policy's own settings; token_mean is DAPO's normaliser
 
