@@ -190,7 +190,7 @@ def turn_by_turn(policy, rows, config):
         loss = loss - r.advantage * (logp - logp.detach()).exp().sum() / total
     policy.zero_grad()
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in policy.named_parameters()}
+    return loss.item(), {name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad}
 
 
 def check_exact(policy, codec, rows, **settings):
@@ -243,6 +243,28 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec
     assert not whole or share * sum(map(len, rows)) <= sum(longest.values()) - 4 * 20
     check_exact(policy, codec, rows[:1], **settings)
     assert check_exact(policy, codec, rows[:1] * 2, **settings) == 0.5  # duplicates
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_exact_with_lora(policy, codec, recompute):
+    groups = sampled(policy, codec)
+    config = replace(CONFIG, lora_rank=4, grad_clip=1e9, importance="none", recompute=recompute)
+    model, draw = with_lora(policy, config), torch.Generator().manual_seed(0)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:  # they begin at 0, and with them the gradient of A
+            p.data.normal_(0, 0.1, generator=draw)
+    rows = rows_of(groups, config)
+    _, expected = turn_by_turn(model.get_base_model(), rows, config)
+    model.zero_grad()
+    grpo = module(model, codec, config)
+    grpo.optimizer.zero_grad = lambda: None
+    grpo.metrics = {}
+    grpo.update(rows)
+    assert sum(map(bool, (g.norm() > 0 for g in expected.values()))) == 2 * 2 * 7  # A and B of seven linear layers in each of two
+    whole = torch.cat([g.flatten() for g in expected.values()]).norm()
+    for name, p in model.get_base_model().named_parameters():
+        if p.requires_grad:
+            assert (p.grad - expected[name]).norm() <= 1e-5 * max(expected[name].norm(), 0.01 * whole), name
 
 
 few = st.integers(2, 4)  # few tokens, so that much is shared
