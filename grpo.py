@@ -127,13 +127,13 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.log_softmax(model.lm_head(h).float() / temperature, -1)[row, targets]
 
-    whole = len(parents) * model.config.vocab_size <= 1 << 23 or not torch.is_grad_enabled()
-    size = 1 << 14 if whole else chunk
+    large = len(parents) * model.config.vocab_size > 1 << 23
+    size = chunk if large else len(parents)
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))
         arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
-        parts.append(head(*arguments) if whole else checkpoint(head, *arguments, use_reentrant=False))
+        parts.append(checkpoint(head, *arguments, use_reentrant=False) if large and torch.is_grad_enabled() else head(*arguments))
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return torch.cat(parts)[put(back[again])]

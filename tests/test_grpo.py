@@ -246,6 +246,18 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+def test_recomputed_layers_run_twice_and_nothing_drops_out(policy, codec, recompute):
+    rows = rows_of(sampled(policy, codec), CONFIG)
+    calls, layer = [], policy.model.layers[1]
+    layer.mlp.register_forward_pre_hook(lambda *_: calls.append((layer.mlp.training, layer.self_attn.training)))
+    grpo = module(policy.eval(), codec, replace(CONFIG, recompute=recompute))
+    calls.clear()  # of the engine's first trial
+    grpo.metrics = {}
+    grpo.update(rows)  # one micro-batch
+    assert calls == [(False, False)] * (1 + recompute)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
 def test_exact_with_lora(policy, codec, recompute):
     groups = sampled(policy, codec)
     config = replace(CONFIG, lora_rank=4, grad_clip=1e9, importance="none", recompute=recompute)
@@ -375,6 +387,9 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     chunked = logprobs(policy, batch, chunk=16)
     parents = {int(p) for p in batch.trie.parent()[batch.at]}
     assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == len(parents) < len(batch.at)
+    seen.clear()
+    with torch.no_grad():  # nor is there a whole [T, V] where no gradient is wanted
+        assert torch.allclose(whole, logprobs(policy, batch, chunk=16), atol=1e-6) and max(seen) == 16
     policy.zero_grad(), whole.sum().backward()
     expected = gradient(policy).clone()
     policy.zero_grad(), chunked.sum().backward()
