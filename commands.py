@@ -87,7 +87,7 @@ def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, ro
     """The transformers engine of a model folder, its codec inside."""
     import torch
 
-    from rollout import TransformersEngine
+    from slots import TransformersEngine
     from text import Codec
     from train import load_model
 

@@ -1,7 +1,7 @@
 """GRPO over the turns of memory agents: advantages, log-probs, the loss, and the LightningModule whose training step is the algorithm.
 
 Holds: `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
-Leaves out: settings (settings.py), prompts (memagent.py), sampling (rollout.py), run folders (runs.py, train.py).
+Leaves out: settings (settings.py), prompts (memagent.py), sampling (rollout.py, slots.py), run folders (runs.py, train.py).
 Exercise it: `python cli.py train --help`. Read next: eval.py.
 """
 

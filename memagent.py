@@ -1,7 +1,7 @@
 """Agents: generators that yield prompts and are sent turns. The words of the project, and MemAgent itself, on one page.
 
 Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; templates; the agents `memagent`, `full_context`, `bm25`; rewards.
-Leaves out: engines (rollout.py), losses (grpo.py). No torch.
+Leaves out: engines (rollout.py, slots.py), losses (grpo.py). No torch.
 Exercise it: `python cli.py ask FILE "question"`. Read next: rollout.py.
 """
 

@@ -29,9 +29,10 @@ from data import Task
 from graders import score
 from grpo import GRPO, Tasks, with_lora
 from memagent import AGENTS, TEMPLATES, AgentConfig
-from rollout import TransformersEngine, seed_of
+from rollout import seed_of
 from runs import Keeper, StepCSV, read_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
+from slots import TransformersEngine
 from text import Codec, UserError, loading
 
 

@@ -22,8 +22,9 @@ import worlds
 from bench.common import RESULTS, finish, line, table
 from data import Task
 from memagent import memagent
-from rollout import Sampling, TransformersEngine, follow
+from rollout import Sampling, follow
 from settings import EMBEDDED, resolve
+from slots import TransformersEngine
 from text import Codec
 from train import load_model
 

@@ -16,8 +16,9 @@ import worlds
 from bench.common import finish, line, table
 from grpo import Row, pack
 from memagent import AgentConfig, memagent
-from rollout import Sampling, TransformersEngine, rollout
+from rollout import Sampling, rollout
 from settings import EMBEDDED
+from slots import TransformersEngine
 from text import Codec
 
 TASKS, GROUP, SECTIONS, SECTION_TOKENS, MEMORY, ANSWER, ROW_TOKENS = 8, 8, 14, 2048, 512, 256, 16384

@@ -20,8 +20,9 @@ import worlds
 from bench.common import against, finish, line, spread, table, verdict
 from data import Task
 from memagent import Finish, Trajectory, Turn, memagent
-from rollout import Sampling, TransformersEngine, rollout
+from rollout import Sampling, rollout
 from settings import EMBEDDED, resolve
+from slots import TransformersEngine
 from text import Codec
 from train import load_model
 
@@ -74,6 +75,8 @@ def main() -> None:
             jobs = [(task, g) for task in tasks for g in range(TRAJECTORIES // n_tasks)]
             if not repeat:
                 before = engine.counts()
+            for task in tasks:
+                next(memagent(task, config, codec))  # cut and encoded once for both sides, which remember it
             for side in rates:
                 torch.manual_seed(repeat)
                 start = time.perf_counter()

@@ -43,8 +43,9 @@ from bench.common import against, finish, line, show, spread, table, verdict
 from data import Task
 from grpo import GRPO
 from memagent import Agent, Finish, Prompt, Turn, memagent
-from rollout import Sampling, TransformersEngine, follow
+from rollout import Sampling, follow
 from settings import EMBEDDED
+from slots import TransformersEngine
 from text import Codec
 from train import WorldTasks, load_model
 

@@ -13,8 +13,9 @@ import base
 import worlds
 from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights, with_lora
 from memagent import Group, memagent
-from rollout import Sampling, TransformersEngine, rollout
+from rollout import Sampling, rollout
 from settings import PRESETS, GRPOConfig, resolve
+from slots import TransformersEngine
 from text import UserError
 
 CONFIG = GRPOConfig(tasks_per_step=(2,), group_size=4, steps=4)
