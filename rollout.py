@@ -50,11 +50,12 @@ class Engine(Protocol):
     def step(self) -> list[tuple[int, Turn]]:
         """Do some work; returns the turns that finished. Empty only while something is still in flight."""
 
-    def sync(self, policy) -> None:
-        """Take over the policy's weights as they are now."""
+    def awake(self, policy=None) -> AbstractContextManager:
+        """Hold the engine ready to generate, with the policy's weights as they are now (None: with those it has). On exit it may give
+        up its memory, and turns that are still in flight."""
 
-    def awake(self) -> AbstractContextManager:
-        """Hold the engine ready to generate; on exit its memory may be given up."""
+    def close(self) -> None:
+        """Give up everything; it is not used again."""
 
     def counts(self) -> dict[str, int]:
         """Tokens so far: prefilled_tokens (of prompts, computed), reused_tokens (of prompts, taken from a cache), generated_tokens."""
@@ -94,10 +95,19 @@ class ScriptedEngine:
     def counts(self) -> dict[str, int]:
         return {"prefilled_tokens": self.prefilled_tokens, "reused_tokens": 0, "generated_tokens": self.generated_tokens}
 
-    def sync(self, policy) -> None: ...
+    def close(self) -> None: ...
 
-    def awake(self) -> AbstractContextManager:
+    def awake(self, policy=None) -> AbstractContextManager:
         return nullcontext()
+
+
+def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn | None:
+    """The turn of a prompt that does not fit the window with its response; None if it does."""
+    if len(ids) + prompt.max_tokens <= window:
+        return None
+    turn = Turn(prompt, ids, [], [], Finish.FULL, codec.response([]))
+    turn.error = f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones exceed the model's window of {window}"
+    return turn
 
 
 # ---------------------------------------------------------------- the loop

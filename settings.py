@@ -27,7 +27,7 @@ EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships w
 # what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed at once may change, for a run
 # that has run out of memory; sums are then rounded in another order
 MAY_CHANGE = {
-    "run": {"name", "runs", "save_every", "keep_trajectories", "device"},
+    "run": {"name", "runs", "save_every", "keep_trajectories", "device", "kv_gib", "gpu_share", "sleep"},
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }
@@ -91,9 +91,13 @@ class GRPOConfig:
     kl: float = 0.0
     """weight of the k3 estimate of KL(policy, reference) in the loss; 0 = no reference model is kept"""
     importance: str = "truncate"
-    """correction of sampler/trainer mismatch per token: truncate = min(trainer/sampler, importance_cap); mask = 0 past the cap; none"""
+    """correction of sampler/trainer mismatch: truncate = min(trainer/sampler, importance_cap) for each token; mask = the same, but 0 past
+    the cap; mask_turn = a turn whose mean ratio (geometric, over its tokens) leaves 1/importance_cap ... importance_cap is not trained; none"""
     importance_cap: float = 2.0
     """cap of that correction"""
+    max_mismatch: float = 0.0
+    """the run stops when the sampler's and the trainer's log-probs of a step differ by more than this on average: they are not of the same
+    weights; 0 = 1e-3 in float32, else 0.02. With top_p below 1 they differ anyway, and nothing is compared"""
     turns_per_trajectory: int = 0
     """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all. The
     rare outcome of a group (failures among successes, or the reverse) is trained whole"""
@@ -135,10 +139,14 @@ class GRPOConfig:
         need(self, "credit", *one_of("share", "split"))
         need(self, "normalisation", *one_of("mean", "std"))
         need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "constant"))
-        need(self, "importance", *one_of("truncate", "mask", "none"))
+        need(self, "importance", *one_of("truncate", "mask", "mask_turn", "none"))
         need_values(self, "tasks_per_step temperature")
         need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)
-        need(self, "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high", *NOT_NEGATIVE)
+        need(
+            self,
+            "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high max_mismatch",
+            *NOT_NEGATIVE,
+        )
         need(self, "clip_low decay_from", *SHARE)
         need(self, "dual_clip", lambda c: c == 0 or c > 1, "above 1, or 0 for none")
         need(self, "importance_cap grad_clip", lambda x: x > 0, "above 0")
@@ -200,11 +208,25 @@ class RunConfig:
     """of the weights: float32, bfloat16; auto = float32 on a CPU and for full fine-tuning, else bfloat16"""
     device: str = "auto"
     """cpu, cuda or auto"""
+    engine: str = "transformers"
+    """what samples: transformers = the trainer's own weights; vllm = vLLM in this process, given the weights at every step"""
+    engine_window: int = 0
+    """vllm: most tokens of a prompt and its response; 0 = a section, two memories, and 1,024 for the question and the template"""
+    kv_gib: float = 0.0
+    """vllm: GiB of its key/value cache; 0 = on a GPU what gpu_share leaves beside the weights, on a CPU one"""
+    gpu_share: float = 0.5
+    """vllm: share of the GPU that weights and cache may take"""
+    sleep: str = "1"
+    """vllm, while the trainer updates: never = keeps all; 1 = weights to the host's memory, cache dropped; 2 = both dropped (not with LoRA)"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; off unless you trust it"""
 
     def __post_init__(self):
         need_values(self, "data lengths kinds")
+        need(self, "engine", *one_of("transformers", "vllm"))
+        need(self, "sleep", *one_of("never", "1", "2"))
+        need(self, "engine_window kv_gib", *NOT_NEGATIVE)
+        need(self, "gpu_share", lambda x: 0 < x < 1, "above 0 and below 1")
         need(self, "lengths", lambda n: n >= 1, "at least 1 section")
         need(self, "save_every", *COUNT)
         need(self, "keep_trajectories", *NOT_NEGATIVE)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from memagent import Finish, Prompt, Turn
-from rollout import Sampling
+from rollout import Sampling, refusal
 from text import Codec, UserError
 from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, outputs_of, sdpa, side_by_side, split, take
 
@@ -158,6 +158,11 @@ ADMIT = 0.7
 """Share of the rows in flight up to which waiting prompts are admitted."""
 
 
+def inner(model):
+    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
 def weights_stamp(model) -> int:
     """A number that changes whenever a parameter is written to."""
     return sum(p._version for p in model.parameters())
@@ -261,11 +266,7 @@ class TransformersEngine:
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
         ids = self.codec.chat(prompt.pieces)
-        if len(ids) + prompt.max_tokens > self.window:
-            turn = Turn(prompt, ids, [], [], Finish.FULL, self.codec.response([]))
-            turn.error = (
-                f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones exceed the model's window of {self.window}"
-            )
+        if turn := refusal(prompt, ids, self.window, self.codec):
             self._refused.append((self._keys, turn))
         else:
             self._waiting.append(_Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1)))
@@ -296,7 +297,7 @@ class TransformersEngine:
         """Waiting prompts, first come first served, as far as rows and cache reach: free rows for them now, then their batches."""
         active = [i for i, r in enumerate(self._requests) if r is not None]
         if self._weights != (now := weights_stamp(self.model)):
-            self._weights = now  # somebody trained without a sync
+            self._weights = now  # somebody trained without saying so
             self._forget()
         width = max((len(r.ids) + r.prompt.max_tokens for r in self._requests if r is not None), default=0)
         chosen: list[_Request] = []
@@ -453,14 +454,16 @@ class TransformersEngine:
                 done.append((request.key, turn))
         return done
 
-    def sync(self, policy) -> None:
+    def awake(self, policy=None) -> AbstractContextManager:
         """The weights are shared: nothing to copy. What finished turns have left in the cache is given up."""
-        if policy is not self.model:
-            raise UserError("The transformers engine samples from the trainer's own model; it cannot take over another one.")
-        self._forget()
-
-    def awake(self) -> AbstractContextManager:
+        if policy is not None:
+            if inner(policy) is not self.model:
+                raise UserError("The transformers engine samples from the trainer's own model; it cannot take over another one.")
+            self._forget()
         return nullcontext()
 
     def counts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")}
+
+    def close(self) -> None:
+        self._clear()

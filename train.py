@@ -29,7 +29,7 @@ from data import Task
 from graders import score
 from grpo import GRPO, Tasks, with_lora
 from memagent import AGENTS, TEMPLATES, AgentConfig
-from rollout import seed_of
+from rollout import Engine, seed_of
 from runs import Keeper, StepCSV, read_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from slots import TransformersEngine
@@ -148,8 +148,24 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     elif config.kl:
         reference = copy.deepcopy(model).requires_grad_(False)
     lm = model.get_base_model() if config.lora_rank else model
-    engine = TransformersEngine(lm, codec, max_rows=config.in_flight)
+    engine = open_engine(run, config, agent_config, lm, codec)
     return GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference)
+
+
+def open_engine(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, model, codec: Codec) -> Engine:
+    """What samples for the trainer of `model`."""
+    if run.engine == "transformers":
+        return TransformersEngine(model, codec, max_rows=config.in_flight)
+    from colocated import ColocatedEngine
+
+    agent = agent_config
+    window = run.engine_window or agent.chunk_tokens + agent.memory_tokens + max(agent.memory_tokens, agent.final_tokens) + 1024
+    window = min(window, model.config.max_position_embeddings)
+    kv_gib = run.kv_gib or (0.0 if model.device.type == "cuda" else 1.0)
+    return ColocatedEngine(
+        run.model or EMBEDDED, codec, window, config.in_flight, kv_gib, run.gpu_share, str(model.dtype).removeprefix("torch."),
+        config.lora_rank, run.sleep, run.trust_remote_code,
+    )  # fmt: skip
 
 
 def quiet() -> None:
@@ -214,11 +230,13 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
         try:
             trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
         except UserError:
+            module.engine.close()
             if not resume and not module.done_steps:  # nothing was learnt: only the mistake would be left
                 shutil.rmtree(folder)
             raise
         if module.done_steps != config.steps:
             raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
+    module.engine.close()
     export(module, folder / "model")
     return folder
 

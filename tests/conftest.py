@@ -14,14 +14,14 @@ from text import Codec
 torch.set_num_threads(1)
 
 
-def random_policy(codec: Codec, window: int = 4096):
+def random_policy(codec: Codec, window: int = 4096, **other):
     """A two-layer Llama with grouped heads and plain random weights, the same in every test."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(codec.tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, max_position_embeddings=window, initializer_range=0.15, pad_token_id=0, eos_token_id=1,
+        intermediate_size=48, max_position_embeddings=window, initializer_range=0.15, pad_token_id=0, eos_token_id=1, **other,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 

@@ -18,7 +18,7 @@ from settings import PRESETS, GRPOConfig, resolve
 from slots import TransformersEngine
 from text import UserError
 
-CONFIG = GRPOConfig(tasks_per_step=(2,), group_size=4, steps=4)
+CONFIG = GRPOConfig(tasks_per_step=(2,), group_size=4, steps=4, max_mismatch=99)  # many rows here have log-probs made up
 
 
 class World:
@@ -421,6 +421,47 @@ def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, 
         mismatches.append(grpo.metrics["mismatch"])
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert grpo.metrics["trained_rows"] > 0 and 0 < max(mismatches) < 1e-5
+
+
+@pytest.mark.parametrize("reward", [by_tokens, lambda t: 1.0])
+def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward):
+    """An engine that never takes the trainer's weights over, with a signal and without."""
+
+    class Stale(TransformersEngine):
+        def awake(self, policy=None):
+            return super().awake()
+
+    grpo = module(policy, codec, replace(CONFIG, lr=1e-3, warmup=0, max_mismatch=0.0), reward=reward)
+    grpo.engine = Stale(copy.deepcopy(policy), codec)
+    grpo.optimizer = grpo.configure_optimizers()
+    grpo.training_step(None, 0)
+    assert grpo.metrics["mismatch_mean"] < 1e-6 < 1e-3
+    with torch.no_grad():
+        policy.model.layers[0].mlp.up_proj.weight.mul_(1.1)
+    before = [p.clone() for p in policy.parameters()]
+    with pytest.raises(UserError, match="does not sample from the trained weights"):
+        grpo.training_step(None, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    grpo.config = replace(grpo.config, max_mismatch=99.0)
+    grpo.training_step(None, 0)
+    assert grpo.metrics["mismatch"] > grpo.metrics["mismatch_mean"] > 1e-3
+
+
+def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
+    config = replace(CONFIG, importance="mask_turn", importance_cap=2.0)
+    old, ones = torch.zeros(6), torch.ones(6)
+    apart = torch.tensor([0.6, 0.6, -0.9, 0.3, 5.0, -5.0])  # of three turns: means .6, -.3, 0; log 2 = .69
+    turn = torch.tensor([0, 0, 1, 1, 2, 2])
+
+    def trained(sampler):
+        logp = torch.zeros(6, requires_grad=True)
+        loss, _ = policy_loss(logp, old, sampler, ones, ones / 6, config, turn=turn)
+        loss.backward()
+        return logp.grad.abs().mul(6).tolist()
+
+    assert trained(old - apart) == pytest.approx([1] * 6)
+    assert trained(old - 1.2 * apart) == pytest.approx([0, 0, 1, 1, 1, 1])
+    assert trained(old + 1.2 * apart) == pytest.approx([0, 0, 1, 1, 1, 1])
 
 
 def test_every_step_says_what_was_read_shared_and_computed(policy, codec):

@@ -175,8 +175,8 @@ def test_nothing_of_other_weights_is_reused(codec, policy):
         policy.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
     changed = reused()
     assert changed == first and reused() == again
-    engine.sync(policy)
-    assert reused() == first
+    with engine.awake(policy):
+        assert reused() == first
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -305,9 +305,8 @@ def test_uniform_is_uniform_and_a_function_of_its_arguments():
 
 def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
     engine = TransformersEngine(policy, codec)
-    engine.sync(policy)
-    with pytest.raises(UserError):
-        engine.sync(torch.nn.Linear(1, 1))
+    with engine.awake(policy), pytest.raises(UserError):
+        engine.awake(torch.nn.Linear(1, 1))
 
 
 def test_agent_config_errors_end_only_their_trajectory(codec, policy):

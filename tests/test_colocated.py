@@ -1,0 +1,165 @@
+"""The real vLLM, in process: `make test-vllm` installs it and runs this; elsewhere these tests are skipped."""
+
+import csv
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_policy
+
+import base
+import worlds
+from grpo import with_lora
+from memagent import Finish, Prompt, memagent
+from rollout import Sampling, rollout
+from settings import EMBEDDED, GRPOConfig, RunConfig, resolve
+from slots import TransformersEngine, inner
+from text import UserError
+from train import train
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
+
+from colocated import ColocatedEngine
+
+CONFIG = base.AGENT
+
+
+def tasks(n, n_sections=3, kind="one_fact"):
+    return list(worlds.make_tasks(0, n, n_sections, kind))
+
+
+def small(codec):
+    return random_policy(codec, head_dim=32)  # vLLM's attention on a CPU knows no smaller heads
+
+
+@pytest.fixture(scope="module")
+def folder(codec, tmp_path_factory):
+    path = tmp_path_factory.mktemp("policy")
+    small(codec).save_pretrained(path)
+    codec.tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def opened(codec, folder):
+    """Engines of the tiny policy, closed at the end of the test."""
+    made = []
+
+    def open_one(**settings):
+        made.append(ColocatedEngine(folder, codec, window=512, kv_gib=0.03, dtype="float32", **settings))
+        return made[-1]
+
+    yield open_one
+    for engine in made:
+        engine.close()
+
+
+def mismatch(policy, turns, temperature=1.0):
+    worst = 0.0
+    for turn in turns:
+        ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+        with torch.no_grad():
+            logp = torch.log_softmax(policy(input_ids=ids).logits[0] / temperature, -1)
+        own = [logp[p - 1, ids[0, p]].item() for p in range(len(turn.prompt_ids), ids.shape[1])]
+        worst = max(worst, *(abs(a - b) for a, b in zip(own, turn.logprobs, strict=True)))
+    return worst
+
+
+def turns_of(engine, n=6, temperature=1.0, seed=0):
+    done = list(rollout(engine, memagent, [(t, g) for t in tasks(n) for g in range(2)], CONFIG, Sampling(temperature), seed))
+    assert len(done) == 2 * n and not any(t.error for t in done)
+    return [turn for t in done for turn in t.turns]
+
+
+@pytest.mark.parametrize("sleep", ["never", "1", "2"])
+def test_after_every_step_and_sleep_it_samples_from_the_trainers_weights(codec, opened, sleep):
+    policy = small(codec)
+    engine = opened(sleep=sleep)
+    for step in range(3):
+        with engine.awake(policy):
+            turns = turns_of(engine, temperature=1.3, seed=step)
+        assert mismatch(policy, turns, 1.3) < 1e-5
+        with torch.no_grad():
+            for p in policy.parameters():
+                p.add_(0.05 * torch.randn_like(p))
+        assert mismatch(policy, turns, 1.3) > 1e-2  # the step was large enough for a stale engine to be seen
+    assert engine.reused_tokens > 0 and engine.prefilled_tokens > 0
+
+
+def test_what_vllm_changes_for_the_process_is_put_back(opened):
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    expected = torch.rand(3).tolist(), random.random(), np.random.rand()
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    engine = opened()
+    with engine.awake():
+        turns_of(engine)
+    assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == expected
+    assert torch.get_num_threads() == threads and torch.set_num_threads is set_threads
+
+
+def test_the_same_policy_greedily_writes_the_same_as_the_transformers_engine(codec, opened):
+    engine = opened()
+    with engine.awake():
+        theirs = turns_of(engine, temperature=0.0)
+    ours = turns_of(TransformersEngine(small(codec), codec), temperature=0.0)
+    key = lambda turn: (turn.prompt_ids, turn.response_ids)  # noqa: E731
+    assert sorted(map(key, theirs)) == sorted(map(key, ours))
+
+
+def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
+    policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
+    engine = opened(lora_rank=4, sleep="1")
+    base = {name: p.clone() for name, p in inner(policy).named_parameters() if "lora" not in name}
+    written = []
+    for _ in range(3):
+        with engine.awake(policy):
+            turns = turns_of(engine, seed=0)
+        assert mismatch(policy, turns) < 1e-5
+        written.append([turn.response_ids for turn in turns])
+        with torch.no_grad():
+            for name, p in policy.named_parameters():
+                if "lora_B" in name:
+                    p.add_(0.3 * torch.randn_like(p))
+        assert mismatch(policy, turns) > 1e-2
+    assert written[0] != written[1] != written[2]
+    assert all(torch.equal(p, base[name]) for name, p in inner(policy).named_parameters() if name in base)
+
+
+def test_grpo_learns_as_fast_with_it_and_every_step_proves_the_sync(tmp_path):
+    """The demo's settings for 10 steps: the reward rises from .2 to .8 with either engine, steps differ by +-.1 from seed to seed."""
+    rose = {}
+    for engine in ("transformers", "vllm"):
+        grpo, agent = resolve("demo", EMBEDDED, {"steps": 10}, {})
+        folder = train(RunConfig(name=engine, runs=str(tmp_path), engine=engine, kv_gib=0.1), grpo, agent)
+        with (folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 10 and all(float(row["mismatch_mean"]) < 1e-5 for row in rows)
+        rose[engine] = [sum(float(row["reward"]) for row in part) / len(part) for part in (rows[:3], rows[-3:])]
+    assert all(last > first + 0.25 for first, last in rose.values())
+    assert abs(rose["vllm"][1] - rose["transformers"][1]) < 0.2
+
+
+def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
+    with pytest.raises(UserError, match="level 2"):
+        opened(lora_rank=4, sleep="2")
+    engine = opened(sleep="2")
+    with pytest.raises(RuntimeError, match="asleep"):
+        engine.add(Prompt((("Anna", False),), 3))
+    with pytest.raises(RuntimeError, match="needs the policy"), engine.awake():
+        pass
+    with pytest.raises(RuntimeError, match="one vLLM engine"):
+        opened()
+    with engine.awake(small(codec)):
+        engine.add(Prompt((("Anna", False),), 300))
+        engine.step()
+        engine.add(Prompt((("Anna", False),), 3))
+    with engine.awake(small(codec)):  # what was in flight is gone, and the cache could be reset
+        key = engine.add(Prompt((("Boris", False),), 3))
+        while not (done := engine.step()):
+            pass
+        assert [k for k, _ in done] == [key]
+        refused = engine.add(Prompt((("Anna " * 600, False),), 3))
+        ((key, turn),) = engine.step()
+        assert key == refused and turn.finish is Finish.FULL
