@@ -177,6 +177,21 @@ def show(path: Annotated[Path, typer.Argument(help="a run's folder, or a file of
     run_show(path, step, task, wrong, n)
 
 
+@command(app, GRPOConfig, AgentConfig)
+def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded base policy")] = "",
+         gpu_gib: Annotated[float, typer.Option(help="memory of one GPU")] = 80.0,
+         devices: Annotated[int, typer.Option(help="GPUs")] = 1,
+         card: Annotated[str, typer.Option(help="for the seconds: H200, H100, A100, L40S, RTX 4090, L4 or A10")] = "H100",
+         sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
+         adamw_8bit: Annotated[bool, typer.Option("--adamw-8bit", help="AdamW's state in 8 bits")] = False,
+         preset: Preset = "default", grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
+    """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
+    from plan import show as show_plan
+
+    grpo_config, agent_config = settings.resolve(preset, settings.EMBEDDED if not model else model, grpo, agent)
+    show_plan(model, gpu_gib, devices, card, sections, adamw_8bit, grpo_config, agent_config)
+
+
 @command(app, BaseConfig)
 def base(out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path("runs/base"),
          config: dict = {}):  # noqa: B006  # fmt: skip

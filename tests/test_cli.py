@@ -48,7 +48,7 @@ def own(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "base", "demo", "data", "data build"])
+@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "plan", "base", "demo", "data", "data build"])
 def test_help_names_every_flag_and_imports_no_torch(command):
     code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert "Usage" in python(code)
@@ -156,6 +156,12 @@ def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
     (tmp_path / "c.yaml").write_text(content)
     result = CliRunner().invoke(cli.app, ["train", "--config", "c.yaml"])
     assert result.exit_code == 2 and "c.yaml" in result.stderr
+
+
+def test_plan_prints_a_line_a_mode_and_its_formulas():
+    out = " ".join(run("plan", "--model", "Qwen/Qwen3-4B", "--gpu-gib", "24", "--chunk-tokens", "512", "--preset", "vime").split())
+    assert "4.02 billion weights" in out and "512 tokens" in out and "layout paper" in out
+    assert "fits │ yes │ yes │ no │" in out and "--sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
 
 
 def test_look_and_convert(own, tmp_path):

@@ -1,0 +1,277 @@
+"""What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
+
+Holds: `Geometry` and the sizes of common models, `Plan` and `plan` (memory of each phase, what the sampler does meanwhile, seconds a
+step), the tables that `cli.py plan` prints. Leaves out: the training itself (train.py). No torch.
+Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: train.py.
+
+Every figure is a formula in `FORMULAS`; what is no arithmetic but experience (a kernel's share of a card's peak, room for graphs and
+fragments) is a named constant here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from memagent import AgentConfig
+from settings import EMBEDDED, GRPOConfig
+from text import UserError
+
+GIB = 2**30
+CONTEXT_GIB = 1.0  # CUDA's context and libraries
+FRAGMENTS = 0.06  # share of the card that the allocator cannot use
+GRAPHS_GIB = 1.0  # the sampler's workspace and CUDA graphs
+NF4_BYTES = 0.516  # a weight of 4 bits and its share of the doubly quantised scales (arXiv 2305.14314)
+MODES = ("qlora", "lora", "full")
+
+# card -> (dense bfloat16 TFLOP/s, memory TB/s), by the makers' data sheets
+CARDS = {
+    "H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86), "RTX 4090": (165, 1.0), "L4": (121, 0.3),
+    "A10": (125, 0.6),
+}  # fmt: skip
+PREFILL, DECODE, UPDATE = 0.5, 0.6, 0.25  # shares of the card's peak: floating point, memory, floating point
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes of a decoder with gated feed-forward layers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool  # embedding and lm_head are one matrix
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer's matrices."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def linear(self) -> int:
+        """Weights that adapters and quantisation reach: all layers' matrices."""
+        return self.layers * self.layer
+
+    @property
+    def embedding(self) -> int:
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def weights(self) -> int:
+        return self.linear + self.embedding + (2 * self.layers + 1) * self.hidden
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token in 16 bits."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def adapter(self, rank: int) -> int:
+        """Weights of LoRA adapters on all linear layers: rank x (inputs + outputs) of each."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        per_layer = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.intermediate)
+        return self.layers * rank * per_layer
+
+
+# sizes of the models' published config.json files
+KNOWN = {
+    "Qwen/Qwen3-0.6B": Geometry(28, 1024, 16, 8, 128, 3072, 151936, True),
+    "Qwen/Qwen3-1.7B": Geometry(28, 2048, 16, 8, 128, 6144, 151936, True),
+    "Qwen/Qwen3-4B": Geometry(36, 2560, 32, 8, 128, 9728, 151936, True),
+    "Qwen/Qwen3-8B": Geometry(36, 4096, 32, 8, 128, 12288, 151936, False),
+    "Qwen/Qwen2.5-3B-Instruct": Geometry(36, 2048, 16, 2, 128, 11008, 151936, True),
+    "Qwen/Qwen2.5-7B-Instruct": Geometry(28, 3584, 28, 4, 128, 18944, 152064, False),
+    "Qwen/Qwen2.5-14B-Instruct": Geometry(48, 5120, 40, 8, 128, 13824, 152064, False),
+}
+
+
+def geometry(model: str) -> Geometry:
+    """The sizes of a model: of the table above, of a folder's config.json, or of the hub's (a few kilobytes). UserError otherwise."""
+    if model in KNOWN:
+        return KNOWN[model]
+    path = Path(model or EMBEDDED, "config.json")
+    try:
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            import logging
+
+            from huggingface_hub import hf_hub_download
+
+            logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
+            config = json.loads(Path(hf_hub_download(model, "config.json")).read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        return Geometry(
+            config["num_hidden_layers"], config["hidden_size"], heads, config.get("num_key_value_heads") or heads,
+            config.get("head_dim") or config["hidden_size"] // heads, config["intermediate_size"], config["vocab_size"],
+            bool(config.get("tie_word_embeddings", False)),
+        )  # fmt: skip
+    except Exception as error:  # of a file, of JSON, or any of the hub's: what went wrong is said in one line all the same
+        reason = str(error).strip().split("\n")[0]
+        known = ", ".join(name.split("/")[1] for name in KNOWN)
+        raise UserError(f"The sizes of {model!r} cannot be read ({reason}); known without a download are {known}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Memory of one GPU in GiB, by what takes it, and what follows from it."""
+
+    mode: str
+    weights: float  # the trainer's
+    gradients: float
+    optimizer: float
+    activations: float  # of micro_tokens
+    sampler: float  # its weights
+    cache: float  # its keys and values
+    sleep: str  # what the sampler does while the trainer updates
+    micro_tokens: int  # most tokens of one forward and backward pass; 0 = not even 1,024 fit
+    turns: int  # turns in flight that the cache holds without sharing
+    rollout: float  # peak of the phase
+    update: float  # peak of the phase
+    rollout_s: float  # of one step
+    update_s: float
+
+    @property
+    def fits(self) -> bool:
+        return self.micro_tokens > 0 and self.turns > 0
+
+
+FORMULAS = """\
+W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs; bytes:
+weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A        gradients  4/N a trained weight
+optimizer    AdamW 8/N a trained weight, in 8 bits 2                      sampler    2W; qlora 0.516 L + 2E
+activations  with recomputation: layers x T x hidden x 2, one layer of T tokens in full, two gathered layers in 16 bits (full),
+             three chunks of 512 x vocabulary x 4; T = micro_tokens
+cache        turns x window x 4 x layers x kv_heads x head_dim
+rollout      weights + optimizer + sampler + cache                        update     weights + gradients + optimizer + activations + what sleep leaves
+seconds      prefill 2L, decode (sampler + cache read) / bandwidth a token of all turns, update (6L full, 4L adapters) + 2L recomputed, each a token"""
+
+
+def _gib(n_bytes: float) -> float:
+    return n_bytes / GIB
+
+
+def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
+    """Of a forward and backward pass over a packed row with recomputed layers."""
+    kept = g.layers * tokens * g.hidden * 2
+    # of one layer, forward and its gradients: norms, q k v and the attention's output, gate, up, their product, in 16 bits
+    inside = tokens * (6 * g.hidden + 2 * (2 * g.heads + 2 * g.kv_heads) * g.head_dim + 6 * g.intermediate) * 2
+    gathered = 2 * g.layer * 2 + g.embedding * 2 if mode == "full" else 0
+    unpacked = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
+    return _gib(kept + inside + gathered + unpacked + 3 * 512 * g.vocab * 4 + tokens * g.hidden * 6)
+
+
+def plan(
+    g: Geometry, mode: str, gpu_gib: float, devices: int, grpo: GRPOConfig, agent: AgentConfig, sections: int = 15, card: str = "H100",
+    eight_bit: bool = False, rank: int = 32,
+) -> Plan:  # fmt: skip
+    """What a training of `mode` (qlora, lora, full) takes of each of `devices` GPUs of `gpu_gib` GiB.
+
+    sections: of a document, for the time alone. eight_bit: AdamW's state in 8 bits (one GPU). rank: of the adapters.
+    """
+    if mode not in MODES:
+        raise UserError(f"The mode must be one of {', '.join(MODES)}, not {mode!r}.")
+    if devices < 1 or gpu_gib <= 0 or sections < 1:
+        raise UserError("A plan needs at least one GPU, of more than 0 GiB, and documents of at least one section.")
+    if card not in CARDS:
+        raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
+    shards = 1 if mode == "qlora" else devices  # every rank has all of the quantised weights
+    trained = g.weights if mode == "full" else g.adapter(rank)
+    frozen = {"full": 0.0, "lora": 2.0 * g.weights, "qlora": NF4_BYTES * g.linear + 2 * (g.weights - g.linear)}[mode]
+    weights, gradients = _gib((frozen + 4 * trained) / shards), _gib(4 * trained / shards)
+    optimizer = _gib((2 if eight_bit and devices == 1 else 8) * trained / shards)
+    sampler = _gib(NF4_BYTES * g.linear + 2 * (g.weights - g.linear) if mode == "qlora" else 2 * g.weights)
+
+    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
+    state = weights + gradients + optimizer
+    window = agent.chunk_tokens + agent.memory_tokens + max(agent.memory_tokens, agent.final_tokens) + 1024
+    wanted = max(grpo.tasks_per_step) * grpo.group_size // devices or 1
+    wanted = min(wanted, grpo.in_flight)
+    one_turn = _gib(window * g.kv_bytes)
+
+    def most_tokens(left: float) -> int:
+        sizes = [1 << k for k in range(10, 16)]
+        return max((n for n in sizes if state + activations_gib(g, n, mode) + left <= room), default=0)
+
+    # the rollout: gradients are dropped, the optimizer stays. What is left after the weights is the cache's
+    free = room - weights - optimizer - sampler - GRAPHS_GIB
+    turns = max(0, min(wanted, int(free / one_turn)))
+    cache = turns * one_turn
+    # the update: as little sleep as leaves room for full passes
+    resident = {"never": sampler + cache + GRAPHS_GIB, "1": GRAPHS_GIB, "2": GRAPHS_GIB}
+    enough = min(grpo.micro_tokens, 1 << 15)
+    if mode == "full":
+        sleep = "2"
+    else:
+        sleep = "never" if most_tokens(resident["never"]) >= enough else "1"
+    micro_tokens = min(most_tokens(resident[sleep]), enough)
+    activations = activations_gib(g, micro_tokens or 1024, mode)
+
+    flops, bandwidth = (x * 1e12 for x in CARDS[card])
+    groups = max(grpo.tasks_per_step) / devices
+    prompts = groups * sections * _tokens_of_group(agent, grpo.group_size, agent.chunk_tokens)
+    written = groups * grpo.group_size * (sections * agent.memory_tokens + agent.final_tokens) * 0.7  # memories are not always full
+    per_step = (sampler * GIB + max(turns, 1) * window * g.kv_bytes) / (bandwidth * DECODE)
+    rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / max(turns, 1) * per_step
+    factor = (6 if mode == "full" else 4) + 2
+    update_s = (prompts + written) * factor * g.linear / (flops * UPDATE)
+    return Plan(
+        mode, weights, gradients, optimizer, activations, sampler, cache, sleep, micro_tokens, turns,
+        CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache, CONTEXT_GIB + state + activations + resident[sleep], rollout_s, update_s,
+    )  # fmt: skip
+
+
+def _tokens_of_group(agent: AgentConfig, members: int, section: int) -> float:
+    """Prompt tokens of one section of a group that are computed: with the section first all members share it."""
+    memory = agent.memory_tokens * 0.7 + 128  # question and template beside it
+    return section + members * memory if agent.layout == "shared" else members * (section + memory)
+
+
+# what the table says of a plan
+LINES = {
+    "trainer's weights": lambda p: f"{p.weights:.1f}",
+    "its gradients": lambda p: f"{p.gradients:.1f}",
+    "its optimizer": lambda p: f"{p.optimizer:.1f}",
+    "a pass": lambda p: f"{p.activations:.1f}",
+    "sampler's weights": lambda p: f"{p.sampler:.1f}",
+    "its cache": lambda p: f"{p.cache:.1f}",
+    "peak of the rollout": lambda p: f"{p.rollout:.1f}",
+    "peak of the update": lambda p: f"{p.update:.1f}",
+    "--sleep": lambda p: p.sleep,
+    "--micro-tokens": lambda p: f"{p.micro_tokens:,}",
+    "turns in the cache": lambda p: f"{p.turns:,}",
+    "seconds a step": lambda p: f"{p.rollout_s:.0f} + {p.update_s:.0f}",
+    "hours for 100 steps": lambda p: f"{(p.rollout_s + p.update_s) / 36:.1f}",
+}
+
+
+def show(
+    model: str, gpu_gib: float, devices: int, card: str, sections: int, eight_bit: bool, grpo: GRPOConfig, agent: AgentConfig
+) -> None:
+    """Print what fits, one line a mode, and the formulas."""
+    from rich.table import Table
+
+    from progress import console
+
+    g = geometry(model)
+    name = model or "the embedded policy"
+    console.print(
+        f"{name}: {g.weights / 1e9:.3g} billion weights, {g.kv_bytes / 1024:.0f} KiB of keys and values a token. {devices} GPU(s) of {gpu_gib:g} GiB; "
+        f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.chunk_tokens:,} tokens, "
+        f"memories of {agent.memory_tokens}, layout {agent.layout}."
+    )
+    rank = grpo.lora_rank or 32
+    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card, eight_bit, rank) for mode in MODES]
+    table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {rank}", "full")
+    table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
+    for number, (line, value) in enumerate(LINES.items()):
+        table.add_row(line, *(value(p) if p.fits or number < 5 else "" for p in plans))
+    console.print(table)
+    console.print(
+        f"With --recompute; turns that share nothing, more of them wait. Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} and {UPDATE:.0%} of its peak for prefill, decode and update."
+    )
+    console.print(f"\n{FORMULAS}", markup=False, highlight=False)
