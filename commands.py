@@ -87,9 +87,9 @@ def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, ro
     """The transformers engine of a model folder, its codec inside."""
     import torch
 
+    from models import load_model
     from slots import TransformersEngine
     from text import Codec
-    from train import load_model
 
     codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from data import Task
 from graders import strip_thinking
 from memagent import Agent, AgentConfig, Finish, Group, Trajectory
+from models import inner, optimizer_of
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
-from slots import inner
 from text import UserError
 from trie import Cost, Trie, hidden_states, split
 
@@ -466,9 +466,20 @@ class GRPO(lightning.LightningModule):
     def configure_optimizers(self):
         config = self.config
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        return optimizer_of(trained, config)
+
+    @property
+    def strict_loading(self) -> bool:  # Lightning's: whether a checkpoint must have all weights
+        return not self.config.lora_rank
+
+    @property
+    def saved(self) -> set[str]:
+        """Names of the weights that a checkpoint holds: all, but of a policy with adapters only these. The others never change."""
+        return {name for name, p in self.named_parameters() if p.requires_grad} if self.config.lora_rank else set(self.state_dict())
 
     def on_save_checkpoint(self, state: dict) -> None:
+        saved = self.saved
+        state["state_dict"] = {name: value for name, value in state["state_dict"].items() if name in saved}
         state["memagent"] = {name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")}
 
     def on_load_checkpoint(self, state: dict) -> None:
@@ -487,14 +498,3 @@ def recompute(model, on: bool) -> None:
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = on
-
-
-def with_lora(model, config: GRPOConfig):
-    """The model with LoRA adapters on all linear layers but the lm_head."""
-    from peft import LoraConfig, get_peft_model
-
-    alpha = config.lora_alpha or 2 * config.lora_rank
-    torch.manual_seed(config.seed)
-    return get_peft_model(
-        model, LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    )

@@ -169,7 +169,9 @@ def read_checkpoint(path: Path, module: lightning.LightningModule) -> int:
     """The weights of a checkpoint into the module; returns how many steps were done. UserError if it is damaged or another model's."""
     try:
         state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-        module.load_state_dict(state["state_dict"])
+        if set(state["state_dict"]) != module.saved:
+            raise ValueError(f"its weights have other names, such as {min(set(state['state_dict']) ^ module.saved)}")
+        module.load_state_dict(state["state_dict"], strict=False)
         return int(state["memagent"]["done_steps"])
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().split("\n")[0] or "it is empty"

@@ -126,6 +126,12 @@ class GRPOConfig:
     """rank of LoRA adapters on all linear layers; 0 = full fine-tuning"""
     lora_alpha: float = 0.0
     """scale of the adapters; 0 = twice the rank"""
+    lora_targets: str = "all-linear"
+    """which linear layers have adapters: all-linear, or names such as q_proj,v_proj"""
+    quantise: bool = False
+    """QLoRA: the base weights in 4 bits (NF4); with --lora-rank alone"""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: its state in 8 bits (one GPU)"""
     micro_tokens: int = 16384
     """most tokens of one forward and backward pass, those that turns share counted once; changes nothing but memory and speed"""
     recompute: bool = False
@@ -155,6 +161,9 @@ class GRPOConfig:
         need(self, "betas", lambda x: 0 <= x < 1, "at least 0 and below 1")
         need(self, "temperature", lambda t: 0 < t < math.inf, "above 0, training samples")
         need(self, "top_p", *TOP_P)
+        need(self, "optimizer", *one_of("adamw", "adamw8bit"))
+        if self.quantise and not self.lora_rank:
+            raise UserError("quantise keeps the base weights in 4 bits, which are not trained: give a --lora-rank too.")
         need(self, "grow_at", lambda x: x == x, "a number")
         need(self, "seed", *SEED)
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from memagent import Finish, Prompt, Turn
+from models import inner
 from rollout import Sampling, refusal
 from text import Codec, UserError
 from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, outputs_of, sdpa, side_by_side, split, take
@@ -156,11 +157,6 @@ REUSE = 16
 
 ADMIT = 0.7
 """Share of the rows in flight up to which waiting prompts are admitted."""
-
-
-def inner(model):
-    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def weights_stamp(model) -> int:

@@ -6,13 +6,10 @@ Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
 import logging
 import random
 import shutil
-import sys
 import warnings
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -27,41 +24,14 @@ import settings
 import worlds
 from data import Task
 from graders import score
-from grpo import GRPO, Tasks, with_lora
+from grpo import GRPO, Tasks
 from memagent import AGENTS, TEMPLATES, AgentConfig
+from models import load_model, merged, with_lora
 from rollout import Engine, seed_of
 from runs import Keeper, StepCSV, read_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from slots import TransformersEngine
-from text import Codec, UserError, loading
-
-
-def load_model(path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False):
-    """A causal LM from safetensors, on its device. UserError where that cannot be."""
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.disable_progress_bar()
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
-    with loading(f"The model {path}"):
-        try:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=trust_remote_code, attn_implementation="sdpa",
-                output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
-        except SafetensorError as error:
-            raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
-        model = model.to(device)
-    # the library would draw at random what it does not find
-    wrong = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
-    if wrong:
-        raise UserError(
-            f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) is missing or of another shape."
-        )
-    return model
+from text import Codec, UserError
 
 
 class WorldTasks:
@@ -114,20 +84,6 @@ class Steps:
         yield from range(self.module.done_steps, self.module.config.steps)
 
 
-def import_bitsandbytes() -> None:
-    """peft imports bitsandbytes, which on some CPUs fetches compiled code from the hub if the package `kernels` is there, and complains if
-    it is not. Imported here first, with that package hidden: nobody asked for either."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    there = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # what an import takes for "not there"
-    try:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("bitsandbytes")
-    finally:
-        del sys.modules["kernels"]
-        sys.modules.update(there)
-
-
 def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
     """Model, engine, tasks and module, before anything is written."""
     if run.agent not in AGENTS:
@@ -140,10 +96,11 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     dtype = run.dtype
     if dtype == "auto":
         dtype = "bfloat16" if config.lora_rank and torch.cuda.is_available() and run.device != "cpu" else "float32"
-    model = load_model(path, dtype, run.device, run.trust_remote_code)
+    if config.quantise and run.engine == "vllm" and not torch.cuda.is_available():
+        raise UserError("vLLM has no 4-bit weights on a CPU: train with --engine transformers, or without --quantise.")
+    model = load_model(path, dtype, run.device, run.trust_remote_code, config.quantise)
     reference = None
     if config.lora_rank:
-        import_bitsandbytes()
         model = with_lora(model, config)
     elif config.kl:
         reference = copy.deepcopy(model).requires_grad_(False)
@@ -249,7 +206,7 @@ def export(module: GRPO, folder: Path) -> None:
     if module.config.lora_rank:
         adapter = folder.with_name("adapter")
         model.save_pretrained(adapter)
-        model = copy.deepcopy(model).float().merge_and_unload()
+        model = merged(model)
     model.save_pretrained(temporary)
     module.engine.codec.tokenizer.save_pretrained(temporary)
     agent = replace(

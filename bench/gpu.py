@@ -19,7 +19,8 @@ from statistics import median
 import torch
 
 from bench.common import finish, line, table
-from grpo import PEAK_FLOPS, Row, logprobs, pack, policy_loss, recompute, token_weights, with_lora
+from grpo import PEAK_FLOPS, Row, logprobs, pack, policy_loss, recompute, token_weights
+from models import with_lora
 from settings import GRPOConfig
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}

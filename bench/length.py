@@ -22,11 +22,11 @@ import worlds
 from bench.common import RESULTS, finish, line, table
 from data import Task
 from memagent import memagent
+from models import load_model
 from rollout import Sampling, follow
 from settings import EMBEDDED, resolve
 from slots import TransformersEngine
 from text import Codec
-from train import load_model
 
 LENGTHS = (7_000, 56_000, 448_000, 3_500_000)
 SECTION_TOKENS, STRETCH = 1536, 200_000  # tokens read between two looks at the clock

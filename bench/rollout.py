@@ -20,11 +20,11 @@ import worlds
 from bench.common import against, finish, line, spread, table, verdict
 from data import Task
 from memagent import Finish, Trajectory, Turn, memagent
+from models import load_model
 from rollout import Sampling, rollout
 from settings import EMBEDDED, resolve
 from slots import TransformersEngine
 from text import Codec
-from train import load_model
 
 TRAJECTORIES, SECTIONS, REPEATS, BAR = 64, (2, 32), 5, 2.0
 

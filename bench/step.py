@@ -43,11 +43,12 @@ from bench.common import against, finish, line, show, spread, table, verdict
 from data import Task
 from grpo import GRPO
 from memagent import Agent, Finish, Prompt, Turn, memagent
+from models import load_model
 from rollout import Sampling, follow
 from settings import EMBEDDED
 from slots import TransformersEngine
 from text import Codec
-from train import WorldTasks, load_model
+from train import WorldTasks
 
 TASKS, GROUP, SECTIONS = 8, 16, 2
 TURNS = SECTIONS + 1

@@ -35,9 +35,9 @@ from trl import GRPOTrainer
 import settings
 from bench.common import against, finish, line, paired, show, spread, table, verdict
 from grpo import Row, logprobs, pack, policy_loss, token_weights
+from models import load_model
 from settings import EMBEDDED
 from text import Codec
-from train import load_model
 from trie import Cost
 
 COMMON, OWN, RESPONSE = 512, 128, (32, 128)

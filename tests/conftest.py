@@ -19,11 +19,11 @@ def random_policy(codec: Codec, window: int = 4096, **other):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = dict(
         vocab_size=len(codec.tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, max_position_embeddings=window, initializer_range=0.15, pad_token_id=0, eos_token_id=1, **other,
+        intermediate_size=48, max_position_embeddings=window, initializer_range=0.15, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**config | other))
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ from conftest import random_policy
 
 import base
 import worlds
-from grpo import with_lora
 from memagent import Finish, Prompt, memagent
+from models import inner, with_lora
 from rollout import Sampling, rollout
 from settings import EMBEDDED, GRPOConfig, RunConfig, resolve
-from slots import TransformersEngine, inner
+from slots import TransformersEngine
 from text import UserError
 from train import train
 

@@ -15,6 +15,7 @@ from test_report import HOSTILE, record
 import base
 import commands
 import data
+import models
 import settings
 import train
 from data import Pool, Task, build_ruler_hqa
@@ -174,7 +175,7 @@ def test_a_config_that_does_not_fit_the_weights_is_one_sentence(tmp_path, capfd,
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UserError, match=reason) as error:
-        train.load_model(model, device="cpu")
+        models.load_model(model, device="cpu")
     assert "\n" not in str(error.value) and capfd.readouterr() == ("", "")
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import base
 import worlds
-from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights, with_lora
+from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights
 from memagent import Group, memagent
+from models import with_lora
 from rollout import Sampling, rollout
 from settings import PRESETS, GRPOConfig, resolve
 from slots import TransformersEngine

@@ -22,8 +22,7 @@ def test_sizes_of_known_models(name, billions, kv_kib):
 
 
 def test_sizes_are_those_of_the_model_that_is_loaded():
-    from grpo import with_lora
-    from train import load_model
+    from models import load_model, with_lora
 
     model = load_model(EMBEDDED, "float32", "cpu")
     g = geometry("")

@@ -354,7 +354,7 @@ def test_lora_fetches_no_compiled_code(tmp_path):
     (tmp_path / "bitsandbytes.py").write_text(
         "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
     )
-    code = "import train, sys; train.import_bitsandbytes(); import bitsandbytes; print(bitsandbytes.fetched); import kernels"
+    code = "import models, sys; models.import_bitsandbytes(); import bitsandbytes; print(bitsandbytes.fetched); import kernels"
     root = Path(train.__file__).parent
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)

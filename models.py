@@ -1,0 +1,151 @@
+"""Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
+
+Holds: `load_model`, `with_lora`, `inner`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (train.py).
+Exercise it: `pytest tests/test_models.py`. Read next: slots.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+from settings import GRPOConfig
+from text import UserError, loading
+
+
+def load_model(
+    path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False, quantise: bool = False
+):
+    """A causal LM from safetensors, on its device. UserError where that cannot be.
+
+    quantise: its linear layers but the lm_head in 4 bits, NF4 with doubly quantised scales, computing in `dtype` (arXiv 2305.14314).
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("No CUDA device is at hand; use --device cpu.")
+    more: dict = {}
+    if quantise:
+        from transformers import BitsAndBytesConfig
+
+        import_bitsandbytes()
+        four = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+        )
+        more = {"quantization_config": four, "device_map": {"": device}}
+    with loading(f"The model {path}"):
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=trust_remote_code, attn_implementation="sdpa",
+                output_loading_info=True, ignore_mismatched_sizes=True, **more,
+            )  # fmt: skip
+        except SafetensorError as error:
+            raise UserError(f"The weights of {path} are no valid safetensors file: {error}.") from error
+        model = model if quantise else model.to(device)
+        for module in model.modules():
+            # without gradient it would repack its weights and compute in bfloat16: not what is trained, nor what can be saved
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+    # the library would draw at random what it does not find
+    wrong = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if wrong:
+        raise UserError(
+            f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) is missing or of another shape."
+        )
+    return model
+
+
+def import_bitsandbytes() -> None:
+    """peft imports bitsandbytes, which on some CPUs fetches compiled code from the hub if the package `kernels` is there, and complains if
+    it is not. Imported here first, with that package hidden: nobody asked for either."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    there = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # what an import takes for "not there"
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("bitsandbytes")
+    finally:
+        del sys.modules["kernels"]
+        sys.modules.update(there)
+
+
+def with_lora(model, config: GRPOConfig):
+    """The model with LoRA adapters, in float32, on the linear layers that config.lora_targets names; never on the lm_head."""
+    from peft import LoraConfig, get_peft_model
+
+    import_bitsandbytes()
+    alpha = config.lora_alpha or 2 * config.lora_rank
+    targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
+    lora = LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    torch.manual_seed(config.seed)
+    try:
+        return get_peft_model(model, lora)
+    except ValueError as error:
+        layers = sorted({name.rsplit(".")[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)} - {"lm_head"})
+        raise UserError(
+            f"lora_targets {config.lora_targets!r} do not fit this model; its linear layers are {', '.join(layers)}."
+        ) from error
+
+
+def inner(model):
+    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:
+    """AdamW, or with config.optimizer = adamw8bit the one of bitsandbytes, whose two moments take a byte each instead of four."""
+    settings = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, **settings)
+    import_bitsandbytes()
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(parameters, **settings)
+
+
+@torch.no_grad()
+def merged(model):
+    """The model inside a peft wrapper anew, for `save_pretrained`: on the host in float32, 4-bit weights unpacked, adapters added.
+
+    All arithmetic is in float32, and nothing is merged in place: in 16 bits that would wear the base weights down.
+    """
+    weights = {}
+    for name, module in inner(model).named_modules():
+        if name.endswith(".base_layer") or ".lora_" in name:
+            continue
+        base = getattr(module, "base_layer", module)
+        for key, value in base.named_parameters(recurse=False):
+            if hasattr(value, "quant_state"):
+                from bitsandbytes.functional import dequantize_4bit
+
+                value = dequantize_4bit(value.data, value.quant_state)
+            value = value.detach().float()
+            if key == "weight" and base is not module:
+                value = value + sum(module.get_delta_weight(adapter).float() for adapter in module.active_adapters)
+            weights[f"{name}.{key}"] = value.cpu()
+    config = copy.deepcopy(inner(model).config)
+    config.dtype = torch.float32
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        whole = type(inner(model))(config)
+    missing, unexpected = whole.load_state_dict(weights, strict=False, assign=True)
+    whole.tie_weights()
+    left = [name for name, p in whole.named_parameters() if p.is_meta]
+    if unexpected or left:
+        raise RuntimeError(f"An export does not fit the model: {unexpected[:1] or left[:1]}, {len(missing)} missing.")
+    whole.generation_config = inner(model).generation_config
+    return whole
