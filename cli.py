@@ -192,6 +192,15 @@ def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, 
     show_plan(model, gpu_gib, devices, card, sections, adamw_8bit, grpo_config, agent_config)
 
 
+@command(app)
+def doctor():
+    """Print what is installed, what of it can be used here, and what to do about the rest."""
+    from doctor import show as show_doctor
+
+    if not show_doctor():
+        raise typer.Exit(1)
+
+
 @command(app, BaseConfig)
 def base(out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path("runs/base"),
          config: dict = {}):  # noqa: B006  # fmt: skip

@@ -48,7 +48,7 @@ def own(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "plan", "base", "demo", "data", "data build"])
+@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data", "data build"])
 def test_help_names_every_flag_and_imports_no_torch(command):
     code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert "Usage" in python(code)
