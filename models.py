@@ -84,9 +84,9 @@ def import_bitsandbytes() -> None:
 
 def with_lora(model, config: GRPOConfig):
     """The model with LoRA adapters, in float32, on the linear layers that config.lora_targets names; never on the lm_head."""
+    import_bitsandbytes()
     from peft import LoraConfig, get_peft_model
 
-    import_bitsandbytes()
     alpha = config.lora_alpha or 2 * config.lora_rank
     targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")

@@ -359,6 +359,12 @@ def test_lora_fetches_no_compiled_code(tmp_path):
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n" and "gemm_4bit" not in done.stderr
+    code = (
+        "from models import load_model, with_lora; from settings import EMBEDDED, GRPOConfig\n"
+        "with_lora(load_model(EMBEDDED, device='cpu'), GRPOConfig(lora_rank=2)); import sys; print('bitsandbytes' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n" and "gemm_4bit" not in done.stderr
 
 
 def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
