@@ -156,13 +156,16 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
+        endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer")] = "",
+        served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
+        chat: Annotated[bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")] = False,
         agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
     EvalConfig(device=device)  # for its check
     _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
     from commands import ask as run_ask
 
-    run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config)
+    run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config, endpoint, served_as, chat)
 
 
 @command(app)

@@ -10,6 +10,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -97,6 +98,17 @@ def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, ro
     return TransformersEngine(load_model(model or EMBEDDED, dtype, device, trust_remote_code), codec, max_rows=rows)
 
 
+def open_endpoint(
+    urls: Sequence[str], served_as: str, chat: bool, model: str, in_flight: int, thinking: bool, trust_remote_code: bool
+):
+    """An engine over servers of an OpenAI-compatible protocol; `model` is only where the tokenizer comes from."""
+    from endpoint import EndpointEngine
+    from text import Codec
+
+    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
+    return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat)
+
+
 def pick(name: str):
     if name not in AGENTS:
         raise UserError(f"Unknown agent {name!r}: choose one of {', '.join(AGENTS)}.")
@@ -104,8 +116,9 @@ def pick(name: str):
 
 
 def ask(
-    file: Path, question: str, model: str, agent: str, temperature: float, device: str, trust_remote_code: bool, config: AgentConfig
-) -> None:
+    file: Path, question: str, model: str, agent: str, temperature: float, device: str, trust_remote_code: bool, config: AgentConfig,
+    endpoint: str = "", served_as: str = "", chat: bool = False,
+) -> None:  # fmt: skip
     """Read a text, showing the memory whenever it changes; end with the answer."""
     from graders import extract_boxed, extract_sentence, strip_thinking
     from report import diff
@@ -113,7 +126,10 @@ def ask(
 
     task = data.from_text(file, question)
     run = pick(agent)
-    engine = open_engine(model, device, "auto", trust_remote_code, thinking=config.thinking)
+    if endpoint:
+        engine = open_endpoint(endpoint.split(","), served_as, chat, model, 1, config.thinking, trust_remote_code)
+    else:
+        engine = open_engine(model, device, "auto", trust_remote_code, thinking=config.thinking)
     sections = len(engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over))
     console.print(f"{file}: {len(engine.codec.encode(task.document)):,} tokens in {sections:,} sections of {config.chunk_tokens}")
     if not model:
@@ -271,12 +287,24 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
     unit, sets = suites(config)
     folder = evaluation_folder(config)
-    engine = open_engine(
-        config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking
-    )
+    if config.endpoint:
+        engine = open_endpoint(
+            config.endpoint,
+            config.served_as,
+            config.chat,
+            config.model,
+            config.in_flight,
+            agent_config.thinking,
+            config.trust_remote_code,
+        )
+        model = f"{'chat' if config.chat else 'completions'} {engine.model}"  # which replica answers plays no part
+    else:
+        engine = open_engine(
+            config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking
+        )
+        model = fingerprint(config.model, engine.model.dtype)
     make_folder(folder)
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
-    model = fingerprint(config.model, engine.model.dtype)
     rows: list[dict] = []
     with bar("answers") as progress:
         for name, agent in agents:
@@ -293,6 +321,7 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                         n_records=config.transcripts,
                         progress=lambda row, shown=shown: progress.advance(shown),
                     )  # fmt: skip
+    engine.close()
     summary = summarise(rows, unit)
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")

@@ -319,6 +319,13 @@ class EvalConfig:
     """trajectories kept whole of each agent, length and temperature; the report chooses among them"""
     in_flight: int = 256
     """trajectories side by side"""
+    endpoint: tuple[str, ...] = ()
+    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the weights; several: replicas that share
+    the work. --model then says whose tokenizer it is; a key is taken from the environment variable OPENAI_API_KEY"""
+    served_as: str = ""
+    """endpoint: the model's name there; empty = the only one it serves"""
+    chat: bool = False
+    """endpoint: send text and let the server apply its chat template, for servers that take no token ids"""
     seed: int = 0
     """of questions and sampling"""
     dtype: str = "auto"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from conftest import random_policy
+from test_endpoint import Server
 from test_report import HOSTILE, record
 
 import base
@@ -140,6 +141,30 @@ def test_answers_in_bfloat16_are_asked_anew(tmp_path):
         settings_of += json.loads((folder / "summary.json").read_text())["settings"]
     assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 4
+
+
+def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
+    """Two replicas share an evaluation; a third one that serves the same model goes on with it; a question goes to one of them."""
+    replicas = [Server(codec), Server(codec)]
+    file = eval_json(tmp_path / "eval_50.json", 50)
+    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m", endpoint=tuple(s.url for s in replicas))
+    folder = commands.run_suite(config, base.AGENT)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 and not any(row["error"] for row in rows)
+    asked = [len(server.bodies) for server in replicas]
+    assert min(asked) > 0 and sum(asked) >= 2 * len(rows)
+    replicas.append(Server(codec))
+    commands.run_suite(replace(config, endpoint=(replicas[2].url,), n=2), base.AGENT)
+    assert not replicas[2].bodies  # nothing is asked twice
+    (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
+    url = replicas[0].url
+    commands.ask(tmp_path / "doc.txt", "Where is Anna?", "", "memagent", 0.0, "cpu", False, base.AGENT, url, "m")
+    assert len(replicas[0].bodies) == asked[0] + 2 and "1 sections of 24" in capsys.readouterr().out
+    with pytest.raises(UserError, match="does not serve the model 'other'"):
+        commands.run_suite(replace(config, served_as="other", name="f"), base.AGENT)
+    assert not (tmp_path / "f").exists()
+    for server in replicas:
+        server.stop()
 
 
 # ---------------------------------------------------------------- models
