@@ -96,8 +96,8 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     dtype = run.dtype
     if dtype == "auto":
         dtype = "bfloat16" if config.lora_rank and torch.cuda.is_available() and run.device != "cpu" else "float32"
-    if config.quantise and run.engine == "vllm" and not torch.cuda.is_available():
-        raise UserError("vLLM has no 4-bit weights on a CPU: train with --engine transformers, or without --quantise.")
+    if config.quantise and run.engine == "vllm":
+        raise UserError("vLLM is not given 4-bit weights yet: train with --engine transformers, or without --quantise.")
     model = load_model(path, dtype, run.device, run.trust_remote_code, config.quantise)
     reference = None
     if config.lora_rank:
