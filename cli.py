@@ -186,13 +186,12 @@ def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, 
          devices: Annotated[int, typer.Option(help="GPUs")] = 1,
          card: Annotated[str, typer.Option(help="for the seconds: H200, H100, A100, L40S, RTX 4090, L4 or A10")] = "H100",
          sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
-         adamw_8bit: Annotated[bool, typer.Option("--adamw-8bit", help="AdamW's state in 8 bits")] = False,
          preset: Preset = "default", grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
     """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
     from plan import show as show_plan
 
     grpo_config, agent_config = settings.resolve(preset, settings.EMBEDDED if not model else model, grpo, agent)
-    show_plan(model, gpu_gib, devices, card, sections, adamw_8bit, grpo_config, agent_config)
+    show_plan(model, gpu_gib, devices, card, sections, grpo_config, agent_config)
 
 
 @command(app)

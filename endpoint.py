@@ -214,7 +214,7 @@ class EndpointEngine:
             key, body = job
             try:
                 result = None if self._given_up(key) else self._ask(path, body, _answer, self.patience_s, key)
-            except BaseException as error:
+            except BaseException as error:  # the thread's last frame: `step` raises it again, whatever it is
                 result = error
             self._finished.put((key, result))
 

@@ -140,6 +140,11 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     return torch.cat(parts)[put(back[again])]
 
 
+def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
+    """How far the sampler's log-probs of each response token are from `logps` [rows][response ids]."""
+    return [abs(a - b) for row, ours in zip(rows, logps, strict=True) for a, b in zip(row.sampler, ours, strict=True)]
+
+
 # ---------------------------------------------------------------- the loss
 
 
@@ -328,6 +333,8 @@ class GRPO(lightning.LightningModule):
         parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
         # with several updates the old log-probs are the trainer's own, from before the first one
         olds = [self.frozen(part, model) if n > 1 else None for part in parts]
+        if n > 1:
+            self.check_mismatch([x for part, old in zip(parts, olds, strict=True) for x in differences(part, old)])
         totals: dict[str, float] = {}
         for part, old in zip(parts, olds, strict=True):
             weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
@@ -358,7 +365,8 @@ class GRPO(lightning.LightningModule):
                 for name, value in stats.items():
                     totals[name] = totals.get(name, 0.0) + value.item() / total / n
             apart /= sum(len(r.response_ids) for r in part)
-            self.check_mismatch(apart)
+            if n == 1:
+                self.check_mismatch([apart])
             totals["mismatch_mean"] = totals.get("mismatch_mean", 0.0) + apart / n
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
             if math.isfinite(norm):
@@ -379,14 +387,13 @@ class GRPO(lightning.LightningModule):
             rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs))
         if not rows:
             return
-        ours = self.frozen(rows, inner(self.model))
-        apart = [abs(a - b) for row, mine in zip(rows, ours, strict=True) for a, b in zip(row.sampler, mine, strict=True)]
+        apart = differences(rows, self.frozen(rows, inner(self.model)))
         self.metrics |= {"mismatch": max(apart), "mismatch_mean": sum(apart) / len(apart)}
-        self.check_mismatch(self.metrics["mismatch_mean"])
+        self.check_mismatch(apart)
 
-    def check_mismatch(self, mean: float) -> None:
-        """UserError if the sampler's log-probs are further from the trainer's than rounding explains."""
-        config = self.config
+    def check_mismatch(self, apart: Sequence[float]) -> None:
+        """UserError if the sampler's log-probs are further from the trainer's, on average, than rounding explains."""
+        config, mean = self.config, sum(apart) / len(apart)
         full = inner(self.model).dtype == torch.float32
         allowed = config.max_mismatch or (1e-3 if full else 0.02)
         if config.top_p == 1 and not mean <= allowed:

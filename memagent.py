@@ -223,6 +223,11 @@ class AgentConfig:
         return pieces
 
 
+def window_of(config: AgentConfig) -> int:
+    """Tokens that a turn of memagent takes at most: a section, the memory before, the response, and 1,024 for question and template."""
+    return config.chunk_tokens + config.memory_tokens + max(config.memory_tokens, config.final_tokens) + 1024
+
+
 _pieces = lru_cache(maxsize=64)(split_template)
 
 

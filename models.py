@@ -89,6 +89,10 @@ def with_lora(model, config: GRPOConfig):
 
     alpha = config.lora_alpha or 2 * config.lora_rank
     targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
+    if "lm_head" in targets:
+        raise UserError(
+            "lora_targets cannot name the lm_head: it has no adapter, many models share its weights with the embedding."
+        )
     lora = LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
     torch.manual_seed(config.seed)
     try:

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from memagent import AgentConfig
+from memagent import AgentConfig, window_of
 from settings import EMBEDDED, GRPOConfig
 from text import UserError
 
@@ -166,29 +166,37 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
 
 
 def plan(
-    g: Geometry, mode: str, gpu_gib: float, devices: int, grpo: GRPOConfig, agent: AgentConfig, sections: int = 15, card: str = "H100",
-    eight_bit: bool = False, rank: int = 32,
-) -> Plan:  # fmt: skip
+    g: Geometry,
+    mode: str,
+    gpu_gib: float,
+    devices: int,
+    grpo: GRPOConfig,
+    agent: AgentConfig,
+    sections: int = 15,
+    card: str = "H100",
+) -> Plan:
     """What a training of `mode` (qlora, lora, full) takes of each of `devices` GPUs of `gpu_gib` GiB.
 
-    sections: of a document, for the time alone. eight_bit: AdamW's state in 8 bits (one GPU). rank: of the adapters.
+    sections: of a document, for the time alone. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
     """
     if mode not in MODES:
         raise UserError(f"The mode must be one of {', '.join(MODES)}, not {mode!r}.")
+    if grpo.optimizer == "adamw8bit" and devices > 1:
+        raise UserError("AdamW in 8 bits works on one GPU only.")
     if devices < 1 or gpu_gib <= 0 or sections < 1:
         raise UserError("A plan needs at least one GPU, of more than 0 GiB, and documents of at least one section.")
     if card not in CARDS:
         raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
     shards = 1 if mode == "qlora" else devices  # every rank has all of the quantised weights
-    trained = g.weights if mode == "full" else g.adapter(rank)
+    trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
     frozen = {"full": 0.0, "lora": 2.0 * g.weights, "qlora": NF4_BYTES * g.linear + 2 * (g.weights - g.linear)}[mode]
     weights, gradients = _gib((frozen + 4 * trained) / shards), _gib(4 * trained / shards)
-    optimizer = _gib((2 if eight_bit and devices == 1 else 8) * trained / shards)
+    optimizer = _gib((2 if grpo.optimizer == "adamw8bit" else 8) * trained / shards)
     sampler = _gib(NF4_BYTES * g.linear + 2 * (g.weights - g.linear) if mode == "qlora" else 2 * g.weights)
 
     room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
     state = weights + gradients + optimizer
-    window = agent.chunk_tokens + agent.memory_tokens + max(agent.memory_tokens, agent.final_tokens) + 1024
+    window = window_of(agent)
     wanted = max(grpo.tasks_per_step) * grpo.group_size // devices or 1
     wanted = min(wanted, grpo.in_flight)
     one_turn = _gib(window * g.kv_bytes)
@@ -249,9 +257,7 @@ LINES = {
 }
 
 
-def show(
-    model: str, gpu_gib: float, devices: int, card: str, sections: int, eight_bit: bool, grpo: GRPOConfig, agent: AgentConfig
-) -> None:
+def show(model: str, gpu_gib: float, devices: int, card: str, sections: int, grpo: GRPOConfig, agent: AgentConfig) -> None:
     """Print what fits, one line a mode, and the formulas."""
     from rich.table import Table
 
@@ -264,9 +270,8 @@ def show(
         f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.chunk_tokens:,} tokens, "
         f"memories of {agent.memory_tokens}, layout {agent.layout}."
     )
-    rank = grpo.lora_rank or 32
-    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card, eight_bit, rank) for mode in MODES]
-    table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {rank}", "full")
+    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card) for mode in MODES]
+    table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {grpo.lora_rank or 32}", "full")
     table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
     for number, (line, value) in enumerate(LINES.items()):
         table.add_row(line, *(value(p) if p.fits or number < 5 else "" for p in plans))

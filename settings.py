@@ -28,7 +28,7 @@ EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships w
 # that has run out of memory; sums are then rounded in another order
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_trajectories", "device", "kv_gib", "gpu_share", "sleep"},
-    "grpo": {"steps", "micro_tokens", "in_flight", "recompute"},
+    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "agent": set(),
 }
 

@@ -6,6 +6,7 @@ Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import random
@@ -25,8 +26,8 @@ import worlds
 from data import Task
 from graders import score
 from grpo import GRPO, Tasks
-from memagent import AGENTS, TEMPLATES, AgentConfig
-from models import load_model, merged, with_lora
+from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
+from models import inner, load_model, merged, with_lora
 from rollout import Engine, seed_of
 from runs import Keeper, StepCSV, read_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
@@ -104,20 +105,17 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
         model = with_lora(model, config)
     elif config.kl:
         reference = copy.deepcopy(model).requires_grad_(False)
-    lm = model.get_base_model() if config.lora_rank else model
-    engine = open_engine(run, config, agent_config, lm, codec)
+    engine = engine_for(run, config, agent_config, inner(model), codec)
     return GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference)
 
 
-def open_engine(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, model, codec: Codec) -> Engine:
+def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, model, codec: Codec) -> Engine:
     """What samples for the trainer of `model`."""
     if run.engine == "transformers":
         return TransformersEngine(model, codec, max_rows=config.in_flight)
     from colocated import ColocatedEngine
 
-    agent = agent_config
-    window = run.engine_window or agent.chunk_tokens + agent.memory_tokens + max(agent.memory_tokens, agent.final_tokens) + 1024
-    window = min(window, model.config.max_position_embeddings)
+    window = min(run.engine_window or window_of(agent_config), model.config.max_position_embeddings)
     kv_gib = run.kv_gib or (0.0 if model.device.type == "cuda" else 1.0)
     return ColocatedEngine(
         run.model or EMBEDDED, codec, window, config.in_flight, kv_gib, run.gpu_share, str(model.dtype).removeprefix("torch."),
@@ -159,41 +157,40 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
         which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
         raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
     module = build(run, config, agent_config)
-    module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    start = read_checkpoint(checkpoint, module) if checkpoint.exists() else 0
-    if start > config.steps:
-        raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
-    try:
-        folder.mkdir(parents=True, exist_ok=resume)
-    except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
-    settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
-    if start < config.steps:
-        keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
-        trainer = lightning.Trainer(
-            accelerator="cpu" if module.model.device.type == "cpu" else "auto",
-            devices=1,
-            max_epochs=1,
-            logger=[
-                StepCSV(folder / "metrics.csv", start),
-                TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-            ],
-            callbacks=[keeper, *callbacks],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+    with contextlib.closing(module.engine):
+        module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
+        checkpoint = folder / "checkpoints" / "last.ckpt"
+        start = read_checkpoint(checkpoint, module) if checkpoint.exists() else 0
+        if start > config.steps:
+            raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
         try:
-            trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
-        except UserError:
-            module.engine.close()
-            if not resume and not module.done_steps:  # nothing was learnt: only the mistake would be left
-                shutil.rmtree(folder)
-            raise
-        if module.done_steps != config.steps:
-            raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
-    module.engine.close()
+            folder.mkdir(parents=True, exist_ok=resume)
+        except OSError as error:
+            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+        if start < config.steps:
+            keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
+            trainer = lightning.Trainer(
+                accelerator="cpu" if module.model.device.type == "cpu" else "auto",
+                devices=1,
+                max_epochs=1,
+                logger=[
+                    StepCSV(folder / "metrics.csv", start),
+                    TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+                ],
+                callbacks=[keeper, *callbacks],
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            try:
+                trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
+            except UserError:
+                if not resume and not module.done_steps:  # nothing was learnt: only the mistake would be left
+                    shutil.rmtree(folder)
+                raise
+            if module.done_steps != config.steps:
+                raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
     export(module, folder / "model")
     return folder
 

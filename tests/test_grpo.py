@@ -424,15 +424,17 @@ def test_sampler_logprobs_equal_the_trainers_before_and_after_an_update(policy, 
     assert grpo.metrics["trained_rows"] > 0 and 0 < max(mismatches) < 1e-5
 
 
+@pytest.mark.parametrize("updates", [1, 3])
 @pytest.mark.parametrize("reward", [by_tokens, lambda t: 1.0])
-def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward):
+def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward, updates):
     """An engine that never takes the trainer's weights over, with a signal and without."""
 
     class Stale(TransformersEngine):
         def awake(self, policy=None):
             return super().awake()
 
-    grpo = module(policy, codec, replace(CONFIG, lr=1e-3, warmup=0, max_mismatch=0.0), reward=reward)
+    config = replace(CONFIG, lr=1e-3, warmup=0, max_mismatch=0.0, updates_per_rollout=updates)
+    grpo = module(policy, codec, config, reward=reward)
     grpo.engine = Stale(copy.deepcopy(policy), codec)
     grpo.optimizer = grpo.configure_optimizers()
     grpo.training_step(None, 0)
@@ -463,6 +465,26 @@ def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
     assert trained(old - apart) == pytest.approx([1] * 6)
     assert trained(old - 1.2 * apart) == pytest.approx([0, 0, 1, 1, 1, 1])
     assert trained(old + 1.2 * apart) == pytest.approx([0, 0, 1, 1, 1, 1])
+
+
+def test_an_update_says_which_turn_a_token_is_of(policy, codec):
+    """A sampler that is off by 1 in every second turn: these turns alone are left out, in batches of any size."""
+    jobs = [(task, g) for task in World().batch(0, 0, 2) for g in range(4)]
+    done = list(rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling()))
+    rows = [Row(t.prompt_ids, t.response_ids, t.logprobs, 1.0) for trajectory in done for t in trajectory.turns]
+    off = [replace(r, sampler=[x - 1 for x in r.sampler]) if i % 2 else r for i, r in enumerate(rows)]
+    found = []
+    for importance, changed in (
+        ("mask_turn", off),
+        ("none", [replace(r, advantage=float(i % 2 == 0)) for i, r in enumerate(rows)]),
+    ):
+        for micro_tokens in (16384, 150):
+            model = copy.deepcopy(policy)
+            grpo = module(model, codec, replace(CONFIG, importance=importance, micro_tokens=micro_tokens, grad_clip=1e9))
+            grpo.optimizer.zero_grad = lambda: None
+            grpo.update(changed)
+            found.append(gradient(model))
+    assert all(close(g, found[0]) for g in found) and found[0].abs().max() > 0
 
 
 def test_every_step_says_what_was_read_shared_and_computed(policy, codec):

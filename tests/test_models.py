@@ -115,6 +115,8 @@ def test_adapters_stand_where_they_are_asked_for(folder):
     assert {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad} == {"q_proj", "v_proj"}
     everywhere = with_lora(load_model(folder, device="cpu"), LORA)
     assert len({name.split(".")[-4] for name, p in everywhere.named_parameters() if p.requires_grad}) == 7
+    with pytest.raises(UserError, match="cannot name the lm_head"):
+        with_lora(load_model(folder, device="cpu"), replace(LORA, lora_targets="q_proj,lm_head"))
     with pytest.raises(UserError, match="its linear layers are down_proj"):
         with_lora(load_model(folder, device="cpu"), replace(LORA, lora_targets="wq"))
 

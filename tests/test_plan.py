@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_plan_never_takes_more_than_the_card_and_grows_with_it(mode):
         if mode != "qlora":  # whose weights are on every rank
             two = plan(g, mode, 288, 2, GRPO, AGENT)
             assert two.weights == pytest.approx(before.weights / 2) and two.rollout_s < before.rollout_s
+
+
+def test_eight_bits_of_optimizer_and_the_rank_are_counted():
+    usual, eight, wide = (
+        plan(FOUR, "lora", 80, 1, replace(GRPO, **c), AGENT) for c in ({}, {"optimizer": "adamw8bit"}, {"lora_rank": 64})
+    )
+    assert eight.optimizer == pytest.approx(usual.optimizer / 4) and wide.optimizer == pytest.approx(2 * usual.optimizer)
+    with pytest.raises(UserError, match="one GPU"):
+        plan(FOUR, "full", 80, 2, replace(GRPO, optimizer="adamw8bit"), AGENT)
 
 
 def test_levels_of_sleep_follow_from_the_room():

@@ -124,6 +124,23 @@ def test_killed_at_every_step_boundary(model, tmp_path):
     assert_same(outcome(train.train(run, GRPO, base.AGENT, resume=True)), expected)  # a finished run stays as it is
 
 
+def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypatch):
+    """vLLM's next engine in the process would be refused otherwise, and its adapters would stay in shared memory."""
+    closed = []
+    monkeypatch.setattr(train.TransformersEngine, "close", lambda self: closed.append(self))
+
+    class Fail(train.lightning.Callback):
+        def on_train_batch_end(self, *_):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=2), base.AGENT, callbacks=[Fail()])
+    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), base.AGENT)
+    with pytest.raises(UserError, match="has done 2 steps"):
+        train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=1), base.AGENT, resume=True)
+    assert len(closed) == 3
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path, lora_rank):
     folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=2, warmup=0, lora_rank=lora_rank), base.AGENT)
