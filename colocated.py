@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 
 from memagent import Finish, Prompt, Turn
+from ranks import whole, world
 from rollout import Sampling, refusal
 from text import Codec, UserError
 
@@ -81,7 +83,8 @@ def import_vllm():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # or half a minute is spent on compiling at the first prompt
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
-        with undone():
+        with undone(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its own affairs
             import vllm
     except ImportError as error:
         raise UserError(f"The engine vllm is not installed ({error}); README, section Engines, says how.") from error
@@ -125,13 +128,14 @@ class ColocatedEngine:
             "dtype": dtype, "max_model_len": window, "max_num_seqs": rows, "skip_tokenizer_init": True, "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "trust_remote_code": trust_remote_code,
             "max_num_batched_tokens": max(4096, min(window, 16384)), "gpu_memory_utilization": share,
-            "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
+            "kv_cache_memory_bytes": int(kv_gib * 2**30) or None, "use_tqdm_on_load": False,
         }  # fmt: skip
+        if world() > 1:  # each rank has an engine of its own; vLLM wants to know who has started them
+            settings |= {"distributed_executor_backend": "external_launcher"}
         if lora_rank:
             settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in RANKS if r >= lora_rank)}
         # a CPU build refuses sleep mode: there the calls and their order are the same, and nothing is given up
         settings |= {"enable_sleep_mode": sleep != "never"} if on_gpu else {"enforce_eager": True, "block_size": 32}
-        self._in_group = torch.distributed.is_initialized()  # the trainer's: then it is not vLLM's to end
         with undone():
             self._engine = vllm.LLM(str(model), **settings).llm_engine
         ColocatedEngine._open = self
@@ -214,13 +218,14 @@ class ColocatedEngine:
         """Bring the policy's weights: its adapters as files in shared memory, loaded in place of the old ones and never merged, or every
         parameter by name. Cached prefixes are those of the old weights until `forget`."""
         if not self.lora_rank:
-            names = ((name, p.full_tensor() if hasattr(p, "full_tensor") else p.detach()) for name, p in policy.named_parameters())
+            names = ((name, whole(p)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
             return
         if self._folder is None:
             shared = Path("/dev/shm")
             self._folder = Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if os.access(shared, os.W_OK) else None))
-        policy.save_pretrained(self._folder, save_embedding_layers=False)
+        weights = {name: whole(p) for name, p in policy.named_parameters() if p.requires_grad}
+        policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=weights)
         self._engine.add_lora(self._lora_request("policy", 1, str(self._folder), load_inplace=True))
         self._adapter = self._lora_request("policy", 1, str(self._folder))
 
@@ -248,10 +253,10 @@ class ColocatedEngine:
             self._engine.wake_up(tags=[what])
 
     def close(self) -> None:
-        """End the engine. In a process group of the trainer's it only gives up the adapters' folder: vLLM would end the group too."""
+        """End the engine, and with it the process group, the trainer's too: vLLM makes no difference."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        if ColocatedEngine._open is self and not self._in_group:
+        if ColocatedEngine._open is self:
             self._engine.engine_core.shutdown()
             ColocatedEngine._open = None

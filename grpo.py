@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Protocol
 
 import lightning
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import ranks
 from data import Task
 from graders import strip_thinking
 from memagent import Agent, AgentConfig, Finish, Group, Trajectory
@@ -61,19 +64,19 @@ class Row:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[Row]:
-    """The rows of all groups that carry a signal, in the order of groups, trajectories and turns.
+def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1) -> list[Row]:
+    """The rows of all groups that carry a signal, in the order of groups, trajectories and turns. These are the groups rank, rank + world,
+    ... of the step's.
 
     Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline. The rare outcome of
     a group (the one failure among successes, or the one success) has the larger advantages; its trajectories are never thinned out.
     """
     rows = []
-    number = 0
-    for group in groups:
+    for place, group in enumerate(groups):
         advantage = advantages([t.reward for t in group.trajectories], config.normalisation)
         usual = sum(map(abs, advantage)) / len(advantage) * (1 + 1e-9)
-        for a, trajectory in zip(advantage, group.trajectories, strict=True):
-            number += 1
+        first = (rank + place * world) * config.group_size
+        for number, (a, trajectory) in enumerate(zip(advantage, group.trajectories, strict=True), first):
             turns = [t for t in trajectory.turns if t.response_ids]
             if not group.signal or not turns:
                 continue
@@ -86,7 +89,7 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0) -> list[
                 draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
                 chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
                 turns, weight = [t for t in turns if t.prompt.final or id(t) in chosen], len(updates) / k
-            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number - 1) for t in turns]
+            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number) for t in turns]
     return rows
 
 
@@ -140,27 +143,41 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     return torch.cat(parts)[put(back[again])]
 
 
+def score(model, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
+    """`logprobs`, for a model whose weights are in shards too."""
+    return (model.logprobs if hasattr(model, "logprobs") else partial(logprobs, model))(batch, temperature)
+
+
 def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
     """How far the sampler's log-probs of each response token are from `logps` [rows][response ids]."""
     return [abs(a - b) for row, ours in zip(rows, logps, strict=True) for a, b in zip(row.sampler, ours, strict=True)]
+
+
+def spread(apart: Sequence[float]) -> tuple[float, float]:
+    """Mean and largest of such differences, of all ranks'."""
+    n = ranks.total({"sum": sum(apart), "n": len(apart)})
+    return n["sum"] / max(1.0, n["n"]), ranks.most(max(apart, default=0.0))
 
 
 # ---------------------------------------------------------------- the loss
 
 
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
-    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update.
+    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update, those of other ranks
+    included.
 
     A row that stands for several (`turns_per_trajectory`) counts as so many in the normaliser too.
     """
-    tokens = sum(r.weight * len(r.response_ids) for r in rows)
-    turns = sum(r.weight for r in rows)
-    trajectories = len({r.trajectory for r in rows})
+    n = ranks.total({
+        "tokens": sum(r.weight * len(r.response_ids) for r in rows),
+        "turns": sum(r.weight for r in rows),
+        "trajectories": len({r.trajectory for r in rows}),
+    })  # fmt: skip
     per_row = {
-        "token_mean": lambda r: 1 / tokens,
-        "row_mean": lambda r: 1 / (len(r.response_ids) * trajectories),
-        "turn_mean": lambda r: 1 / (len(r.response_ids) * turns),
-        "constant": lambda r: 1 / (final_tokens * turns),
+        "token_mean": lambda r: 1 / n["tokens"],
+        "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
+        "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
+        "constant": lambda r: 1 / (final_tokens * n["turns"]),
     }[config.aggregation]
     return [r.weight * per_row(r) for r in rows]
 
@@ -202,7 +219,7 @@ def policy_loss(
         "clipped": (weight * clipped).sum().detach(),
         "mismatch_kl": (weight * (mismatch - 1 - (old - sampler))).sum().detach(),
         "mismatch": (old - sampler).abs().max().detach(),
-        "mismatch_sum": (old - sampler).abs().sum().detach(),
+        "apart": (old - sampler).abs().sum().detach(),
     }
     if reference is not None:
         d = (reference - logp).clamp(-20, 20)  # against overflow: past 10 the estimate is clamped anyway
@@ -254,25 +271,29 @@ class GRPO(lightning.LightningModule):
         config: GRPOConfig,
         agent_config: AgentConfig,
         reference=None,
+        shards: bool = False,
+        mixed: bool = False,
     ):
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config = model, config
         self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
+        self.shards, self.mixed = shards, mixed  # the weights are to be sharded; computed with in bfloat16
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
         self.groups: list[Group] = []
+        self.validation: list[Task] = []
 
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
         start, counted = time.perf_counter(), self.engine.counts()
         with self.engine.awake(self.model):
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
-        rolled = time.perf_counter()
-        rows = rows_of(self.groups, config, seed=seed_of(config.seed, step))
-        self.metrics = self.describe(rows) | {name: n - counted[name] for name, n in self.engine.counts().items()}
-        if rows:
+        rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
+        self.metrics = self.describe(rows, {name: n - counted[name] for name, n in self.engine.counts().items()})
+        rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
+        if self.metrics["trained_rows"]:
             self.update(rows)
         else:
             self.prove()
@@ -301,11 +322,12 @@ class GRPO(lightning.LightningModule):
         return self.at_level(self.config.temperature)
 
     def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
-        """G trajectories of each task, graded."""
+        """G trajectories of each task of this rank's share, graded."""
         config = self.config
-        groups = {task.id: Group(task, []) for task in tasks}
-        if len(groups) < len(tasks):
+        if len({task.id for task in tasks}) < len(tasks):
             raise UserError("Two tasks of one step have the same id; ids must be unique.")
+        tasks = tasks[ranks.rank() :: ranks.world()]
+        groups = {task.id: Group(task, []) for task in tasks}
         jobs = ((task, g) for task in tasks for g in range(config.group_size))
         sampling = Sampling(self.temperature, config.top_p)
         for trajectory in rollout(
@@ -316,66 +338,88 @@ class GRPO(lightning.LightningModule):
         for group in groups.values():  # trajectories finish in any order: nothing may depend on it
             group.trajectories.sort(key=lambda t: t.sample)
         errors = [t.error for group in groups.values() for t in group.trajectories]
-        if all(errors):
+        if not ranks.total({"right": sum(not error for error in errors)})["right"]:
             raise UserError(f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}.")
         return list(groups.values())
 
     def update(self, rows: list[Row]) -> None:
-        """One or several optimizer steps on the rows of a rollout."""
+        """One or several optimizer steps on the rows of a rollout: this rank's, and in step with it those of the others."""
         config, model = self.config, inner(self.model)
         recompute(model, config.recompute)
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.done_steps)
-        n = min(config.updates_per_rollout, len({r.trajectory for r in rows}))
-        ids = sorted({r.trajectory for r in rows})
+        ids = sorted(set().union(*ranks.everywhere({r.trajectory for r in rows})))
+        n = min(config.updates_per_rollout, len(ids))
         part_of = {t: i * n // len(ids) for i, t in enumerate(ids)}  # whole trajectories, in order
         parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
         # with several updates the old log-probs are the trainer's own, from before the first one
         olds = [self.frozen(part, model) if n > 1 else None for part in parts]
         if n > 1:
-            self.check_mismatch([x for part, old in zip(parts, olds, strict=True) for x in differences(part, old)])
-        totals: dict[str, float] = {}
+            self.check_mismatch(spread([x for part, old in zip(parts, olds, strict=True) for x in differences(part, old)])[0])
+        metrics = dict.fromkeys(UPDATE_METRICS, 0.0)
         for part, old in zip(parts, olds, strict=True):
-            weights = token_weights(part, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
-            total = sum(w * len(r.response_ids) for w, r in zip(weights, part, strict=True))
-            reference = self.reference_logprobs(part) if config.kl else None
-            apart = 0.0  # sampler and trainer, sum over the tokens
-            for batch in pack(part, config.micro_tokens, self.cost):
-                totals["computed_tokens"] = totals.get("computed_tokens", 0) + len(batch.trie)
-                logp = logprobs(model, batch, self.temperature)
-
-                def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
-                    return torch.tensor([v for i in index for v in values(i)], device=like.device)
-
-                loss, stats = policy_loss(
-                    logp,
-                    flat(old.__getitem__) if old else logp.detach(),
-                    flat(lambda i: part[i].sampler),  # noqa: B023
-                    flat(lambda i: [part[i].advantage] * len(part[i].response_ids)),  # noqa: B023
-                    flat(lambda i: [weights[i]] * len(part[i].response_ids)),  # noqa: B023
-                    config,
-                    flat(reference.__getitem__) if reference else None,
-                    flat(lambda i: [i] * len(part[i].response_ids)),  # noqa: B023
-                )
-                self.manual_backward(loss)
-                totals["mismatch"] = max(totals.get("mismatch", 0.0), stats.pop("mismatch").item())
-                apart += stats.pop("mismatch_sum").item()
-                totals["loss"] = totals.get("loss", 0.0) + loss.item() / n
-                for name, value in stats.items():
-                    totals[name] = totals.get(name, 0.0) + value.item() / total / n
-            apart /= sum(len(r.response_ids) for r in part)
+            sums = self.gradient(part, old)
+            apart = sums["apart"] / sums["tokens"]
             if n == 1:
-                self.check_mismatch([apart])
-            totals["mismatch_mean"] = totals.get("mismatch_mean", 0.0) + apart / n
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item()
+                self.check_mismatch(apart)
+            norm = ranks.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)).item()
             if math.isfinite(norm):
                 optimizer.step()
             optimizer.zero_grad()
-            totals["grad_norm"] = totals.get("grad_norm", 0.0) + norm / n
-            totals["skipped_updates"] = totals.get("skipped_updates", 0.0) + (not math.isfinite(norm))
-        totals["share_saved"] = 1 - totals["computed_tokens"] / sum(map(len, rows))
-        self.metrics |= totals
+            means = {name: sums[name] / sums["weight"] for name in ("ratio", "clipped", "mismatch_kl", "kl")}
+            for name, value in (means | {"loss": sums["loss"], "mismatch_mean": apart, "grad_norm": norm}).items():
+                metrics[name] += value / n
+            metrics["mismatch"] = max(metrics["mismatch"], sums["mismatch"])
+            metrics["computed_tokens"] += sums["computed_tokens"]
+            metrics["skipped_updates"] += not math.isfinite(norm)
+        metrics["share_saved"] = 1 - metrics["computed_tokens"] / ranks.total({"": sum(map(len, rows))})[""]
+        self.metrics |= metrics
+
+    def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
+        """Add the gradient of the loss to the parameters', pass by pass; returns what `policy_loss` and we count, over all ranks."""
+        config, model = self.config, inner(self.model)
+        weights = token_weights(rows, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
+        reference = self.reference_logprobs(rows) if config.kl else None
+        sums = dict.fromkeys(("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0)
+        sums["tokens"] = sum(len(r.response_ids) for r in rows)
+        sums["weight"] = sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True))
+        worst = 0.0
+        for batch in self.passes(rows):
+            logp = score(model, batch, self.temperature)
+            if not batch.index:  # another rank still has rows
+                self.manual_backward(0.0 * logp.sum())
+                continue
+            sums["computed_tokens"] += len(batch.trie)
+
+            def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
+                return torch.tensor([v for i in index for v in values(i)], device=like.device)
+
+            loss, stats = policy_loss(
+                logp,
+                flat(old.__getitem__) if old else logp.detach(),
+                flat(lambda i: rows[i].sampler),
+                flat(lambda i: [rows[i].advantage] * len(rows[i].response_ids)),
+                flat(lambda i: [weights[i]] * len(rows[i].response_ids)),
+                config,
+                flat(reference.__getitem__) if reference else None,
+                flat(lambda i: [i] * len(rows[i].response_ids)),
+            )
+            self.manual_backward(loss * ranks.world())  # of the ranks' gradients the mean is taken
+            worst = max(worst, stats.pop("mismatch").item())
+            for name, value in (stats | {"loss": loss}).items():
+                sums[name] += value.item()
+        return ranks.total(sums) | {"mismatch": ranks.most(worst)}
+
+    def passes(self, rows: list[Row]) -> Iterator[Batch]:
+        """The tries that some rows go through the model as: as many on every rank, because in each pass all give their shards of the
+        weights. A rank that has fewer ends with empty ones."""
+        batches = list(pack(rows, self.config.micro_tokens, self.cost))
+        n = int(ranks.most(len(batches)))  # before the first one is computed with
+        (nothing,) = pack([Row([0], [0], [])], 2)
+        nothing.index = []
+        yield from batches
+        yield from repeat(nothing, n - len(batches))
 
     def prove(self) -> None:
         """A step without signal shows, too, that the sampler had the trainer's weights: on its first turns, as many as one pass takes."""
@@ -385,16 +429,14 @@ class GRPO(lightning.LightningModule):
             if rows and tokens > self.config.micro_tokens:
                 break
             rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs))
-        if not rows:
-            return
-        apart = differences(rows, self.frozen(rows, inner(self.model)))
-        self.metrics |= {"mismatch": max(apart), "mismatch_mean": sum(apart) / len(apart)}
-        self.check_mismatch(apart)
+        mean, worst = spread(differences(rows, self.frozen(rows, inner(self.model))))
+        self.metrics |= {"mismatch": worst, "mismatch_mean": mean}
+        self.check_mismatch(mean)
 
-    def check_mismatch(self, apart: Sequence[float]) -> None:
+    def check_mismatch(self, mean: float) -> None:
         """UserError if the sampler's log-probs are further from the trainer's, on average, than rounding explains."""
-        config, mean = self.config, sum(apart) / len(apart)
-        full = inner(self.model).dtype == torch.float32
+        config = self.config
+        full = inner(self.model).dtype == torch.float32 and not self.mixed
         allowed = config.max_mismatch or (1e-3 if full else 0.02)
         if config.top_p == 1 and not mean <= allowed:
             raise UserError(
@@ -406,10 +448,10 @@ class GRPO(lightning.LightningModule):
     def frozen(self, rows: list[Row], model) -> list[list[float]]:
         """Log-probs of every row under a model, without gradient: [rows][response ids]."""
         out: list[list[float]] = [[]] * len(rows)
-        for batch in pack(rows, self.config.micro_tokens, self.cost):
-            flat = logprobs(model, batch, self.temperature)
+        for batch in self.passes(rows):
+            flat = score(model, batch, self.temperature)
             sizes = [len(rows[i].response_ids) for i in batch.index]
-            for i, part in zip(batch.index, flat.split(sizes), strict=True):
+            for i, part in zip(batch.index, flat.split(sizes) if sizes else (), strict=True):
                 out[i] = part.tolist()
         return out
 
@@ -420,31 +462,62 @@ class GRPO(lightning.LightningModule):
                 return self.frozen(rows, inner(self.model))
         return self.frozen(rows, self.reference[0])
 
-    def describe(self, rows: list[Row]) -> dict[str, float]:
-        """What happened in this rollout, as numbers."""
+    def validate(self) -> dict[str, float]:
+        """Mean reward of greedy answers to the validation tasks, each rank's share of them, and how many."""
+        sampling, config = Sampling(0.0), self.config
+        with self.engine.awake(self.model):
+            jobs = ((task, 0) for task in self.validation[ranks.rank() :: ranks.world()])
+            done = list(rollout(self.engine, self.agent, jobs, self.agent_config, sampling, config.seed, config.in_flight))
+        n = ranks.total({"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)})
+        return {"score": n["score"] / n["n"], "n": int(n["n"])}
+
+    def describe(self, rows: list[Row], counted: dict[str, int]) -> dict[str, float]:
+        """What happened in this rollout, as numbers: means and sums over all ranks. counted: the engine's tokens."""
         trajectories = [t for group in self.groups for t in group.trajectories]
         updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
-        n, u = len(trajectories), max(1, len(updates))
-        rewards = [t.reward for t in trajectories]
         sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
-        return {
-            "step": self.done_steps,
-            "level": self.level,
-            "reward": sum(rewards) / n,
-            "groups_without_signal": sum(not g.signal for g in self.groups) / len(self.groups),
-            "failed": sum(bool(t.error) for t in trajectories) / n,
-            "turns": sum(len(t.turns) for t in trajectories) / n,
-            "memory_tokens": sum(len(t.response_ids) for t in updates) / u,
-            "memory_cut": sum(t.finish is Finish.LENGTH for t in updates) / u,
-            "memory_empty": sum(not strip_thinking(t.response).strip() for t in updates) / u,
+        n = ranks.total({
+            "trajectories": len(trajectories),
+            "groups": len(self.groups),
+            "reward": sum(t.reward for t in trajectories),
+            "groups_without_signal": sum(not g.signal for g in self.groups),
+            "failed": sum(bool(t.error) for t in trajectories),
+            "turns": sum(len(t.turns) for t in trajectories),
+            "updates": len(updates),
+            "memory_tokens": sum(len(t.response_ids) for t in updates),
+            "memory_cut": sum(t.finish is Finish.LENGTH for t in updates),
+            "memory_empty": sum(not strip_thinking(t.response).strip() for t in updates),
             "read_tokens": sum(len(turn.prompt_ids) for t in trajectories for turn in t.turns),
             "written_tokens": len(sampled),
-            "surprisal": -sum(sampled) / max(1, len(sampled)),  # of the sampled tokens: an estimate of the entropy
+            "surprisal": -sum(sampled),
             "trained_rows": len(rows),
             "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
-            "lr": self.rate(self.done_steps),
-        } | dict.fromkeys(UPDATE_METRICS, 0.0)
+            **counted,
+        })  # fmt: skip
+        each, update = n["trajectories"], max(1, n["updates"])
+        return (
+            {
+                "step": self.done_steps,
+                "level": self.level,
+                "reward": n["reward"] / each,
+                "groups_without_signal": n["groups_without_signal"] / n["groups"],
+                "failed": n["failed"] / each,
+                "turns": n["turns"] / each,
+                "memory_tokens": n["memory_tokens"] / update,
+                "memory_cut": n["memory_cut"] / update,
+                "memory_empty": n["memory_empty"] / update,
+                "read_tokens": n["read_tokens"],
+                "written_tokens": n["written_tokens"],
+                "surprisal": n["surprisal"] / max(1, n["written_tokens"]),  # of the sampled tokens: an estimate of the entropy
+                "trained_rows": n["trained_rows"],
+                "turn_tokens": n["turn_tokens"],
+                "trained_tokens": n["trained_tokens"],
+                "lr": self.rate(self.done_steps),
+            }
+            | dict.fromkeys(UPDATE_METRICS, 0.0)
+            | {name: n[name] for name in counted}
+        )
 
     def on_gpu(self, update_s: float) -> dict[str, float]:
         """Utilisation of the update (MFU: matrix multiplications of the layers alone, of a card in PEAK_FLOPS) and peak memory; {} on a CPU."""
@@ -454,9 +527,9 @@ class GRPO(lightning.LightningModule):
         per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)  # a frozen weight has no gradient of its own
         name = torch.cuda.get_device_name(self.device)
         peak = next((flops for card, flops in PEAK_FLOPS.items() if card in name), math.nan)
-        peak_gib = torch.cuda.max_memory_allocated(self.device) / 2**30
+        peak_gib = ranks.most(torch.cuda.max_memory_allocated(self.device) / 2**30)
         torch.cuda.reset_peak_memory_stats(self.device)
-        return {"mfu": self.metrics["computed_tokens"] * per_token / update_s / peak, "peak_gib": peak_gib}
+        return {"mfu": self.metrics["computed_tokens"] * per_token / update_s / peak / ranks.world(), "peak_gib": peak_gib}
 
     def grow(self) -> None:
         """Longer tasks once the present ones are learnt."""
@@ -475,23 +548,17 @@ class GRPO(lightning.LightningModule):
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return optimizer_of(trained, config)
 
-    @property
-    def strict_loading(self) -> bool:  # Lightning's: whether a checkpoint must have all weights
-        return not self.config.lora_rank
+    def configure_model(self) -> None:
+        """Lightning's place for shards: the ranks know each other."""
+        if self.shards:
+            for model in filter(None, (self.model, *self.reference)):
+                ranks.shard(model, self.device_mesh["data_parallel"], self.mixed, logprobs=logprobs)
+            self.shards = False
 
     @property
-    def saved(self) -> set[str]:
-        """Names of the weights that a checkpoint holds: all, but of a policy with adapters only these. The others never change."""
-        return {name for name, p in self.named_parameters() if p.requires_grad} if self.config.lora_rank else set(self.state_dict())
-
-    def on_save_checkpoint(self, state: dict) -> None:
-        saved = self.saved
-        state["state_dict"] = {name: value for name, value in state["state_dict"].items() if name in saved}
-        state["memagent"] = {name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")}
-
-    def on_load_checkpoint(self, state: dict) -> None:
-        for name, value in state["memagent"].items():
-            setattr(self, name, value)
+    def counters(self) -> dict[str, float]:
+        """Its state beyond weights and optimizer."""
+        return {name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")}
 
 
 def recompute(model, on: bool) -> None:

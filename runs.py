@@ -1,13 +1,14 @@
 """Run folders: what a run leaves behind, written so that a run killed at any moment can go on from its last checkpoint.
 
 Holds: `record` (a trajectory as plain data), `Writer` (trajectories.jsonl.gz), `StepCSV` (metrics.csv), `Keeper` (all of them and the
-checkpoints), `read_checkpoint`, `summary`.
+checkpoints), `save_checkpoint`, `load_checkpoint`, `best`, `summary`.
 Leaves out: what is trained (grpo.py), what is measured (eval.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
     runs/NAME/config.yaml          resolved settings; `--config` replays it
               metrics.csv          one line per training step; tensorboard/ beside it
-              checkpoints/last.ckpt  weights, optimizer, counters, positions in the files beside it
+              checkpoints/step-20/  trained weights and optimizer in shards, counters, position in the file beside it
+              validation.csv       score on the validation tasks at each checkpoint
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
               model/               the export: loads with from_pretrained
               summary.json, report.html   of the training (`summary`), or of the evaluation (eval.py, report.py)
@@ -20,6 +21,7 @@ import csv
 import gzip
 import json
 import pickle
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +29,7 @@ import lightning
 import torch
 from lightning.pytorch.loggers.logger import Logger
 
+import ranks
 from memagent import Trajectory
 from text import UserError
 
@@ -62,7 +65,7 @@ def record(trajectory: Trajectory, step: int | None = None) -> dict:
 
 
 class Writer:
-    """trajectories.jsonl.gz: each call of `write` appends one gzip member, so that the file can be cut at any earlier `position`."""
+    """trajectories.jsonl.gz: each call of `write` appends gzip members, so that the file can be cut at any earlier `position`."""
 
     def __init__(self, path: Path, position: int = 0):
         self.path = path
@@ -70,11 +73,17 @@ class Writer:
             file.truncate(position)
         self.position = position
 
-    def write(self, trajectories: Iterable[Trajectory], step: int) -> None:
-        text = "".join(json.dumps(record(t, step), ensure_ascii=False) + "\n" for t in trajectories)
+    def write(self, parts: Iterable[bytes]) -> None:
+        """What `packed` gives, one part after the other."""
         with self.path.open("ab") as file:
-            file.write(gzip.compress(text.encode(), 5, mtime=0))
+            file.writelines(parts)
             self.position = file.tell()
+
+
+def packed(trajectories: Iterable[Trajectory], step: int) -> bytes:
+    """Lines of trajectories.jsonl.gz as one gzip member, so that such members can be joined and cut."""
+    text = "".join(json.dumps(record(t, step), ensure_ascii=False) + "\n" for t in trajectories)
+    return gzip.compress(text.encode(), 5, mtime=0)
 
 
 class StepCSV(Logger):
@@ -109,6 +118,7 @@ class StepCSV(Logger):
     def log_hyperparams(self, params, *args, **kwargs) -> None: ...
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        metrics = {name: int(x) if x == x // 1 else x for name, x in metrics.items()}  # counts are whole, summed over ranks too
         with self.path.open("a", newline="") as file:
             if self.columns is None:
                 self.columns = list(metrics)
@@ -117,65 +127,168 @@ class StepCSV(Logger):
 
 
 class Keeper(lightning.Callback):
-    """After each step: metrics to the loggers, trajectories to their file, now and then a checkpoint; the last step always gets one.
+    """After each step: metrics to the loggers, trajectories to their file, now and then a validation and a checkpoint; the last step always
+    gets both. Before the first step, the last checkpoint is loaded if there is one.
 
-    The checkpoint is written to a temporary file and renamed, after everything it counts on has been written.
+    A checkpoint is written after everything it counts on. Rank 0 writes what is not the weights.
     """
 
-    def __init__(self, folder: Path, save_every: int, keep_trajectories: int, steps: int):
-        self.last = folder / "checkpoints" / "last.ckpt"
-        self.trajectories = folder / "trajectories.jsonl.gz"
-        self.save_every, self.keep_trajectories, self.steps = save_every, keep_trajectories, steps
+    def __init__(
+        self, folder: Path, save_every: int, keep_trajectories: int, steps: int, keep_checkpoints: int = 1, begin=lambda: None
+    ):
+        self.folder, self.save_every, self.keep_trajectories, self.steps = folder, save_every, keep_trajectories, steps
+        self.keep_checkpoints, self.begin = keep_checkpoints, begin
         self.writer: Writer | None = None
-        self._position = 0
 
     def on_fit_start(self, trainer, module) -> None:
-        self.last.parent.mkdir(exist_ok=True)
-
-    def on_train_start(self, trainer, module) -> None:
-        self.writer = Writer(self.trajectories, self._position)
+        position = 0
+        if saved := checkpoints(self.folder):
+            state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
+            position = state.pop("position", 0)
+            for name, value in state.items():
+                setattr(module, name, value)
+        if ranks.rank() == 0:
+            self.begin()
+            self.writer = Writer(self.folder / "trajectories.jsonl.gz", position)
+            keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
+            if (path := self.folder / "validation.csv").exists():
+                _write_csv(path, keep)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         step = module.done_steps
         for logger in trainer.loggers:
             logger.log_metrics(module.metrics, step - 1)
         if self.keep_trajectories and (step - 1) % self.keep_trajectories == 0:
-            self.writer.write((t for group in module.groups for t in group.trajectories), step - 1)
+            parts = ranks.everywhere(packed((t for group in module.groups for t in group.trajectories), step - 1))
+            if self.writer:
+                self.writer.write(parts)
         if step % self.save_every == 0 or step == self.steps:
-            self.save(trainer)
+            if module.validation:
+                score = module.validate()
+                if ranks.rank() == 0:
+                    _write_csv(self.folder / "validation.csv", [*validations(self.folder), {"step": step} | score])
+                    for logger in trainer.loggers:
+                        if not isinstance(logger, StepCSV):
+                            logger.log_metrics({"validation": score["score"]}, step - 1)
+            self.save(module)
 
-    def save(self, trainer) -> None:
-        temporary = self.last.with_suffix(".tmp")
-        try:
-            trainer.save_checkpoint(temporary)
-        except (OSError, RuntimeError) as error:  # torch says with a RuntimeError that the disk is full
-            reason = str(error).strip().split("\n")[0]
-            raise UserError(f"{self.last} cannot be written, the one before it is kept; --resume when it can: {reason}") from error
-        temporary.replace(self.last)
-
-    def state_dict(self) -> dict:
-        return {"position": self.writer.position if self.writer else 0}
-
-    def load_state_dict(self, state: dict) -> None:
-        self._position = state["position"]
-
-    def on_load_checkpoint(self, trainer, module, checkpoint: dict) -> None:
-        # The module counts its steps itself. Lightning's own counters say after the last step that its loop is at its end: with them a
-        # finished run could not be given more steps.
-        checkpoint.pop("loops", None)
+    def save(self, module) -> None:
+        step = module.done_steps
+        path = self.folder / "checkpoints" / f"step-{step}"
+        state = module.counters | {"position": self.writer.position if self.writer else 0}
+        save_checkpoint(path, module.model, module.optimizers().optimizer, state)
+        if ranks.rank() == 0:
+            saved = checkpoints(self.folder)
+            keep = {*sorted(saved)[-self.keep_checkpoints :], best(self.folder)}
+            for number in set(saved) - keep:
+                shutil.rmtree(saved[number], ignore_errors=True)
 
 
-def read_checkpoint(path: Path, module: lightning.LightningModule) -> int:
-    """The weights of a checkpoint into the module; returns how many steps were done. UserError if it is damaged or another model's."""
+# ---------------------------------------------------------------- checkpoints
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run: steps done -> folder."""
+    found = (folder / "checkpoints").glob("step-*")
+    return {int(path.name.removeprefix("step-")): path for path in found}
+
+
+def done_steps(folder: Path) -> int:
+    """Steps of the last checkpoint, 0 without one."""
+    return max(checkpoints(folder), default=0)
+
+
+def validations(folder: Path) -> list[dict]:
+    """What was measured on the validation tasks: step, score, n."""
+    path = folder / "validation.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{"step": int(row["step"]), "score": float(row["score"]), "n": int(row["n"])} for row in csv.DictReader(file)]
+
+
+def _write_csv(path: Path, rows: list[dict]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", "score", "n"])
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(path)
+
+
+def best(folder: Path) -> int | None:
+    """The step with the best validation of those that there is a checkpoint of, the last of equals; None without any."""
+    saved = checkpoints(folder)
+    scores = [(row["score"], row["step"]) for row in validations(folder) if row["step"] in saved]
+    return max(scores)[1] if scores else None
+
+
+def _trained(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _alone(model) -> bool:
+    """Whether this process has all weights itself, and reads or writes a checkpoint without the others."""
+    return not any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def _optimizer_state(model, optimizer) -> dict:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+
+
+def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
+    """A folder with the trained weights, the optimizer's state and `state`, plain numbers: whole or not at all. Each rank writes its
+    shards; any number of ranks reads them. UserError, on all ranks, where it cannot be written."""
+    import torch.distributed.checkpoint as dcp
+
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-        if set(state["state_dict"]) != module.saved:
-            raise ValueError(f"its weights have other names, such as {min(set(state['state_dict']) ^ module.saved)}")
-        module.load_state_dict(state["state_dict"], strict=False)
-        return int(state["memagent"]["done_steps"])
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error).strip().split("\n")[0] or "it is empty"
-        raise UserError(f"{path} is damaged or is no checkpoint of this model, give another --name: {reason}") from error
+        if ranks.rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        ranks.barrier()
+        state_dict = {"weights": _trained(model), "optimizer": _optimizer_state(model, optimizer)}
+        dcp.save(state_dict, checkpoint_id=temporary, no_dist=_alone(model))
+        if ranks.rank() == 0:
+            (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
+    except (OSError, RuntimeError, dcp.CheckpointException) as error:  # torch says with a RuntimeError that the disk is full
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"{path} cannot be written, the one before it is kept; --resume when it can: {_reason(error)}.") from error
+    ranks.barrier()
+
+
+def load_checkpoint(path: Path, model, optimizer=None) -> dict:
+    """The weights, and the optimizer's state if one is given, into place; returns `state`. UserError if it is damaged or another model's."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict):
+            raise ValueError("state.json holds no names and numbers")
+        there = {name.removeprefix("weights.") for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata}
+        weights = _trained(model)
+        if other := {name for name in there if not name.startswith("optimizer.")} ^ set(weights):
+            raise ValueError(f"its weights have other names, such as {min(other)}")
+        dcp.load({"weights": weights}, checkpoint_id=path, no_dist=_alone(model))
+        if optimizer:
+            moments = {"optimizer": _optimizer_state(model, optimizer)}
+            dcp.load(moments, checkpoint_id=path, no_dist=_alone(model))
+            set_optimizer_state_dict(model, optimizer, moments["optimizer"], options=StateDictOptions(ignore_frozen_params=True))
+        return state
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError,
+            dcp.CheckpointException) as error:  # fmt: skip
+        raise UserError(f"{path} is damaged or is no checkpoint of this model, give another --name: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    failures = getattr(error, "failures", None)  # of the ranks: rank -> (exception, trace)
+    cause = next(iter(failures.values()))[0] if failures else error
+    return str(cause).strip().split("\n")[0].rstrip(".") or "it is empty"
 
 
 def summary(folder: Path, last: int = 10) -> dict:

@@ -27,7 +27,19 @@ EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships w
 # what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed at once may change, for a run
 # that has run out of memory; sums are then rounded in another order
 MAY_CHANGE = {
-    "run": {"name", "runs", "save_every", "keep_trajectories", "device", "kv_gib", "gpu_share", "sleep"},
+    "run": {
+        "name",
+        "runs",
+        "save_every",
+        "keep_checkpoints",
+        "keep_trajectories",
+        "device",
+        "kv_gib",
+        "gpu_share",
+        "sleep",
+        "devices",
+        "num_nodes",
+    },
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "agent": set(),
 }
@@ -211,10 +223,21 @@ class RunConfig:
     """the agent that is trained"""
     save_every: int = 20
     """steps between checkpoints; there is always one at the end"""
+    keep_checkpoints: int = 1
+    """checkpoints that are kept: so many of the last, and the best by validation"""
+    validation: str = ""
+    """tasks that are answered greedily at every checkpoint: a file, or world = generated English about facts that are not trained on"""
+    validation_n: int = 64
+    """how many of them"""
+    devices: int = 1
+    """GPUs, or processes on a CPU, that train together on shards of the weights (FSDP2); each rolls out its own share of a step's tasks"""
+    num_nodes: int = 1
+    """machines with so many devices each; start the command on all of them with torchrun"""
     keep_trajectories: int = 1
     """every how many steps all trajectories are written; 0 = never"""
     dtype: str = "auto"
-    """of the weights: float32, bfloat16; auto = float32 on a CPU and for full fine-tuning, else bfloat16"""
+    """float32, bfloat16, or mixed = weights and optimizer in float32, computing in bfloat16; auto = float32 on a CPU, on a GPU mixed for full
+    fine-tuning and bfloat16 under adapters"""
     device: str = "auto"
     """cpu, cuda or auto"""
     engine: str = "transformers"
@@ -237,9 +260,9 @@ class RunConfig:
         need(self, "engine_window kv_gib", *NOT_NEGATIVE)
         need(self, "gpu_share", lambda x: 0 < x < 1, "above 0 and below 1")
         need(self, "lengths", lambda n: n >= 1, "at least 1 section")
-        need(self, "save_every", *COUNT)
+        need(self, "save_every keep_checkpoints validation_n devices num_nodes", *COUNT)
         need(self, "keep_trajectories", *NOT_NEGATIVE)
-        need(self, "dtype", *DTYPE)
+        need(self, "dtype", *one_of("auto", "float32", "bfloat16", "mixed"))
         need(self, "device", *DEVICE)
 
 
@@ -436,7 +459,7 @@ def run_path(runs: str, name: str) -> Path:
 
 def begun(folder: Path) -> dict:
     """The settings that a run in this folder began with, {} if it was stopped before they were written: section -> fields."""
-    if not (folder / "config.yaml").exists() and not (folder / "checkpoints" / "last.ckpt").exists():
+    if not (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step-*")):
         return {}
     return load(folder / "config.yaml", run=RunConfig, grpo=GRPOConfig, agent=AgentConfig)
 

@@ -21,6 +21,7 @@ import torch
 
 from memagent import Finish, Prompt, Turn
 from models import inner
+from ranks import whole
 from rollout import Sampling, refusal
 from text import Codec, UserError
 from trie import Cost, Segment, Trie, buckets, common, forward, minus_inf, outputs_of, sdpa, side_by_side, split, take
@@ -201,13 +202,13 @@ class TransformersEngine:
     It uses `model.model` and `model.lm_head` themselves (only rows that are sampled from reach the lm_head), and so does the trainer. A
     model whose logits are not what that gives (scaled, capped, cut to a sliding window) is refused with a `UserError`.
 
-    max_rows: most turns in flight. max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
+    copy: the model is a copy of the trainer's, whose weights are in shards or of another type. max_rows: most turns in flight. max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
     """
 
     def __init__(
-        self, model, codec: Codec, max_rows: int = 256, max_cache_tokens: int = 1 << 18, max_prefill_tokens: int = 1 << 14
-    ):
-        self.model, self.codec = model, codec
+        self, model, codec: Codec, max_rows: int = 256, max_cache_tokens: int = 1 << 18, max_prefill_tokens: int = 1 << 14, copy: bool = False,
+    ):  # fmt: skip
+        self.model, self.codec, self.copy = model, codec, copy
         self.max_rows, self.max_cache_tokens, self.max_prefill_tokens = max_rows, max_cache_tokens, max_prefill_tokens
         config = model.config
         self.window: int = getattr(config, "max_position_embeddings", 0)
@@ -451,12 +452,22 @@ class TransformersEngine:
         return done
 
     def awake(self, policy=None) -> AbstractContextManager:
-        """The weights are shared: nothing to copy. What finished turns have left in the cache is given up."""
+        """The weights are shared, nothing is copied; or, if the model is a copy of its own, it takes over those that are trained. What
+        finished turns have left in the cache is given up."""
         if policy is not None:
             if inner(policy) is not self.model:
-                raise UserError("The transformers engine samples from the trainer's own model; it cannot take over another one.")
+                self._take_over(inner(policy))
             self._forget()
         return nullcontext()
+
+    @torch.no_grad()
+    def _take_over(self, policy) -> None:
+        if not self.copy:
+            raise UserError("The transformers engine samples from the trainer's own model; it cannot take over another one.")
+        own = dict(self.model.named_parameters())
+        for name, p in policy.named_parameters():
+            if p.requires_grad:
+                own[name].copy_(whole(p))
 
     def counts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")}

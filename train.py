@@ -19,8 +19,10 @@ from pathlib import Path
 import lightning
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 import data
+import ranks
 import settings
 import worlds
 from data import Task
@@ -29,7 +31,7 @@ from grpo import GRPO, Tasks
 from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
 from models import inner, load_model, merged, with_lora
 from rollout import Engine, seed_of
-from runs import Keeper, StepCSV, read_checkpoint
+from runs import Keeper, StepCSV, checkpoints, done_steps, load_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from slots import TransformersEngine
 from text import Codec, UserError
@@ -85,41 +87,101 @@ class Steps:
         yield from range(self.module.done_steps, self.module.config.steps)
 
 
-def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
-    """Model, engine, tasks and module, before anything is written."""
+def on_gpu(run: RunConfig) -> bool:
+    return run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
+
+
+def dtype_of(run: RunConfig, config: GRPOConfig) -> str:
+    """float32, bfloat16 or mixed, where the setting is auto."""
+    if run.dtype != "auto":
+        return run.dtype
+    return "float32" if not on_gpu(run) else "bfloat16" if config.lora_rank else "mixed"
+
+
+def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
+    return WorldTasks(run.lengths, run.kinds, config.seed) if run.data == "world" else FileTasks(data.read(run.data), config.seed)
+
+
+def validation_of(run: RunConfig) -> list[Task]:
+    """The tasks that a policy is validated on; of generated English the longest documents, about facts of the dev split."""
+    if run.validation != "world":
+        return data.read(run.validation)[: run.validation_n] if run.validation else []
+    each = -(-run.validation_n // len(run.kinds))
+    made = [task for kind in run.kinds for task in worlds.make_tasks(0, each, run.lengths[-1], kind, split="dev")]
+    return made[: run.validation_n]
+
+
+def policy_of(run: RunConfig, config: GRPOConfig, device: str = ""):
+    """The untrained policy: a causal LM, in a peft model if it has adapters."""
+    dtype = dtype_of(run, config)
+    dtype = "float32" if dtype == "mixed" else dtype
+    model = load_model(run.model or EMBEDDED, dtype, device or run.device, run.trust_remote_code, config.quantise)
+    return with_lora(model, config) if config.lora_rank else model
+
+
+def check(run: RunConfig, config: GRPOConfig) -> None:
+    """UserError for settings that cannot go together."""
     if run.agent not in AGENTS:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
-    path = run.model or EMBEDDED
-    tasks: Tasks = (
-        WorldTasks(run.lengths, run.kinds, config.seed) if run.data == "world" else FileTasks(data.read(run.data), config.seed)
-    )
-    codec = Codec.load(path, trust_remote_code=run.trust_remote_code, thinking=agent_config.thinking)
-    dtype = run.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if config.lora_rank and torch.cuda.is_available() and run.device != "cpu" else "float32"
     if config.quantise and run.engine == "vllm":
         raise UserError("vLLM is not given 4-bit weights yet: train with --engine transformers, or without --quantise.")
-    model = load_model(path, dtype, run.device, run.trust_remote_code, config.quantise)
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("No CUDA device is at hand; use --device cpu.")
+    ranks_wanted = run.devices * run.num_nodes
+    if min(config.tasks_per_step) < ranks_wanted:
+        raise UserError(
+            f"A step has {min(config.tasks_per_step)} tasks and there are {ranks_wanted} ranks: each needs one of its own."
+        )
+    if on_gpu(run) and torch.cuda.device_count() < run.devices:
+        raise UserError(f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}.")
+    if sharded(run, config) and config.optimizer == "adamw8bit":
+        raise UserError(
+            "AdamW in 8 bits takes no weights in shards: use one device and --dtype float32 or bfloat16, or --optimizer adamw."
+        )
+
+
+def sharded(run: RunConfig, config: GRPOConfig) -> bool:
+    """Whether FSDP2 holds the weights: on several ranks, and where they are computed with in another type."""
+    return run.devices * run.num_nodes > 1 or dtype_of(run, config) == "mixed"
+
+
+def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
+    """Model, engine, tasks and module, before anything is written."""
+    check(run, config)
+    tasks = tasks_of(run, config)
+    tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
+    codec = Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code, thinking=agent_config.thinking)
+    shards = sharded(run, config)
+    # shards go to the GPU when they are made
+    model = policy_of(run, config, "cpu" if shards and not config.quantise else "")
     reference = None
-    if config.lora_rank:
-        model = with_lora(model, config)
-    elif config.kl:
+    if config.kl and not config.lora_rank:
         reference = copy.deepcopy(model).requires_grad_(False)
-    engine = engine_for(run, config, agent_config, inner(model), codec)
-    return GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference)
+    engine = engine_for(run, config, agent_config, model, codec)
+    mixed = dtype_of(run, config) == "mixed"
+    grpo = GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference, shards, mixed)
+    grpo.validation = validation_of(run)
+    return grpo
 
 
-def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, model, codec: Codec) -> Engine:
-    """What samples for the trainer of `model`."""
+def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, policy, codec: Codec) -> Engine:
+    """What samples for the trainer of `policy`."""
+    model, dtype = inner(policy), dtype_of(run, config)
+    dtype = "bfloat16" if dtype == "mixed" else dtype
     if run.engine == "transformers":
-        return TransformersEngine(model, codec, max_rows=config.in_flight)
+        shards = sharded(run, config)
+        if shards:
+            model = copy.deepcopy(model).requires_grad_(False)
+            for p in model.parameters() if dtype_of(run, config) == "mixed" else ():
+                p.data = p.data.to(torch.bfloat16)  # the weights alone: the angles of the positions stay exact
+            model = model.to("cuda" if on_gpu(run) else "cpu")
+        return TransformersEngine(model, codec, max_rows=config.in_flight, copy=shards)
     from colocated import ColocatedEngine
 
     window = min(run.engine_window or window_of(agent_config), model.config.max_position_embeddings)
-    kv_gib = run.kv_gib or (0.0 if model.device.type == "cuda" else 1.0)
+    kv_gib = run.kv_gib or (0.0 if on_gpu(run) else 1.0)
     return ColocatedEngine(
-        run.model or EMBEDDED, codec, window, config.in_flight, kv_gib, run.gpu_share, str(model.dtype).removeprefix("torch."),
-        config.lora_rank, run.sleep, run.trust_remote_code,
+        run.model or EMBEDDED, codec, window, config.in_flight, kv_gib, run.gpu_share, dtype, config.lora_rank, run.sleep, run.trust_remote_code,
     )  # fmt: skip
 
 
@@ -128,11 +190,11 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a checkpoint of one process
 
 
-def run_folder(run: RunConfig, resume: bool) -> Path:
-    """Where the run's results lie. UserError if that cannot be, or is another run's."""
-    folder = settings.run_path(run.runs, run.name)
+def check_folder(folder: Path, resume: bool) -> None:
+    """UserError if a run's results cannot lie there, or are another run's."""
     try:
         if folder.exists() and not resume:
             raise UserError(f"The run {folder} is there already: give another --name, or go on with it by --resume.")
@@ -140,7 +202,6 @@ def run_folder(run: RunConfig, resume: bool) -> Path:
             raise UserError(f"There is no run {folder} to resume.")
     except OSError as error:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
-    return folder
 
 
 def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=()) -> Path:
@@ -148,72 +209,130 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
 
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
-    before the end of the first step leaves no new folder.
+    before the end of the first step leaves no new folder. With several devices this process starts one for each and waits for them;
+    `callbacks` are pickled then. Several machines are started by torchrun.
     """
     quiet()
+    check(run, config)
+    if ranks.launched() and not run.name:
+        raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
+    if run.num_nodes > 1 and not ranks.launched():
+        raise UserError(f"On {run.num_nodes} machines torchrun starts the command, on each of them (README, section Engines).")
     run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
-    folder = run_folder(run, resume)
-    if resume and (wrong := settings.changed(settings.begun(folder), run=run, grpo=config, agent=agent_config)):
-        which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
-        raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
-    module = build(run, config, agent_config)
-    with contextlib.closing(module.engine):
-        module.tasks.batch(0, 0, module.n_tasks)  # fails now, before a folder is made, if it fails at all
-        checkpoint = folder / "checkpoints" / "last.ckpt"
-        start = read_checkpoint(checkpoint, module) if checkpoint.exists() else 0
-        if start > config.steps:
-            raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
-        try:
-            folder.mkdir(parents=True, exist_ok=resume)
-        except OSError as error:
-            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
-        settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
-        if start < config.steps:
-            keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps)
-            trainer = lightning.Trainer(
-                accelerator="cpu" if module.model.device.type == "cpu" else "auto",
-                devices=1,
-                max_epochs=1,
-                logger=[
-                    StepCSV(folder / "metrics.csv", start),
-                    TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-                ],
-                callbacks=[keeper, *callbacks],
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
-            try:
-                trainer.fit(module, Steps(module), ckpt_path=checkpoint if start else None, weights_only=True)
-            except UserError:
-                if not resume and not module.done_steps:  # nothing was learnt: only the mistake would be left
-                    shutil.rmtree(folder)
-                raise
-            if module.done_steps != config.steps:
-                raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
-    export(module, folder / "model")
+    folder = settings.run_path(run.runs, run.name)
+    if ranks.first():
+        check_folder(folder, resume)
+        if resume and (wrong := settings.changed(settings.begun(folder), run=run, grpo=config, agent=agent_config)):
+            which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
+            raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
+    if run.devices > 1 and not ranks.launched():
+        return ranks.launch(_train, run.devices, run, config, agent_config, folder, resume, callbacks)
+    return _train(run, config, agent_config, folder, resume, callbacks)
+
+
+def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, resume: bool, callbacks) -> Path:
+    """One rank's part of it."""
+    quiet()
+    shards = sharded(run, config)
+    with ranks.joined(on_gpu(run)) if shards else contextlib.nullcontext():
+        module = build(run, config, agent_config)
+        with contextlib.closing(module.engine):
+            start = done_steps(folder)
+            if start > config.steps:
+                raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
+            ranks.barrier()  # nobody looks at the folder any more
+            if start < config.steps:
+                _fit(module, run, config, agent_config, folder, start, callbacks)
+            elif ranks.rank() == 0:
+                settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+            if ranks.rank() == 0:
+                export(folder)
+            ranks.barrier()
     return folder
 
 
-def export(module: GRPO, folder: Path) -> None:
-    """The policy as transformers loads it; a LoRA policy also as its adapter. Written beside and renamed."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
+def _fit(module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, start: int, callbacks) -> None:
+    """The steps from `start` on."""
+    first, new = ranks.rank() == 0, not folder.exists()
+    ranks.barrier()
+    if first:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+
+    def begin() -> None:
+        settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+
+    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps, run.keep_checkpoints, begin)
+    on_cpu, strategy = not on_gpu(run), "auto"
+    if sharded(run, config):
+        strategy = ModelParallelStrategy(
+            data_parallel_size=run.devices * run.num_nodes,
+            tensor_parallel_size=1,
+            process_group_backend="gloo" if on_cpu else "nccl",
+        )
+    trainer = lightning.Trainer(
+        accelerator="cpu" if on_cpu else "cuda",
+        devices=run.devices,
+        num_nodes=run.num_nodes,
+        strategy=strategy,
+        max_epochs=1,
+        logger=[
+            StepCSV(folder / "metrics.csv", start),
+            TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+        ] if first else False,
+        callbacks=[keeper, *(callbacks if first else ())],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    try:
+        trainer.fit(module, Steps(module))
+    except UserError:
+        if new and first and not module.done_steps:  # nothing was learnt: only the mistake would be left
+            shutil.rmtree(folder)
+        raise
+    if module.done_steps != config.steps:
+        raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
+
+
+def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "float32") -> Path:
+    """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
+
+    step: which one, the last if None. out: where to, `model` in the run's folder if None; a policy with adapters leaves them in `adapter`
+    beside it. Any number of ranks may have trained it: this is one process, on the host. All arithmetic is in float32, and then the
+    weights are rounded to `dtype`. Written beside and renamed.
+    """
+    saved, stored = checkpoints(folder), settings.begun(folder)
+    if not saved:
+        raise UserError(f"{folder} is no run with a checkpoint.")
+    step = max(saved) if step is None else step
+    if step not in saved:
+        raise UserError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, sorted(saved)))}.")
+    run, config, agent = RunConfig(**stored["run"]), GRPOConfig(**stored["grpo"]), AgentConfig(**stored["agent"])
+    out = out or folder / "model"
+    # quantised where it was when it was trained: each kind of processor rounds in its own way
+    model = policy_of(
+        replace(run, dtype="float32" if dtype_of(run, config) == "mixed" else dtype_of(run, config)),
+        config,
+        "" if config.quantise else "cpu",
+    )
+    load_checkpoint(saved[step], model)
+    temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    model = module.model
-    if module.config.lora_rank:
-        adapter = folder.with_name("adapter")
-        model.save_pretrained(adapter)
+    if config.lora_rank:
+        model.save_pretrained(out.with_name("adapter"))
         model = merged(model)
-    model.save_pretrained(temporary)
-    module.engine.codec.tokenizer.save_pretrained(temporary)
-    agent = replace(
-        module.agent_config, max_sections=None
-    )  # a cap of training: who reads with the policy reads all, unless told not to
+    model.to(getattr(torch, dtype)).save_pretrained(temporary)
+    Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code).tokenizer.save_pretrained(temporary)
+    agent = replace(agent, max_sections=None)  # a cap of training: who reads with the policy reads all, unless told not to
     if agent.templates:
         (temporary / "templates").mkdir()
         for turn in TEMPLATES:
             if (path := Path(agent.templates, f"{turn}.txt")).is_file():
                 shutil.copy(path, temporary / "templates")
     settings.dump(temporary / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    shutil.rmtree(out, ignore_errors=True)
+    temporary.rename(out)
+    return out

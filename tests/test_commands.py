@@ -5,9 +5,9 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from conftest import random_policy
 from test_endpoint import Server
@@ -20,7 +20,8 @@ import models
 import settings
 import train
 from data import Pool, Task, build_ruler_hqa
-from settings import EMBEDDED, EvalConfig
+from runs import save_checkpoint
+from settings import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from text import UserError
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
@@ -174,11 +175,15 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "final.txt").write_text("{prompt} {memory}")
     agent = replace(base.AGENT, templates=str(tmp_path / "mine"), max_sections=8)
-    module = SimpleNamespace(
-        model=random_policy(codec), config=SimpleNamespace(lora_rank=0), engine=SimpleNamespace(codec=codec), agent_config=agent
-    )
-    train.export(module, tmp_path / "model")
+    policy = random_policy(codec)
+    policy.save_pretrained(tmp_path / "base")
+    codec.tokenizer.save_pretrained(tmp_path / "base")
+    settings.dump(tmp_path / "config.yaml", run=RunConfig(model=str(tmp_path / "base")), grpo=GRPOConfig(), agent=agent)
+    save_checkpoint(tmp_path / "checkpoints" / "step-3", policy, torch.optim.AdamW(policy.parameters()), {})
+    assert train.export(tmp_path, out=tmp_path / "model") == tmp_path / "model"
     shutil.rmtree(tmp_path / "mine")
+    with pytest.raises(UserError, match="There are no templates"):
+        train.export(tmp_path)
     (tmp_path / "model").rename(tmp_path / "elsewhere")
     assert yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())["agent"]["max_sections"] is None
     _, config = settings.resolve("default", tmp_path / "elsewhere", {}, {})

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_policy
+from torch.distributed.checkpoint import FileSystemReader
 
 import base
 import settings
@@ -11,7 +12,7 @@ import worlds
 from memagent import memagent
 from models import inner, load_model, merged, optimizer_of, with_lora
 from rollout import Sampling, rollout
-from runs import read_checkpoint
+from runs import load_checkpoint
 from settings import GRPOConfig, RunConfig
 from slots import TransformersEngine
 from text import UserError
@@ -132,8 +133,9 @@ def test_settings_that_do_not_go_together(folder, tmp_path):
 def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
     run = train.train(run_config(settings.EMBEDDED, tmp_path, "a"), config, base.AGENT)
-    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert state and all(".lora_" in name for name in state)
+    names = FileSystemReader(run / "checkpoints" / "step-1").read_metadata().state_dict_metadata
+    weights = [name for name in names if "param_groups" not in name]
+    assert len(weights) == 4 * sum(name.startswith("weights.") for name in names) and all(".lora_" in name for name in weights)
     other = train.build(run_config(settings.EMBEDDED, tmp_path, "b"), replace(config, lora_targets="q_proj"), base.AGENT)
     with pytest.raises(UserError, match="other names"):
-        read_checkpoint(run / "checkpoints" / "last.ckpt", other)
+        load_checkpoint(run / "checkpoints" / "step-1", other.model)

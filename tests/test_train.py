@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,14 +147,13 @@ def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path
     folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=2, warmup=0, lora_rank=lora_rank), base.AGENT)
     exported = AutoModelForCausalLM.from_pretrained(folder / "model")
     ids = torch.arange(10, 40)[None]
-    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     if lora_rank:
         from peft import PeftModel
 
         policy = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), folder / "adapter")
     else:
         policy = AutoModelForCausalLM.from_pretrained(model)
-        policy.load_state_dict({k.removeprefix("model.").replace("base_model.model.", ""): v for k, v in state.items()})
+        runs.load_checkpoint(folder / "checkpoints" / "step-2", policy)
     untrained = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         assert torch.allclose(exported(ids).logits, policy(ids).logits, atol=1e-4)
@@ -204,8 +204,6 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
 
 
 def test_corrupt_weights_are_one_sentence(model, tmp_path):
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     (broken / "model.safetensors").write_bytes(b"not safetensors")
@@ -276,11 +274,11 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_pa
     run, config = run_config(model, tmp_path, "a", save_every=1, keep_trajectories=0), replace(GRPO, steps=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(UserError, match=r"last\.ckpt cannot be written, the one before it is kept"):
+        with pytest.raises(UserError, match=r"step-2 cannot be written, the one before it is kept"):
             train.train(run, config, base.AGENT, callbacks=[Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["last.ckpt"]
+    assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-1"]
     once = train.train(replace(run, name="once"), config, base.AGENT)
     assert_same(outcome(train.train(run, config, base.AGENT, resume=True)), outcome(once))
 
@@ -288,17 +286,31 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_pa
 def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
     folder = train.train(run, config, base.AGENT)
-    path, stored = folder / "checkpoints" / "last.ckpt", (folder / "config.yaml").read_bytes()
-    good = path.read_bytes()
-    state = torch.load(path, weights_only=True)
-    other = {"state_dict": {"x": torch.zeros(1)}}, {**state, "memagent": 5}, [1]
-    for number, damage in enumerate((b"", b"junk", good[: len(good) // 2], *other)):
-        path.unlink()  # the file that was read is still mapped
-        path.write_bytes(damage) if isinstance(damage, bytes) else torch.save(damage, path)
-        with pytest.raises(UserError, match=r"last\.ckpt is damaged or") as error:
+    path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
+    names = {".metadata", "__0_0.distcp", "state.json"}
+    assert {file.name for file in path.iterdir()} == names
+
+    def refused(what):
+        with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
             train.train(run, replace(config, steps=2), base.AGENT, resume=True)
-        assert "\n" not in str(error.value), number
+        assert "\n" not in str(error.value), what
         assert (folder / "config.yaml").read_bytes() == stored
+
+    for name in names:
+        good = (path / name).read_bytes()
+        for damage in (b"", b"junk", b"[1]", good[: len(good) // 2]):
+            (path / name).write_bytes(damage)
+            refused((name, damage[:9]))
+        (path / name).unlink()
+        refused(name)
+        (path / name).write_bytes(good)
+    shutil.move(path, tmp_path / "good")
+    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), base.AGENT)
+    runs.save_checkpoint(path, module.model, module.configure_optimizers(), {})
+    refused("adapters")
+    shutil.rmtree(path)
+    shutil.move(tmp_path / "good", path)
+    train.train(run, replace(config, steps=2), base.AGENT, resume=True)
     (folder / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         train.train(run, replace(config, steps=2), base.AGENT, resume=True)

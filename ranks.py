@@ -1,0 +1,166 @@
+"""Ranks: the processes that train one policy together, what they tell each other, and how they are started.
+
+Holds: `world`, `rank`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `joined`.
+Leaves out: what is trained (grpo.py), Lightning's part in it (train.py).
+Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`. Read next: grpo.py.
+
+Without a process group there is one rank, and everything here says so: no caller asks how many there are before it sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from models import inner
+from text import UserError
+
+# ---------------------------------------------------------------- who, and sums over all
+
+
+def _grouped() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def world() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if _grouped() else 1
+
+
+def rank() -> int:
+    """Which of them this process is: 0 writes files and speaks to the user."""
+    return dist.get_rank() if _grouped() else 0
+
+
+def _reduced(values: dict[str, float], op) -> dict[str, float]:
+    if world() == 1:
+        return dict(values)
+    tensor = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(tensor, op)
+    return dict(zip(values, tensor.tolist(), strict=True))
+
+
+def total(values: dict[str, float]) -> dict[str, float]:
+    """Sums over all ranks. Every rank must give the same names."""
+    return _reduced(values, dist.ReduceOp.SUM)
+
+
+def most(value: float) -> float:
+    """The largest of all ranks' values."""
+    return _reduced({"": value}, dist.ReduceOp.MAX)[""]
+
+
+def everywhere(value) -> list:
+    """What each rank gives, in the order of the ranks, on all of them. Any picklable object; small ones."""
+    if world() == 1:
+        return [value]
+    out = [None] * world()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def barrier() -> None:
+    """Nobody goes on before everybody is here."""
+    if world() > 1:
+        dist.barrier()
+
+
+# ---------------------------------------------------------------- weights in shards
+
+
+def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
+    """Each rank keeps its part of every weight and has a layer's in full only while it computes with it (FSDP2), in place.
+
+    model: a causal LM or a peft model around one. mixed: weights, gradients and optimizer in float32, what is computed with in bfloat16.
+    methods: functions of the causal LM, made methods of it, during which its own weights (embedding, lm_head) are there too; it is never
+    called as a whole. 4-bit weights have no shards: every rank has them all.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    lm = inner(model)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    whole_everywhere = {p for p in lm.parameters() if hasattr(p, "quant_state")}
+    for module in (*lm.model.layers, lm):
+        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=whole_everywhere)
+    for name, function in methods.items():
+        setattr(lm, name, types.MethodType(function, lm))
+        register_fsdp_forward_method(lm, name)
+
+
+def whole(p: torch.Tensor) -> torch.Tensor:
+    """A weight without its gradient, from the shards of all ranks: every rank must ask for it."""
+    return p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach()
+
+
+# ---------------------------------------------------------------- processes
+
+
+def launched() -> bool:
+    """Whether this process was started as one of several, by `launch` or by torchrun."""
+    return "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def first() -> bool:
+    """Whether this process is, or will be, rank 0."""
+    return not launched() or os.environ.get("RANK", "0") == "0"
+
+
+def launch(function: Callable, n: int, *args):
+    """function(*args) in n new processes of this machine; returns what rank 0 does. Function and arguments are pickled.
+
+    If one fails all are ended. A UserError of any of them is raised here, once.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # their report of a failure is a page
+    config = LaunchConfig(
+        run_id="memagent", min_nodes=1, max_nodes=1, nproc_per_node=n, rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+        try:
+            return elastic_launch(config, _body)(folder, n, function, *args)[0]
+        except ChildFailedError as error:
+            said = sorted(Path(folder).iterdir())
+            if said:
+                raise UserError(said[0].read_text(encoding="utf-8")) from None
+            number, failure = error.get_first_failure()
+            raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {failure.message}") from None
+
+
+def _body(folder: str, n: int, function: Callable, *args):
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
+    try:
+        return function(*args)
+    except UserError as error:
+        path = Path(folder, os.environ["RANK"])
+        path.with_suffix(".tmp").write_text(str(error), encoding="utf-8")
+        path.with_suffix(".tmp").rename(path)
+        raise SystemExit(2) from None
+
+
+@contextmanager
+def joined(on_gpu: bool) -> Iterator[None]:
+    """Be the rank that the environment says, or the only one where it says nothing."""
+    device = None
+    if on_gpu:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    alone = {} if launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, device_id=device, **alone)
+    try:
+        yield
+    finally:
+        if _grouped():  # vLLM may have ended it
+            dist.destroy_process_group()
