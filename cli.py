@@ -137,6 +137,21 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
     typer.echo(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'} and the files beside it.")
 
 
+@command(app)
+def export(run: Annotated[Path, typer.Argument(help="a run's folder")],
+           step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
+           best: Annotated[bool, typer.Option("--best", help="of the checkpoint with the best validation")] = False,
+           out: Annotated[Path | None, typer.Option(help="folder of the export, default: RUN/model; adapters go to a folder `adapter` beside it")] = None,
+           dtype: Annotated[str, typer.Option(help="of the weights: float32 or bfloat16")] = "float32"):  # fmt: skip
+    """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and vLLM load."""
+    from train import export as run_export
+
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype must be float32 or bfloat16, not {dtype!r}.")
+    folder = run_export(run, step, out, dtype, best)
+    typer.echo(f"The policy is in {folder}.")
+
+
 @command(app, EvalConfig, AgentConfig)
 def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # noqa: B006
     """Evaluate agents on tasks: accuracy by length with n and a 95 % interval; goes on where an earlier call was stopped."""
@@ -156,16 +171,17 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
+        engine: Annotated[str, typer.Option(help="what answers: transformers or vllm")] = "transformers",
         endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer")] = "",
         served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
         chat: Annotated[bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")] = False,
         agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
-    EvalConfig(device=device)  # for its check
+    EvalConfig(device=device, engine=engine)  # for its checks
     _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
     from commands import ask as run_ask
 
-    run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config, endpoint, served_as, chat)
+    run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config, endpoint, served_as, chat, engine)
 
 
 @command(app)

@@ -106,7 +106,7 @@ class ColocatedEngine:
     _open: ColocatedEngine | None = None  # referred to from here, or the garbage collector would end the process group with it
 
     def __init__(
-        self, model: str | Path, codec: Codec, window: int, rows: int = 256, kv_gib: float = 0.0, share: float = 0.5, dtype: str = "auto",
+        self, model: str | Path, codec: Codec, window: int, rows: int = 256, kv_gib: float = 0.0, share: float = 0.5, dtype: str = "float32",
         lora_rank: int = 0, sleep: str = "never", trust_remote_code: bool = False,
     ):  # fmt: skip
         if sleep not in SLEEP:
@@ -115,7 +115,7 @@ class ColocatedEngine:
             raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never.")
         if lora_rank > RANKS[-1]:
             raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
-        self.codec, self.window, self.lora_rank, self.level = codec, window, lora_rank, sleep
+        self.codec, self.window, self.lora_rank, self.level, self.dtype = codec, window, lora_rank, sleep, getattr(torch, dtype)
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm()

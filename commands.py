@@ -6,6 +6,7 @@ Exercise it: `python cli.py --help`. Read next: demo.py.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
@@ -20,7 +21,7 @@ import data
 import settings
 import worlds
 from data import Task
-from memagent import AGENTS, AgentConfig
+from memagent import AGENTS, AgentConfig, window_of
 from progress import bar, console
 from report import clean
 from settings import EMBEDDED, EvalConfig
@@ -84,8 +85,11 @@ def make_folder(path: Path) -> None:
 # ---------------------------------------------------------------- models
 
 
-def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, rows: int = 256, thinking: bool = False):
-    """The transformers engine of a model folder, its codec inside."""
+def open_engine(
+    model: str, device: str, dtype: str, trust_remote_code: bool, rows: int = 256, thinking: bool = False, name: str = "transformers",
+    window: int | None = None, kv_gib: float = 0.0,
+):  # fmt: skip
+    """The engine `name` with a model folder's weights, its codec inside. vLLM reserves a window: None = all that the model takes."""
     import torch
 
     from models import load_model
@@ -95,6 +99,17 @@ def open_engine(model: str, device: str, dtype: str, trust_remote_code: bool, ro
     codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+    if name == "vllm":
+        from colocated import ColocatedEngine
+        from models import window_of_model
+
+        if on_gpu != torch.cuda.is_available():
+            raise UserError("vLLM computes on the GPU where there is one: leave --device out.")
+        most = window_of_model(model or EMBEDDED, trust_remote_code)
+        return ColocatedEngine(
+            model or EMBEDDED, codec, min(window or most, most), rows, kv_gib or (0.0 if on_gpu else 1.0), 0.9, dtype,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     return TransformersEngine(load_model(model or EMBEDDED, dtype, device, trust_remote_code), codec, max_rows=rows)
 
 
@@ -109,6 +124,12 @@ def open_endpoint(
     return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat)
 
 
+def reserved(agents: Sequence[str], config: AgentConfig) -> int | None:
+    """The window that these agents need; None = all that the model has."""
+    own = window_of(config)
+    return own if set(agents) == {"memagent"} else max(own, config.window) if config.window else None
+
+
 def pick(name: str):
     if name not in AGENTS:
         raise UserError(f"Unknown agent {name!r}: choose one of {', '.join(AGENTS)}.")
@@ -117,7 +138,7 @@ def pick(name: str):
 
 def ask(
     file: Path, question: str, model: str, agent: str, temperature: float, device: str, trust_remote_code: bool, config: AgentConfig,
-    endpoint: str = "", served_as: str = "", chat: bool = False,
+    endpoint: str = "", served_as: str = "", chat: bool = False, engine_name: str = "transformers",
 ) -> None:  # fmt: skip
     """Read a text, showing the memory whenever it changes; end with the answer."""
     from graders import extract_boxed, extract_sentence, strip_thinking
@@ -129,7 +150,7 @@ def ask(
     if endpoint:
         engine = open_endpoint(endpoint.split(","), served_as, chat, model, 1, config.thinking, trust_remote_code)
     else:
-        engine = open_engine(model, device, "auto", trust_remote_code, thinking=config.thinking)
+        engine = open_engine(model, device, "auto", trust_remote_code, 1, config.thinking, engine_name, reserved([agent], config))
     sections = len(engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over))
     console.print(f"{file}: {len(engine.codec.encode(task.document)):,} tokens in {sections:,} sections of {config.chunk_tokens}")
     if not model:
@@ -137,7 +158,7 @@ def ask(
             "[dim]The embedded policy knows generated English only (python cli.py data look world); for real text give --model.[/dim]"
         )
     turn = None
-    with bar("turns") as progress:
+    with contextlib.closing(engine), engine.awake(), bar("turns") as progress:
         total = sections + 1 if agent == "memagent" else 1
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
@@ -300,13 +321,14 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
         model = f"{'chat' if config.chat else 'completions'} {engine.model}"  # which replica answers plays no part
     else:
         engine = open_engine(
-            config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking
-        )
-        model = fingerprint(config.model, engine.model.dtype)
+            config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
+            config.engine, reserved(config.agents, agent_config), config.kv_gib,
+        )  # fmt: skip
+        model = fingerprint(config.model, engine.dtype)
     make_folder(folder)
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
     rows: list[dict] = []
-    with bar("answers") as progress:
+    with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
         for name, agent in agents:
             for sampling in samplings:
                 samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
@@ -321,7 +343,6 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                         n_records=config.transcripts,
                         progress=lambda row, shown=shown: progress.advance(shown),
                     )  # fmt: skip
-    engine.close()
     summary = summarise(rows, unit)
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")

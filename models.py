@@ -68,6 +68,14 @@ def load_model(
     return model
 
 
+def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
+    """Most tokens that a model takes, by its config."""
+    from transformers import AutoConfig
+
+    with loading(f"The model {path}"):
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).max_position_embeddings
+
+
 def import_bitsandbytes() -> None:
     """peft imports bitsandbytes, which on some CPUs fetches compiled code from the hub if the package `kernels` is there, and complains if
     it is not. Imported here first, with that package hidden: nobody asked for either."""

@@ -142,8 +142,9 @@ class Plan:
 
 FORMULAS = """\
 W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs; bytes:
-weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A        gradients  4/N a trained weight
-optimizer    AdamW 8/N a trained weight, in 8 bits 2                      sampler    2W; qlora 0.516 L + 2E
+weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A         gradients  4/N a trained weight
+optimizer    AdamW 8/N a trained weight, in 8 bits 2                      sampler    2W
+reference    full with --kl 2W/N, else the base weights, which are there
 activations  with recomputation: layers x T x hidden x 2, one layer of T tokens in full, two gathered layers in 16 bits (full),
              three chunks of 512 x vocabulary x 4; T = micro_tokens
 cache        turns x window x 4 x layers x kv_heads x head_dim
@@ -189,10 +190,14 @@ def plan(
         raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
     shards = 1 if mode == "qlora" else devices  # every rank has all of the quantised weights
     trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
-    frozen = {"full": 0.0, "lora": 2.0 * g.weights, "qlora": NF4_BYTES * g.linear + 2 * (g.weights - g.linear)}[mode]
+    frozen = {
+        "full": 2.0 * g.weights * bool(grpo.kl),
+        "lora": 2.0 * g.weights,
+        "qlora": NF4_BYTES * g.linear + 2 * (g.weights - g.linear),
+    }[mode]
     weights, gradients = _gib((frozen + 4 * trained) / shards), _gib(4 * trained / shards)
     optimizer = _gib((2 if grpo.optimizer == "adamw8bit" else 8) * trained / shards)
-    sampler = _gib(NF4_BYTES * g.linear + 2 * (g.weights - g.linear) if mode == "qlora" else 2 * g.weights)
+    sampler = _gib(2 * g.weights)  # with 4-bit weights, too: it is given what they stand for
 
     room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
     state = weights + gradients + optimizer

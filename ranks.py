@@ -134,7 +134,12 @@ def launch(function: Callable, n: int, *args):
             if said:
                 raise UserError(said[0].read_text(encoding="utf-8")) from None
             number, failure = error.get_first_failure()
-            raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {failure.message}") from None
+            told = (
+                failure.message.get("extraInfo", {}).get("py_callstack", "")
+                if isinstance(failure.message, dict)
+                else failure.message
+            )
+            raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {told}") from None
 
 
 def _body(folder: str, n: int, function: Callable, *args):

@@ -35,7 +35,6 @@ MAY_CHANGE = {
         "keep_trajectories",
         "device",
         "kv_gib",
-        "gpu_share",
         "sleep",
         "devices",
         "num_nodes",
@@ -245,20 +244,18 @@ class RunConfig:
     engine_window: int = 0
     """vllm: most tokens of a prompt and its response; 0 = a section, two memories, and 1,024 for the question and the template"""
     kv_gib: float = 0.0
-    """vllm: GiB of its key/value cache; 0 = on a GPU what gpu_share leaves beside the weights, on a CPU one"""
-    gpu_share: float = 0.5
-    """vllm: share of the GPU that weights and cache may take"""
-    sleep: str = "1"
-    """vllm, while the trainer updates: never = keeps all; 1 = weights to the host's memory, cache dropped; 2 = both dropped (not with LoRA)"""
+    """vllm: GiB of its key/value cache; 0 = on a GPU what `plan` says, on a CPU one"""
+    sleep: str = "auto"
+    """vllm, while the trainer updates: never = keeps all; 1 = weights to the host's memory, cache dropped; 2 = both dropped (not with
+    LoRA); auto = what `plan` says for this GPU"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; off unless you trust it"""
 
     def __post_init__(self):
         need_values(self, "data lengths kinds")
         need(self, "engine", *one_of("transformers", "vllm"))
-        need(self, "sleep", *one_of("never", "1", "2"))
+        need(self, "sleep", *one_of("auto", "never", "1", "2"))
         need(self, "engine_window kv_gib", *NOT_NEGATIVE)
-        need(self, "gpu_share", lambda x: 0 < x < 1, "above 0 and below 1")
         need(self, "lengths", lambda n: n >= 1, "at least 1 section")
         need(self, "save_every keep_checkpoints validation_n devices num_nodes", *COUNT)
         need(self, "keep_trajectories", *NOT_NEGATIVE)
@@ -342,6 +339,10 @@ class EvalConfig:
     """trajectories kept whole of each agent, length and temperature; the report chooses among them"""
     in_flight: int = 256
     """trajectories side by side"""
+    engine: str = "transformers"
+    """what answers: transformers, or vllm = vLLM in this process"""
+    kv_gib: float = 0.0
+    """vllm: GiB of its key/value cache; 0 = on a GPU nine tenths of it without the weights, on a CPU one"""
     endpoint: tuple[str, ...] = ()
     """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the weights; several: replicas that share
     the work. --model then says whose tokenizer it is; a key is taken from the environment variable OPENAI_API_KEY"""
@@ -361,7 +362,8 @@ class EvalConfig:
     def __post_init__(self):
         need_values(self, "data agents lengths kinds temperatures")
         need(self, "lengths n samples in_flight", *COUNT)
-        need(self, "transcripts temperatures", *NOT_NEGATIVE)
+        need(self, "engine", *one_of("transformers", "vllm"))
+        need(self, "transcripts temperatures kv_gib", *NOT_NEGATIVE)
         need(self, "top_p", *TOP_P)
         need(self, "seed", *SEED)
         need(self, "dtype", *DTYPE)

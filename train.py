@@ -11,7 +11,9 @@ import copy
 import logging
 import random
 import shutil
+import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +22,7 @@ import lightning
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from safetensors.torch import save_file
 
 import data
 import ranks
@@ -30,8 +33,9 @@ from graders import score
 from grpo import GRPO, Tasks
 from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
 from models import inner, load_model, merged, with_lora
+from plan import GRAPHS_GIB, geometry, plan
 from rollout import Engine, seed_of
-from runs import Keeper, StepCSV, checkpoints, done_steps, load_checkpoint
+from runs import Keeper, StepCSV, best, checkpoints, done_steps, load_checkpoint
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from slots import TransformersEngine
 from text import Codec, UserError
@@ -123,8 +127,6 @@ def check(run: RunConfig, config: GRPOConfig) -> None:
     """UserError for settings that cannot go together."""
     if run.agent not in AGENTS:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
-    if config.quantise and run.engine == "vllm":
-        raise UserError("vLLM is not given 4-bit weights yet: train with --engine transformers, or without --quantise.")
     if run.device == "cuda" and not torch.cuda.is_available():
         raise UserError("No CUDA device is at hand; use --device cpu.")
     ranks_wanted = run.devices * run.num_nodes
@@ -157,6 +159,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
     reference = None
     if config.kl and not config.lora_rank:
         reference = copy.deepcopy(model).requires_grad_(False)
+        reference = rounded(reference) if dtype_of(run, config) == "mixed" else reference
     engine = engine_for(run, config, agent_config, model, codec)
     mixed = dtype_of(run, config) == "mixed"
     grpo = GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference, shards, mixed)
@@ -172,17 +175,47 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, po
         shards = sharded(run, config)
         if shards:
             model = copy.deepcopy(model).requires_grad_(False)
-            for p in model.parameters() if dtype_of(run, config) == "mixed" else ():
-                p.data = p.data.to(torch.bfloat16)  # the weights alone: the angles of the positions stay exact
+            model = rounded(model) if dtype_of(run, config) == "mixed" else model
             model = model.to("cuda" if on_gpu(run) else "cpu")
         return TransformersEngine(model, codec, max_rows=config.in_flight, copy=shards)
     from colocated import ColocatedEngine
 
     window = min(run.engine_window or window_of(agent_config), model.config.max_position_embeddings)
-    kv_gib = run.kv_gib or (0.0 if on_gpu(run) else 1.0)
-    return ColocatedEngine(
-        run.model or EMBEDDED, codec, window, config.in_flight, kv_gib, run.gpu_share, dtype, config.lora_rank, run.sleep, run.trust_remote_code,
-    )  # fmt: skip
+    sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
+    if on_gpu(run):
+        gpu_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        mode = "qlora" if config.quantise else "lora" if config.lora_rank else "full"
+        p = plan(geometry(run.model), mode, gpu_gib, run.devices * run.num_nodes, config, agent_config)
+        if not p.fits and (sleep == "auto" or not kv_gib):
+            raise UserError(
+                f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); --sleep and --kv-gib try it all the same."
+            )
+        sleep, kv_gib = p.sleep if sleep == "auto" else sleep, kv_gib or p.cache
+        share = min(0.95, (p.sampler + kv_gib + GRAPHS_GIB) / gpu_gib)
+    elif sleep == "auto":
+        sleep = "1"  # nothing is given up on a CPU, but the calls are the same
+    with unpacked(policy, dtype) if config.quantise else contextlib.nullcontext(run.model or EMBEDDED) as weights:
+        return ColocatedEngine(
+            weights, codec, window, config.in_flight, kv_gib or 1.0, share, dtype, config.lora_rank, sleep, run.trust_remote_code
+        )
+
+
+@contextlib.contextmanager
+def unpacked(policy, dtype: str) -> Iterator[Path]:
+    """A folder with the weights that a 4-bit policy's stand for: vLLM would round its own, and not to the same."""
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+        model = rounded(merged(policy), getattr(torch, dtype))
+        model.config.dtype = getattr(torch, dtype)
+        model.config.save_pretrained(folder)  # the model's own save_pretrained writes on rank 0 alone
+        save_file({name: p.detach() for name, p in model.named_parameters()}, Path(folder, "model.safetensors"), {"format": "pt"})
+        yield Path(folder)
+
+
+def rounded(model, dtype: torch.dtype = torch.bfloat16):
+    """The model with its weights, and nothing else, in `dtype`: the angles of the positions stay exact."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
 
 
 def quiet() -> None:
@@ -297,16 +330,20 @@ def _fit(module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentCo
         raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
 
 
-def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "float32") -> Path:
+def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "float32", of_best: bool = False) -> Path:
     """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: which one, the last if None. out: where to, `model` in the run's folder if None; a policy with adapters leaves them in `adapter`
-    beside it. Any number of ranks may have trained it: this is one process, on the host. All arithmetic is in float32, and then the
-    weights are rounded to `dtype`. Written beside and renamed.
+    step: which one, the last if None, or with of_best the best by validation. out: where to, `model` in the run's folder if None; a policy
+    with adapters leaves them in `adapter` beside it. Any number of ranks may have trained it: this is one process, on the host. All
+    arithmetic is in float32, and then the weights are rounded to `dtype`. Written beside and renamed.
     """
     saved, stored = checkpoints(folder), settings.begun(folder)
     if not saved:
         raise UserError(f"{folder} is no run with a checkpoint.")
+    if of_best:
+        step = best(folder)
+        if step is None:
+            raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     step = max(saved) if step is None else step
     if step not in saved:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, sorted(saved)))}.")
