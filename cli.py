@@ -117,6 +117,7 @@ Preset = Annotated[str, typer.Option(help="several settings at once: default, pa
 
 @command(app, RunConfig, GRPOConfig, AgentConfig)
 def train(config: Config = None, preset: Preset = "default", resume: Annotated[bool, typer.Option(help=RESUME)] = False,
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="everything but the weights: the plan, two small steps, an export")] = False,
           run: dict = {}, grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
     """Train a policy with GRPO; results lie in RUNS/NAME."""
     run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
@@ -124,6 +125,10 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
         run, grpo, agent = settings.resumed(preset, run, grpo, agent)
     run_config = RunConfig(**run)
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent)
+    if dry_run:
+        from dryrun import dry_run as run_dry
+
+        return run_dry(run_config, grpo_config, agent_config, typer.echo)
     from eval import write_summary
     from progress import TrainingProgress
     from report import write_report

@@ -30,6 +30,7 @@ CARDS = {
     "H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86), "RTX 4090": (165, 1.0), "L4": (121, 0.3),
     "A10": (125, 0.6),
 }  # fmt: skip
+FEWEST_TURNS = 4  # side by side; with fewer the weights are read for hardly anything
 PREFILL, DECODE, UPDATE = 0.5, 0.6, 0.25  # shares of the card's peak: floating point, memory, floating point
 
 
@@ -89,8 +90,9 @@ KNOWN = {
 }
 
 
-def geometry(model: str) -> Geometry:
-    """The sizes of a model: of the table above, of a folder's config.json, or of the hub's (a few kilobytes). UserError otherwise."""
+def geometry(model: str, download: bool = True) -> Geometry:
+    """The sizes of a model: of the table above, of a folder's config.json, or of the hub's (a few kilobytes; without `download` what was
+    downloaded before). UserError otherwise."""
     if model in KNOWN:
         return KNOWN[model]
     path = Path(model or EMBEDDED, "config.json")
@@ -103,7 +105,9 @@ def geometry(model: str) -> Geometry:
             from huggingface_hub import hf_hub_download
 
             logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
-            config = json.loads(Path(hf_hub_download(model, "config.json")).read_text(encoding="utf-8"))
+            config = json.loads(
+                Path(hf_hub_download(model, "config.json", local_files_only=not download)).read_text(encoding="utf-8")
+            )
         heads = config["num_attention_heads"]
         return Geometry(
             config["num_hidden_layers"], config["hidden_size"], heads, config.get("num_key_value_heads") or heads,
@@ -129,7 +133,7 @@ class Plan:
     cache: float  # its keys and values
     sleep: str  # what the sampler does while the trainer updates
     micro_tokens: int  # most tokens of one forward and backward pass; 0 = not even 1,024 fit
-    turns: int  # turns in flight that the cache holds without sharing
+    turns: int  # turns in flight that the cache holds without sharing; 0 = too few
     rollout: float  # peak of the phase
     update: float  # peak of the phase
     rollout_s: float  # of one step
@@ -213,6 +217,7 @@ def plan(
     # the rollout: gradients are dropped, the optimizer stays. What is left after the weights is the cache's
     free = room - weights - optimizer - sampler - GRAPHS_GIB
     turns = max(0, min(wanted, int(free / one_turn)))
+    turns *= turns >= min(wanted, FEWEST_TURNS)
     cache = turns * one_turn
     # the update: as little sleep as leaves room for full passes
     resident = {"never": sampler + cache + GRAPHS_GIB, "1": GRAPHS_GIB, "2": GRAPHS_GIB}

@@ -109,15 +109,16 @@ class Codec:
         self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
 
     @classmethod
-    def load(cls, path: str | Path, *, trust_remote_code: bool = False, **kwargs) -> Codec:
+    def load(cls, path: str | Path, *, trust_remote_code: bool = False, local: bool = False, **kwargs) -> Codec:
+        """Of a model's folder or a hub name; local: nothing is downloaded. kwargs: `thinking`, `system`."""
         from transformers import AutoTokenizer, GenerationConfig
 
         if not Path(path).exists() and str(path).startswith((".", "/", "~")):
             raise UserError(f"No model folder at {path}: give a folder with config.json, tokenizer and safetensors, or a hub name.")
         with loading(f"The tokenizer of {path}"):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
             try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
-                eos = GenerationConfig.from_pretrained(path).eos_token_id
+                eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
             except OSError:
                 if Path(path, "generation_config.json").exists():  # there, but damaged
                     raise

@@ -123,18 +123,18 @@ def policy_of(run: RunConfig, config: GRPOConfig, device: str = ""):
     return with_lora(model, config) if config.lora_rank else model
 
 
-def check(run: RunConfig, config: GRPOConfig) -> None:
-    """UserError for settings that cannot go together."""
+def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
+    """UserError for settings that cannot go together, or not `here`, on this machine."""
     if run.agent not in AGENTS:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
-    if run.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
     ranks_wanted = run.devices * run.num_nodes
     if min(config.tasks_per_step) < ranks_wanted:
         raise UserError(
             f"A step has {min(config.tasks_per_step)} tasks and there are {ranks_wanted} ranks: each needs one of its own."
         )
-    if on_gpu(run) and torch.cuda.device_count() < run.devices:
+    if here and run.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("No CUDA device is at hand; use --device cpu.")
+    if here and on_gpu(run) and torch.cuda.device_count() < run.devices:
         raise UserError(f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}.")
     if sharded(run, config) and config.optimizer == "adamw8bit":
         raise UserError(
@@ -147,7 +147,7 @@ def sharded(run: RunConfig, config: GRPOConfig) -> bool:
     return run.devices * run.num_nodes > 1 or dtype_of(run, config) == "mixed"
 
 
-def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO:
+def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards=reward) -> GRPO:
     """Model, engine, tasks and module, before anything is written."""
     check(run, config)
     tasks = tasks_of(run, config)
@@ -162,7 +162,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig) -> GRPO
         reference = rounded(reference) if dtype_of(run, config) == "mixed" else reference
     engine = engine_for(run, config, agent_config, model, codec)
     mixed = dtype_of(run, config) == "mixed"
-    grpo = GRPO(model, engine, AGENTS[run.agent], reward(agent_config.form), tasks, config, agent_config, reference, shards, mixed)
+    grpo = GRPO(model, engine, AGENTS[run.agent], rewards(agent_config.form), tasks, config, agent_config, reference, shards, mixed)
     grpo.validation = validation_of(run)
     return grpo
 
@@ -237,13 +237,13 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
 
-def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=()) -> Path:
+def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=(), rewards=None) -> Path:
     """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
 
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
-    before the end of the first step leaves no new folder. With several devices this process starts one for each and waits for them;
-    `callbacks` are pickled then. Several machines are started by torchrun.
+    before the end of the first step leaves no new folder. rewards: instead of `reward`. With several devices this process starts one for
+    each and waits for them; `callbacks` and `rewards` are pickled then. Several machines are started by torchrun.
     """
     quiet()
     check(run, config)
@@ -259,16 +259,16 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
             which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
             raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
     if run.devices > 1 and not ranks.launched():
-        return ranks.launch(_train, run.devices, run, config, agent_config, folder, resume, callbacks)
-    return _train(run, config, agent_config, folder, resume, callbacks)
+        return ranks.launch(_train, run.devices, run, config, agent_config, folder, callbacks, rewards or reward)
+    return _train(run, config, agent_config, folder, callbacks, rewards or reward)
 
 
-def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, resume: bool, callbacks) -> Path:
+def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, callbacks, rewards) -> Path:
     """One rank's part of it."""
     quiet()
     shards = sharded(run, config)
     with ranks.joined(on_gpu(run)) if shards else contextlib.nullcontext():
-        module = build(run, config, agent_config)
+        module = build(run, config, agent_config, rewards)
         with contextlib.closing(module.engine):
             start = done_steps(folder)
             if start > config.steps:

@@ -125,8 +125,6 @@ def test_adapters_stand_where_they_are_asked_for(folder):
 def test_settings_that_do_not_go_together(folder, tmp_path):
     with pytest.raises(UserError, match="give a --lora-rank"):
         GRPOConfig(quantise=True)
-    with pytest.raises(UserError, match="not given 4-bit weights"):
-        train.build(replace(run_config(folder, tmp_path, "a"), engine="vllm"), replace(LORA, quantise=True), base.AGENT)
     assert "quantise" in settings.docs(GRPOConfig)
 
 

@@ -1,0 +1,75 @@
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import settings
+from dryrun import dry_run
+from memagent import AgentConfig
+from plan import geometry, plan
+from settings import GRPOConfig, RunConfig, preset_fields, resolve
+from text import UserError
+
+RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))
+CLASSES = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig}
+
+
+def read(path):
+    stored = settings.load(path, **CLASSES)
+    return [cls(**stored[section]) for section, cls in CLASSES.items()]
+
+
+def recipe(name):
+    return read(next(path for path in RECIPES if path.stem == name))
+
+
+def test_all_that_are_promised_are_there():
+    assert [path.stem for path in RECIPES] == [
+        "laptop", "paper-qwen2.5-7b", "qwen3-0.6b-24gb", "qwen3-4b-80gb-lora", "qwen3-4b-8x80gb-full", "vime-qwen3-4b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_everything_and_can_be_dry_run(path):
+    stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for section, cls in CLASSES.items():  # a default that changes changes no recipe
+        assert stored[section].keys() == {field.name for field in fields(cls)}, section
+    said = []
+    dry_run(*read(path), said.append)
+    assert said[-1].endswith("The run can begin.") and said[-1].startswith("2 steps")
+
+
+@pytest.mark.parametrize(("name", "gib"), [("qwen3-0.6b-24gb", 24), ("qwen3-4b-80gb-lora", 80), ("qwen3-4b-8x80gb-full", 80),
+                                           ("paper-qwen2.5-7b", 80), ("vime-qwen3-4b", 80)])  # fmt: skip
+def test_a_recipe_fits_the_cards_that_it_names(name, gib):
+    run, config, agent = recipe(name)
+    p = plan(geometry(run.model, download=False), "lora" if config.lora_rank else "full", gib, run.devices, config, agent)
+    assert p.fits and p.micro_tokens >= config.micro_tokens and p.sleep == ("never" if config.lora_rank else "2")
+
+
+@pytest.mark.parametrize(("name", "preset"), [("laptop", "demo"), ("paper-qwen2.5-7b", "paper"), ("vime-qwen3-4b", "vime")])
+def test_the_published_settings_are_those_of_the_preset(name, preset):
+    _, config, agent = recipe(name)
+    theirs, its_agent = preset_fields(preset)
+    different = {key for key, value in theirs.items() if getattr(config, key) != value} - {"micro_tokens"}
+    assert not different and all(getattr(agent, key) == value for key, value in its_agent.items())
+
+
+def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
+    said = []
+    config, agent = resolve("default", settings.EMBEDDED, {"tasks_per_step": (2,), "lora_rank": 4}, {})
+    run = RunConfig(model="Qwen/Qwen3-4B", data=str(tmp_path / "mine.jsonl"), engine="vllm", devices=2)
+    with pytest.raises(UserError, match="lora_targets 'w_q' do not fit"):
+        dry_run(replace(run, devices=1), replace(config, lora_targets="w_q"), agent, said.append)
+    for words in (
+        "4.02 billion weights",
+        "The tokenizer of Qwen/Qwen3-4B is not here",
+        "Qwen3ForCausalLM",
+        "mine.jsonl is not here",
+    ):
+        assert any(words in line for line in said), words
+    with pytest.raises(UserError, match="2 tasks and there are 16 ranks"):
+        dry_run(replace(run, devices=16), config, agent, said.append)
+    with pytest.raises(UserError, match=r"needs its config\.json"):
+        dry_run(replace(run, model="foo/bar"), config, agent, said.append)
