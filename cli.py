@@ -131,11 +131,14 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
         return run_dry(run_config, grpo_config, agent_config, typer.echo)
     from eval import write_summary
     from progress import TrainingProgress
+    from ranks import first
     from report import write_report
     from runs import summary
     from train import train as run_training
 
     folder = run_training(run_config, grpo_config, agent_config, resume, callbacks=[TrainingProgress(grpo_config.steps)])
+    if not first():  # one of torchrun's other processes
+        return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         write_summary(folder / "summary.json", summary(folder))
         write_report(folder, title=f"Training {folder.name}")

@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,6 +146,7 @@ class ColocatedEngine:
         self._refused: list[tuple[int, Turn]] = []
         self._keys = 0
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
+        self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}  # spent in the phases so far
         self._sleep()
 
     # ------------------------------------------------------------ turns
@@ -200,10 +202,13 @@ class ColocatedEngine:
         """Hold the engine ready to generate, with the policy's weights as they are now; None: with those it had."""
         if self.level == "2" and policy is None and self._lost:
             raise RuntimeError("After sleep level 2 the weights come from the trainer: awake() needs the policy.")
-        self._wake("weights")
+        with self._timed("wake"):
+            self._wake("weights")
         if policy is not None:
-            self.take_over(policy)
-        self._wake("kv_cache")
+            with self._timed("sync"):
+                self.take_over(policy)
+        with self._timed("wake"):
+            self._wake("kv_cache")
         if self._engine.is_sleeping():
             raise RuntimeError("vLLM is still asleep after it was woken up.")
         self._asleep = self._lost = False
@@ -212,7 +217,16 @@ class ColocatedEngine:
             yield
         finally:
             self._abandon()
-            self._sleep()
+            with self._timed("sleep"):
+                self._sleep()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[phase] += time.perf_counter() - start
 
     def take_over(self, policy) -> None:
         """Bring the policy's weights: its adapters as files in shared memory, loaded in place of the old ones and never merged, or every

@@ -289,7 +289,10 @@ class GRPO(lightning.LightningModule):
         config, step = self.config, self.done_steps
         start, counted = time.perf_counter(), self.engine.counts()
         with self.engine.awake(self.model):
+            ready = time.perf_counter()
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
+            sampled = time.perf_counter()
+        switch_s = ready - start + time.perf_counter() - sampled  # to wake the engine, bring it the weights, put it to sleep
         rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
         self.metrics = self.describe(rows, {name: n - counted[name] for name, n in self.engine.counts().items()})
         rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
@@ -301,7 +304,7 @@ class GRPO(lightning.LightningModule):
         self.done_steps += 1
         end = time.perf_counter()
         read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {"rollout_s": rolled - start, "update_s": end - rolled, "step_s": end - start}
+        self.metrics |= {"rollout_s": rolled - start, "switch_s": switch_s, "update_s": end - rolled, "step_s": end - start}
         self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | self.on_gpu(end - rolled)
 
     def at_level(self, values: Sequence):

@@ -108,6 +108,11 @@ def launched() -> bool:
     return "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def started() -> int:
+    """How many were started with it."""
+    return int(os.environ["WORLD_SIZE"])
+
+
 def first() -> bool:
     """Whether this process is, or will be, rank 0."""
     return not launched() or os.environ.get("RANK", "0") == "0"

@@ -247,6 +247,8 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
     """
     quiet()
     check(run, config)
+    if ranks.launched() and ranks.started() != run.devices * run.num_nodes:
+        raise UserError(f"torchrun has started {ranks.started()} processes; --devices times --num-nodes must be as many.")
     if ranks.launched() and not run.name:
         raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
     if run.num_nodes > 1 and not ranks.launched():

@@ -25,6 +25,7 @@ from train import train
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
+from bench.colocated import level, step
 from colocated import ColocatedEngine
 
 CONFIG = base.AGENT
@@ -235,3 +236,10 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
         refused = engine.add(Prompt((("Anna " * 600, False),), 3))
         ((key, turn),) = engine.step()
         assert key == refused and turn.finish is Finish.FULL
+
+
+def test_the_gpu_benchmark_runs_here_in_small():
+    found = level("full", "2")
+    assert all(r["mean"] < 1e-5 and r["stale"] > 0.05 and set(r["seconds"]) == {"wake", "sync", "sleep"} for r in found["rounds"])
+    (first, second) = step("lora", tiny=True)["steps"]
+    assert first["mismatch_mean"] < 1e-5 and second["mismatch_mean"] < 1e-5 and second["computed_tokens"] > 0

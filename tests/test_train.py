@@ -30,7 +30,7 @@ from text import Codec, Text, UserError
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
 REWARD = train.reward  # the real one
-TIMES = {"rollout_s", "update_s", "step_s", "tokens_per_s"}
+TIMES = {"rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s"}
 
 
 @pytest.fixture(scope="module")
