@@ -22,7 +22,8 @@ from text import UserError, loading
 def load_model(
     path: str | Path, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False, quantise: bool = False
 ):
-    """A causal LM from safetensors, on its device. UserError where that cannot be.
+    """A causal LM from safetensors, on its device; on the device "unset" its weights are memory of the host
+    that nobody has written to, and that costs nothing until somebody does. UserError where that cannot be.
 
     quantise: its linear layers but the lm_head in 4 bits, NF4 with doubly quantised scales, computing in `dtype` (arXiv 2305.14314).
     """
@@ -31,6 +32,20 @@ def load_model(
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    if device == "unset":
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig
+
+        with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+            )
+        buffers = {name: b.clone() for name, b in model.named_buffers()}  # they are not in the weights' files
+        model.to_empty(device="cpu").tie_weights()
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])
+        return model.eval()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("No CUDA device is at hand; use --device cpu.")

@@ -79,17 +79,28 @@ def barrier() -> None:
 def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     """Each rank keeps its part of every weight and has a layer's in full only while it computes with it (FSDP2), in place.
 
-    model: a causal LM or a peft model around one. mixed: weights, gradients and optimizer in float32, what is computed with in bfloat16.
+    model: a causal LM or a peft model around one; rank 0's weights count, the others' need not be set. mixed: weights, gradients and optimizer in float32, what is computed with in bfloat16.
     methods: functions of the causal LM, made methods of it, during which its own weights (embedding, lm_head) are there too; it is never
     called as a whole. 4-bit weights have no shards: every rank has them all.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.tensor import distribute_tensor
 
     lm = inner(model)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
     whole_everywhere = {p for p in lm.parameters() if hasattr(p, "quant_state")}
+    weights = {} if rank() else {name: p.detach() for name, p in lm.named_parameters() if p not in whole_everywhere}
     for module in (*lm.model.layers, lm):
         fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=whole_everywhere)
+    with torch.no_grad():
+        for name, p in lm.named_parameters():  # one at a time is whole on a device
+            if p not in whole_everywhere:
+                full = (
+                    torch.empty(p.shape, dtype=p.dtype, device=mesh.device_type)
+                    if rank()
+                    else weights.pop(name).to(mesh.device_type)
+                )
+                p.copy_(distribute_tensor(full, p.device_mesh, p.placements))
     for name, function in methods.items():
         setattr(lm, name, types.MethodType(function, lm))
         register_fsdp_forward_method(lm, name)

@@ -115,10 +115,10 @@ def validation_of(run: RunConfig) -> list[Task]:
     return made[: run.validation_n]
 
 
-def policy_of(run: RunConfig, config: GRPOConfig, device: str = ""):
-    """The untrained policy: a causal LM, in a peft model if it has adapters."""
+def policy_of(run: RunConfig, config: GRPOConfig, device: str = "", mixed: str = "float32"):
+    """The untrained policy: a causal LM, in a peft model if it has adapters. mixed: the type of its weights where the setting is mixed."""
     dtype = dtype_of(run, config)
-    dtype = "float32" if dtype == "mixed" else dtype
+    dtype = mixed if dtype == "mixed" else dtype
     model = load_model(run.model or EMBEDDED, dtype, device or run.device, run.trust_remote_code, config.quantise)
     return with_lora(model, config) if config.lora_rank else model
 
@@ -154,8 +154,8 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
     tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     codec = Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code, thinking=agent_config.thinking)
     shards = sharded(run, config)
-    # shards go to the GPU when they are made
-    model = policy_of(run, config, "cpu" if shards and not config.quantise else "")
+    # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
+    model = policy_of(run, config, ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else "")
     reference = None
     if config.kl and not config.lora_rank:
         reference = copy.deepcopy(model).requires_grad_(False)
@@ -169,18 +169,15 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
 
 def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, policy, codec: Codec) -> Engine:
     """What samples for the trainer of `policy`."""
-    model, dtype = inner(policy), dtype_of(run, config)
+    dtype = dtype_of(run, config)
     dtype = "bfloat16" if dtype == "mixed" else dtype
     if run.engine == "transformers":
         shards = sharded(run, config)
-        if shards:
-            model = copy.deepcopy(model).requires_grad_(False)
-            model = rounded(model) if dtype_of(run, config) == "mixed" else model
-            model = model.to("cuda" if on_gpu(run) else "cpu")
-        return TransformersEngine(model, codec, max_rows=config.in_flight, copy=shards)
+        model = policy_of(run, config, mixed=dtype).requires_grad_(False) if shards else policy
+        return TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
     from colocated import ColocatedEngine
 
-    window = min(run.engine_window or window_of(agent_config), model.config.max_position_embeddings)
+    window = min(run.engine_window or window_of(agent_config), inner(policy).config.max_position_embeddings)
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if on_gpu(run):
         gpu_gib = torch.cuda.get_device_properties(0).total_memory / 2**30

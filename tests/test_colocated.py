@@ -25,7 +25,7 @@ from train import train
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
-from bench.colocated import level, step
+import bench.colocated as gpu_bench
 from colocated import ColocatedEngine
 
 CONFIG = base.AGENT
@@ -239,7 +239,7 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
 
 
 def test_the_gpu_benchmark_runs_here_in_small():
-    found = level("full", "2")
+    found = gpu_bench.level("full", "2")
     assert all(r["mean"] < 1e-5 and r["stale"] > 0.05 and set(r["seconds"]) == {"wake", "sync", "sleep"} for r in found["rounds"])
-    (first, second) = step("lora", tiny=True)["steps"]
+    (first, second) = gpu_bench.step("lora", tiny=True)["steps"]
     assert first["mismatch_mean"] < 1e-5 and second["mismatch_mean"] < 1e-5 and second["computed_tokens"] > 0

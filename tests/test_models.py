@@ -128,6 +128,24 @@ def test_settings_that_do_not_go_together(folder, tmp_path):
     assert "quantise" in settings.docs(GRPOConfig)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec, tmp_path, tied):
+    import psutil
+
+    large = random_policy(codec, hidden_size=1024, intermediate_size=4096, tie_word_embeddings=tied)
+    large.config.save_pretrained(tmp_path)  # and no weights
+    n_bytes = sum(p.numel() * 4 for p in large.parameters())
+    process = psutil.Process()
+    before = process.memory_info().rss
+    model = load_model(tmp_path, device="unset")
+    assert process.memory_info().rss - before < n_bytes / 4
+    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in large.named_parameters()}
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), large.buffers(), strict=True)) and list(model.buffers())
+    model.load_state_dict(large.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, large.eval()(IDS).logits)
+
+
 def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
     run = train.train(run_config(settings.EMBEDDED, tmp_path, "a"), config, base.AGENT)
