@@ -56,7 +56,8 @@ def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print) -
         brief = replace(agent, memory_tokens=min(TOKENS, agent.memory_tokens), final_tokens=min(TOKENS, agent.final_tokens))
         brief = replace(brief, max_sections=min(2, brief.max_sections or 2))
         torch.set_num_threads(1)
-        _look(train(short, small, brief, rewards=made_up), say)
+        missing = [source for source in (run.data, run.validation) if source not in ("", "world") and not Path(source).exists()]
+        _look(train(short, small, brief, rewards=made_up), missing, say)
 
 
 def made_up(form: str):
@@ -136,8 +137,8 @@ def _tasks(run: RunConfig, source: str, say) -> str:
     return "world"
 
 
-def _look(folder: Path, say) -> None:
-    """Say what the run has left, and load its export."""
+def _look(folder: Path, missing: list[str], say) -> None:
+    """Say what the run has left, load its export, and say what is missing."""
     import csv
 
     import torch
@@ -151,5 +152,6 @@ def _look(folder: Path, say) -> None:
             raise RuntimeError("The export computes no numbers.")
     say(
         f"{len(rows)} steps, {int(sum(float(r['written_tokens']) for r in rows))} tokens written, sampler and trainer "
-        f"{float(rows[-1]['mismatch_mean']):.1g} apart, {int(float(rows[-1]['trained_rows']))} turns trained on in the last, the export loads. The run can begin."
+        f"{float(rows[-1]['mismatch_mean']):.1g} apart, {int(float(rows[-1]['trained_rows']))} turns trained on in the last, the export loads."
     )
+    say(f"The run can begin once {' and '.join(missing)} can be read." if missing else "The run can begin.")

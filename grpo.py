@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from data import Task
-from graders import strip_thinking
-from memagent import Agent, AgentConfig, Finish, Group, Trajectory
+from memagent import Agent, AgentConfig, Group, Trajectory
+from metrics import UPDATE_METRICS, describe, on_gpu
 from models import inner, optimizer_of
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
@@ -243,16 +243,6 @@ class Tasks(Protocol):
 
 Reward = Callable[[Trajectory], float]
 
-# what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
-UPDATE_METRICS = (
-    "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "mismatch_mean", "kl", "grad_norm", "skipped_updates", "computed_tokens",
-    "share_saved",
-)  # fmt: skip
-
-
-# dense bfloat16 floating-point operations a second, by the makers' data sheets
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "L4": 121e12, "A10": 125e12}
-
 
 class GRPO(lightning.LightningModule):
     """One policy, one engine, one agent; `training_step` is the algorithm.
@@ -294,7 +284,12 @@ class GRPO(lightning.LightningModule):
             sampled = time.perf_counter()
         switch_s = ready - start + time.perf_counter() - sampled  # to wake the engine, bring it the weights, put it to sleep
         rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
-        self.metrics = self.describe(rows, {name: n - counted[name] for name, n in self.engine.counts().items()})
+        counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
+            "trained_rows": len(rows),
+            "turn_tokens": sum(map(len, rows)),
+            "trained_tokens": sum(len(r.response_ids) for r in rows),
+        }
+        self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(self.groups, counts)
         rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
         if self.metrics["trained_rows"]:
             self.update(rows)
@@ -305,7 +300,9 @@ class GRPO(lightning.LightningModule):
         end = time.perf_counter()
         read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
         self.metrics |= {"rollout_s": rolled - start, "switch_s": switch_s, "update_s": end - rolled, "step_s": end - start}
-        self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | self.on_gpu(end - rolled)
+        self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | on_gpu(
+            inner(self.model), self.metrics["computed_tokens"], end - rolled
+        )
 
     def at_level(self, values: Sequence):
         """The value for the present length of the tasks; the last one holds for all further lengths."""
@@ -473,66 +470,6 @@ class GRPO(lightning.LightningModule):
             done = list(rollout(self.engine, self.agent, jobs, self.agent_config, sampling, config.seed, config.in_flight))
         n = ranks.total({"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)})
         return {"score": n["score"] / n["n"], "n": int(n["n"])}
-
-    def describe(self, rows: list[Row], counted: dict[str, int]) -> dict[str, float]:
-        """What happened in this rollout, as numbers: means and sums over all ranks. counted: the engine's tokens."""
-        trajectories = [t for group in self.groups for t in group.trajectories]
-        updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
-        sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
-        n = ranks.total({
-            "trajectories": len(trajectories),
-            "groups": len(self.groups),
-            "reward": sum(t.reward for t in trajectories),
-            "groups_without_signal": sum(not g.signal for g in self.groups),
-            "failed": sum(bool(t.error) for t in trajectories),
-            "turns": sum(len(t.turns) for t in trajectories),
-            "updates": len(updates),
-            "memory_tokens": sum(len(t.response_ids) for t in updates),
-            "memory_cut": sum(t.finish is Finish.LENGTH for t in updates),
-            "memory_empty": sum(not strip_thinking(t.response).strip() for t in updates),
-            "read_tokens": sum(len(turn.prompt_ids) for t in trajectories for turn in t.turns),
-            "written_tokens": len(sampled),
-            "surprisal": -sum(sampled),
-            "trained_rows": len(rows),
-            "turn_tokens": sum(map(len, rows)),
-            "trained_tokens": sum(len(r.response_ids) for r in rows),
-            **counted,
-        })  # fmt: skip
-        each, update = n["trajectories"], max(1, n["updates"])
-        return (
-            {
-                "step": self.done_steps,
-                "level": self.level,
-                "reward": n["reward"] / each,
-                "groups_without_signal": n["groups_without_signal"] / n["groups"],
-                "failed": n["failed"] / each,
-                "turns": n["turns"] / each,
-                "memory_tokens": n["memory_tokens"] / update,
-                "memory_cut": n["memory_cut"] / update,
-                "memory_empty": n["memory_empty"] / update,
-                "read_tokens": n["read_tokens"],
-                "written_tokens": n["written_tokens"],
-                "surprisal": n["surprisal"] / max(1, n["written_tokens"]),  # of the sampled tokens: an estimate of the entropy
-                "trained_rows": n["trained_rows"],
-                "turn_tokens": n["turn_tokens"],
-                "trained_tokens": n["trained_tokens"],
-                "lr": self.rate(self.done_steps),
-            }
-            | dict.fromkeys(UPDATE_METRICS, 0.0)
-            | {name: n[name] for name in counted}
-        )
-
-    def on_gpu(self, update_s: float) -> dict[str, float]:
-        """Utilisation of the update (MFU: matrix multiplications of the layers alone, of a card in PEAK_FLOPS) and peak memory; {} on a CPU."""
-        if self.device.type != "cuda":
-            return {}
-        layers = list(inner(self.model).model.layers.parameters())
-        per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)  # a frozen weight has no gradient of its own
-        name = torch.cuda.get_device_name(self.device)
-        peak = next((flops for card, flops in PEAK_FLOPS.items() if card in name), math.nan)
-        peak_gib = ranks.most(torch.cuda.max_memory_allocated(self.device) / 2**30)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return {"mfu": self.metrics["computed_tokens"] * per_token / update_s / peak / ranks.world(), "peak_gib": peak_gib}
 
     def grow(self) -> None:
         """Longer tasks once the present ones are learnt."""

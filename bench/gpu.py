@@ -19,8 +19,9 @@ from statistics import median
 import torch
 
 from bench.common import finish, line, table
-from grpo import PEAK_FLOPS, Row, logprobs, pack, policy_loss, recompute, token_weights
+from grpo import Row, logprobs, pack, policy_loss, recompute, token_weights
 from models import with_lora
+from plan import CARDS
 from settings import GRPOConfig
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
@@ -112,7 +113,7 @@ def cell(mode: str, tiny: bool, device: str) -> dict:
     layers = [p for name, p in policy.named_parameters() if ".layers." in name]
     per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
     card = torch.cuda.get_device_name() if device == "cuda" else ""
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in card), float("nan"))
+    peak = next((tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), float("nan"))
     for layout in ("paper", "shared"):
         rows = turns(layout, 2, shape, vocab)
         seconds, computed = [], 0

@@ -37,7 +37,9 @@ def test_a_recipe_says_everything_and_can_be_dry_run(path):
         assert stored[section].keys() == {field.name for field in fields(cls)}, section
     said = []
     dry_run(*read(path), said.append)
-    assert said[-1].endswith("The run can begin.") and said[-1].startswith("2 steps")
+    assert said[-2].startswith("2 steps") and said[-2].endswith("the export loads.")
+    data = stored["run"]["data"]
+    assert said[-1] == "The run can begin." if data == "world" else said[-1].startswith(f"The run can begin once {data} and ")
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen3-0.6b-24gb", 24), ("qwen3-4b-80gb-lora", 80), ("qwen3-4b-8x80gb-full", 80),
