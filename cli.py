@@ -149,7 +149,7 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
 def export(run: Annotated[Path, typer.Argument(help="a run's folder")],
            step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
            best: Annotated[bool, typer.Option("--best", help="of the checkpoint with the best validation")] = False,
-           out: Annotated[Path | None, typer.Option(help="folder of the export, default: RUN/model; adapters go to a folder `adapter` beside it")] = None,
+           out: Annotated[Path | None, typer.Option(help="new folder; default: RUN/model, which is replaced. Adapters go to OUT-adapter, or to RUN/adapter")] = None,
            dtype: Annotated[str, typer.Option(help="of the weights: float32 or bfloat16")] = "float32"):  # fmt: skip
     """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and vLLM load."""
     from train import export as run_export

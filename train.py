@@ -147,7 +147,7 @@ def sharded(run: RunConfig, config: GRPOConfig) -> bool:
     return run.devices * run.num_nodes > 1 or dtype_of(run, config) == "mixed"
 
 
-def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards=reward) -> GRPO:
+def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards=None) -> GRPO:
     """Model, engine, tasks and module, before anything is written."""
     check(run, config)
     tasks = tasks_of(run, config)
@@ -162,7 +162,18 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
         reference = rounded(reference) if dtype_of(run, config) == "mixed" else reference
     engine = engine_for(run, config, agent_config, model, codec)
     mixed = dtype_of(run, config) == "mixed"
-    grpo = GRPO(model, engine, AGENTS[run.agent], rewards(agent_config.form), tasks, config, agent_config, reference, shards, mixed)
+    grpo = GRPO(
+        model,
+        engine,
+        AGENTS[run.agent],
+        (rewards or reward)(agent_config.form),
+        tasks,
+        config,
+        agent_config,
+        reference,
+        shards,
+        mixed,
+    )
     grpo.validation = validation_of(run)
     return grpo
 
@@ -258,8 +269,8 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
             which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
             raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
     if run.devices > 1 and not ranks.launched():
-        return ranks.launch(_train, run.devices, run, config, agent_config, folder, callbacks, rewards or reward)
-    return _train(run, config, agent_config, folder, callbacks, rewards or reward)
+        return ranks.launch(_train, run.devices, run, config, agent_config, folder, callbacks, rewards)
+    return _train(run, config, agent_config, folder, callbacks, rewards)
 
 
 def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, callbacks, rewards) -> Path:
@@ -332,8 +343,8 @@ def _fit(module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentCo
 def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "float32", of_best: bool = False) -> Path:
     """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: which one, the last if None, or with of_best the best by validation. out: where to, `model` in the run's folder if None; a policy
-    with adapters leaves them in `adapter` beside it. Any number of ranks may have trained it: this is one process, on the host. All
+    step: which one, the last if None, or with of_best the best by validation. out: a new folder; None = `model` in the run's folder, which
+    is replaced. A policy with adapters leaves them in OUT-adapter, or in `adapter` in the run's folder. Any number of ranks may have trained it: this is one process, on the host. All
     arithmetic is in float32, and then the weights are rounded to `dtype`. Written beside and renamed.
     """
     saved, stored = checkpoints(folder), settings.begun(folder)
@@ -347,6 +358,9 @@ def export(folder: Path, step: int | None = None, out: Path | None = None, dtype
     if step not in saved:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, sorted(saved)))}.")
     run, config, agent = RunConfig(**stored["run"]), GRPOConfig(**stored["grpo"]), AgentConfig(**stored["agent"])
+    adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
+    if there := [path for path in (out, adapter) if out and path.exists()]:
+        raise UserError(f"{there[0]} is there already: give another --out.")
     out = out or folder / "model"
     # quantised where it was when it was trained: each kind of processor rounds in its own way
     model = policy_of(
@@ -358,7 +372,7 @@ def export(folder: Path, step: int | None = None, out: Path | None = None, dtype
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     if config.lora_rank:
-        model.save_pretrained(out.with_name("adapter"))
+        model.save_pretrained(adapter)
         model = merged(model)
     model.to(getattr(torch, dtype)).save_pretrained(temporary)
     Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code).tokenizer.save_pretrained(temporary)

@@ -181,6 +181,8 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
     settings.dump(tmp_path / "config.yaml", run=RunConfig(model=str(tmp_path / "base")), grpo=GRPOConfig(), agent=agent)
     save_checkpoint(tmp_path / "checkpoints" / "step-3", policy, torch.optim.AdamW(policy.parameters()), {})
     assert train.export(tmp_path, out=tmp_path / "model") == tmp_path / "model"
+    with pytest.raises(UserError, match="is there already"):
+        train.export(tmp_path, out=tmp_path / "model")
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(UserError, match="There are no templates"):
         train.export(tmp_path)

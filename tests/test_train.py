@@ -402,3 +402,48 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     for dataset, expected in share.items():
         task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
         assert REWARD("boxed")(Trajectory(task, [turn])) == pytest.approx(expected)
+
+
+def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.75, 0.25, 0.75, 0.5, 0.25, 0.125])
+    monkeypatch.setattr(train.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
+    run = run_config(model, tmp_path, "a", save_every=1, keep_checkpoints=2, validation="world", validation_n=4)
+    folder = train.train(run, GRPO, base.AGENT)
+    assert set(runs.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
+    assert [row["score"] for row in runs.validations(folder)] == [0.5, 0.75, 0.25, 0.75, 0.5, 0.25, 0.125]
+    exports = {}
+    for name, which in {"best": {"of_best": True}, "four": {"step": 4}, "last": {}, "half": {"dtype": "bfloat16"}}.items():
+        path = train.export(folder, out=tmp_path / name, **which)
+        exports[name] = AutoModelForCausalLM.from_pretrained(path).state_dict()
+        policy = AutoModelForCausalLM.from_pretrained(model)
+        runs.load_checkpoint(folder / "checkpoints" / ("step-4" if name in ("best", "four") else "step-7"), policy)
+        for key, value in policy.state_dict().items():
+            assert torch.equal(exports[name][key], value.to(exports[name][key].dtype)), (name, key)
+    assert {value.dtype for value in exports["half"].values()} == {torch.bfloat16}
+    assert not torch.equal(exports["best"]["model.norm.weight"], exports["last"]["model.norm.weight"])
+    with pytest.raises(UserError, match="no checkpoint of step 5; there are 4, 6, 7"):
+        train.export(folder, step=5)
+    with pytest.raises(UserError, match="is no run with a checkpoint"):
+        train.export(tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "step-7")
+    shutil.rmtree(folder / "checkpoints" / "step-4")
+    scores = iter([0.25, 0.125])
+    monkeypatch.setattr(train.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
+    train.train(run, GRPO, base.AGENT, resume=True)
+    assert [row["step"] for row in runs.validations(folder)] == [1, 2, 3, 4, 5, 6, 7]  # 7 once, measured anew
+
+
+def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):
+    run = run_config(model, tmp_path, "a", validation="world", validation_n=5)
+    tasks = train.validation_of(run)
+    assert (
+        len(tasks) == 5 and {task.kind for task in tasks} == {"one_fact", "two_hop"} and all("-dev-2-" in task.id for task in tasks)
+    )
+    module = train.build(run, GRPO, base.AGENT)
+    first, second = module.validate(), module.validate()
+    assert first == second and first["n"] == 5 and 0 < first["score"] < 1
+    (tmp_path / "own.jsonl").write_text('{"question": "Where?", "answer": "Lima", "context": "Lima."}\n')
+    assert [t.question for t in train.validation_of(replace(run, validation=str(tmp_path / "own.jsonl")))] == ["Where?"]
+    with pytest.raises(UserError, match="nowhere"):
+        train.train(replace(run, validation="nowhere.jsonl"), GRPO, base.AGENT)
+    assert not (tmp_path / "a").exists()
