@@ -128,7 +128,7 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
     if dry_run:
         from dryrun import dry_run as run_dry
 
-        return run_dry(run_config, grpo_config, agent_config, typer.echo)
+        return run_dry(run_config, grpo_config, agent_config, typer.echo, resume)
     from eval import write_summary
     from progress import TrainingProgress
     from ranks import first

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import data
+import settings
 from memagent import AgentConfig
 from plan import KNOWN, geometry, plan
 from settings import EMBEDDED, GRPOConfig, RunConfig
@@ -26,19 +27,26 @@ TOKENS = 24  # of a response
 CARDS_GIB = (24, 48, 80, 141)
 
 
-def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print) -> None:
+def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, resume: bool = False) -> None:
     """Two steps, two checkpoints and an export; `say` is told what stands in and what came out. UserError if the run cannot be."""
     import torch
     from transformers.utils import logging as hf_logging
 
-    from train import check, train
+    from train import check, check_folder, tasks_of, train
 
     check(run, config, here=False)
+    folder = settings.run_path(run.runs, run.name) if run.name else None
+    if folder:
+        check_folder(folder, resume)
     hf_logging.disable_progress_bar()
     _say_plan(run, config, agent, say)
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
         model = _stand_in(run, Path(temporary, "base"), agent, say)
         tasks, validation = _tasks(run, run.data, say), _tasks(run, run.validation, say)
+        if tasks == run.data:
+            source = tasks_of(run, config)
+            for level, n in enumerate(config.tasks_per_step):
+                source.batch(0, min(level, source.levels), n)
         devices = min(run.devices * run.num_nodes, 2)
         if devices < run.devices * run.num_nodes:
             say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -69,8 +71,7 @@ def everywhere(value) -> list:
 
 def barrier() -> None:
     """Nobody goes on before everybody is here."""
-    if world() > 1:
-        dist.barrier()
+    total({"": 0.0})
 
 
 # ---------------------------------------------------------------- weights in shards
@@ -91,7 +92,8 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     whole_everywhere = {p for p in lm.parameters() if hasattr(p, "quant_state")}
     weights = {} if rank() else {name: p.detach() for name, p in lm.named_parameters() if p not in whole_everywhere}
     for module in (*lm.model.layers, lm):
-        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=whole_everywhere)
+        # after a pass without gradient, too: whoever looks at the parameters between two passes finds the shards
+        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=whole_everywhere, reshard_after_forward=True)
     with torch.no_grad():
         for name, p in lm.named_parameters():  # one at a time is whole on a device
             if p not in whole_everywhere:
@@ -134,20 +136,25 @@ def launch(function: Callable, n: int, *args):
 
     If one fails all are ended. A UserError of any of them is raised here, once.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their report of a failure is a page
-    config = LaunchConfig(
-        run_id="memagent", min_nodes=1, max_nodes=1, nproc_per_node=n, rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0,
-    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+        config = LaunchConfig(
+            run_id="memagent", min_nodes=1, max_nodes=1, nproc_per_node=n, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+            local_addr="localhost", max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )  # fmt: skip
         try:
             return elastic_launch(config, _body)(folder, n, function, *args)[0]
+        except SignalException as error:  # all have ended
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + error.sigval) from None
         except ChildFailedError as error:
-            said = sorted(Path(folder).iterdir())
-            if said:
+            if said := sorted(path for path in Path(folder).iterdir() if path.name.isdigit()):
                 raise UserError(said[0].read_text(encoding="utf-8")) from None
             number, failure = error.get_first_failure()
             told = (
@@ -179,7 +186,8 @@ def joined(on_gpu: bool) -> Iterator[None]:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     alone = {} if launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(backend, device_id=device, **alone)
+    # a rank may sample, or export, for long while the others wait; one that has ended is noticed without a timeout
+    dist.init_process_group(backend, device_id=device, timeout=timedelta(hours=6), **alone)
     try:
         yield
     finally:

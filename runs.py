@@ -70,8 +70,8 @@ class Writer:
     def __init__(self, path: Path, position: int = 0):
         self.path = path
         with path.open("ab") as file:
-            file.truncate(position)
-        self.position = position
+            self.position = min(position, file.seek(0, 2))  # shorter, if somebody has cut it: it is not filled up
+            file.truncate(self.position)
 
     def write(self, parts: Iterable[bytes]) -> None:
         """What `packed` gives, one part after the other."""
@@ -134,20 +134,23 @@ class Keeper(lightning.Callback):
     """
 
     def __init__(
-        self, folder: Path, save_every: int, keep_trajectories: int, steps: int, keep_checkpoints: int = 1, begin=lambda: None
-    ):
+        self, folder: Path, save_every: int, keep_trajectories: int, steps: int, keep_checkpoints: int = 1,
+        dtype: str = "float32", begin=lambda: None,
+    ):  # fmt: skip
         self.folder, self.save_every, self.keep_trajectories, self.steps = folder, save_every, keep_trajectories, steps
-        self.keep_checkpoints, self.begin = keep_checkpoints, begin
+        self.keep_checkpoints, self.dtype, self.begin = keep_checkpoints, dtype, begin
         self.writer: Writer | None = None
 
     def on_fit_start(self, trainer, module) -> None:
         position = 0
         if saved := checkpoints(self.folder):
             state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
-            position = state.pop("position", 0)
-            for name, value in state.items():
-                setattr(module, name, value)
+            position = state["position"]
+            for name in module.counters:
+                setattr(module, name, state[name])
         if ranks.rank() == 0:
+            for left in (self.folder / "checkpoints").glob(".step-*.tmp"):  # of a run that was killed
+                shutil.rmtree(left)
             self.begin()
             self.writer = Writer(self.folder / "trajectories.jsonl.gz", position)
             keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
@@ -175,7 +178,7 @@ class Keeper(lightning.Callback):
     def save(self, module) -> None:
         step = module.done_steps
         path = self.folder / "checkpoints" / f"step-{step}"
-        state = module.counters | {"position": self.writer.position if self.writer else 0}
+        state = module.counters | {"position": self.writer.position if self.writer else 0, "dtype": self.dtype}
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)
@@ -190,7 +193,7 @@ class Keeper(lightning.Callback):
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run: steps done -> folder."""
     found = (folder / "checkpoints").glob("step-*")
-    return {int(path.name.removeprefix("step-")): path for path in found}
+    return {int(number): path for path in found if (number := path.name.removeprefix("step-")).isdigit()}
 
 
 def done_steps(folder: Path) -> int:
@@ -227,6 +230,13 @@ def _trained(model) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
+def base_mark(model) -> list[float]:
+    """A few numbers that tell one set of frozen weights from another, in whatever type they are: [] if all are trained."""
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.ndim > 1 and p.is_floating_point()]
+    some = [ranks.whole(p).double() for p in (frozen[:1] + frozen[-1:])]
+    return [value for p in some for value in (p.abs().mean().item(), p.flatten()[: p.shape[-1]].abs().mean().item())]
+
+
 def _alone(model) -> bool:
     """Whether this process has all weights itself, and reads or writes a checkpoint without the others."""
     return not any(hasattr(p, "full_tensor") for p in model.parameters())
@@ -243,16 +253,18 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
     shards; any number of ranks reads them. UserError, on all ranks, where it cannot be written."""
     import torch.distributed.checkpoint as dcp
 
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary, base = path.with_name(f".{path.name}.tmp"), base_mark(model)
     try:
         if ranks.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         ranks.barrier()
-        state_dict = {"weights": _trained(model), "optimizer": _optimizer_state(model, optimizer)}
+        state_dict = {"weights": _trained(model)}
+        if optimizer.state:  # asked for earlier, the library would make a step to have one
+            state_dict["optimizer"] = _optimizer_state(model, optimizer)
         dcp.save(state_dict, checkpoint_id=temporary, no_dist=_alone(model))
         if ranks.rank() == 0:
-            (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            (temporary / "state.json").write_text(json.dumps(state | {"base": base}), encoding="utf-8")
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:  # torch says with a RuntimeError that the disk is full
@@ -266,16 +278,17 @@ def load_checkpoint(path: Path, model, optimizer=None) -> dict:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
+    state = read_state(path)
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict):
-            raise ValueError("state.json holds no names and numbers")
         there = {name.removeprefix("weights.") for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata}
         weights = _trained(model)
         if other := {name for name in there if not name.startswith("optimizer.")} ^ set(weights):
             raise ValueError(f"its weights have other names, such as {min(other)}")
+        was, now = state["base"], base_mark(model)
+        if len(was) != len(now) or any(abs(a - b) > 0.02 * abs(a) for a, b in zip(was, now, strict=True)):
+            raise ValueError("its adapters belong to other base weights")
         dcp.load({"weights": weights}, checkpoint_id=path, no_dist=_alone(model))
-        if optimizer:
+        if optimizer and len(there) > len(weights):
             moments = {"optimizer": _optimizer_state(model, optimizer)}
             dcp.load(moments, checkpoint_id=path, no_dist=_alone(model))
             set_optimizer_state_dict(model, optimizer, moments["optimizer"], options=StateDictOptions(ignore_frozen_params=True))
@@ -283,6 +296,17 @@ def load_checkpoint(path: Path, model, optimizer=None) -> dict:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError,
             dcp.CheckpointException) as error:  # fmt: skip
         raise UserError(f"{path} is damaged or is no checkpoint of this model, give another --name: {_reason(error)}.") from error
+
+
+def read_state(path: Path) -> dict:
+    """What a checkpoint holds beside weights and optimizer: counters, the trajectories' position, the type and a mark of the base weights."""
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not {"base", "dtype", "position", "done_steps"} <= state.keys():
+            raise ValueError("state.json does not hold what it should")
+        return state
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or is no checkpoint, give another --name: {_reason(error)}.") from error
 
 
 def _reason(error: Exception) -> str:

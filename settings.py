@@ -85,7 +85,7 @@ class GRPOConfig:
     group_size: int = 16
     """G, trajectories of one task"""
     updates_per_rollout: int = 1
-    """optimizer steps on one rollout, each on its own part of the groups"""
+    """optimizer steps on one rollout, each on its own part of the trajectories"""
     credit: str = "share"
     """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
     normalisation: str = "std"

@@ -35,7 +35,7 @@ from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
 from models import inner, load_model, merged, with_lora
 from plan import GRAPHS_GIB, geometry, plan
 from rollout import Engine, seed_of
-from runs import Keeper, StepCSV, best, checkpoints, done_steps, load_checkpoint
+from runs import Keeper, StepCSV, best, checkpoints, done_steps, load_checkpoint, read_state
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from slots import TransformersEngine
 from text import Codec, UserError
@@ -127,6 +127,8 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
     """UserError for settings that cannot go together, or not `here`, on this machine."""
     if run.agent not in AGENTS:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
+    if run.engine == "vllm" and run.sleep == "2" and config.lora_rank:
+        raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use --sleep 1, never or auto.")
     ranks_wanted = run.devices * run.num_nodes
     if min(config.tasks_per_step) < ranks_wanted:
         raise UserError(
@@ -269,11 +271,11 @@ def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume:
             which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
             raise UserError(f"The run {folder} began with other settings ({which}): leave these out, or give another --name.")
     if run.devices > 1 and not ranks.launched():
-        return ranks.launch(_train, run.devices, run, config, agent_config, folder, callbacks, rewards)
-    return _train(run, config, agent_config, folder, callbacks, rewards)
+        return ranks.launch(_train, run.devices, run, config, agent_config, folder, resume, callbacks, rewards)
+    return _train(run, config, agent_config, folder, resume, callbacks, rewards)
 
 
-def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, callbacks, rewards) -> Path:
+def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, resume: bool, callbacks, rewards) -> Path:
     """One rank's part of it."""
     quiet()
     shards = sharded(run, config)
@@ -285,7 +287,7 @@ def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder
                 raise UserError(f"The run {folder} has done {start} steps already: give --steps {start} or more.")
             ranks.barrier()  # nobody looks at the folder any more
             if start < config.steps:
-                _fit(module, run, config, agent_config, folder, start, callbacks)
+                _fit(module, run, config, agent_config, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
                 settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
             if ranks.rank() == 0:
@@ -294,20 +296,23 @@ def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder
     return folder
 
 
-def _fit(module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, start: int, callbacks) -> None:
+def _fit(
+    module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder: Path, resume: bool, start: int, callbacks
+) -> None:
     """The steps from `start` on."""
-    first, new = ranks.rank() == 0, not folder.exists()
-    ranks.barrier()
+    first = ranks.rank() == 0
     if first:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=resume)
+        except FileExistsError:
+            raise UserError(f"The run {folder} has begun meanwhile: give another --name.") from None
         except OSError as error:
             raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
 
     def begin() -> None:
         settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
 
-    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps, run.keep_checkpoints, begin)
+    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps, run.keep_checkpoints, dtype_of(run, config), begin)
     on_cpu, strategy = not on_gpu(run), "auto"
     if sharded(run, config):
         strategy = ModelParallelStrategy(
@@ -333,7 +338,7 @@ def _fit(module: GRPO, run: RunConfig, config: GRPOConfig, agent_config: AgentCo
     try:
         trainer.fit(module, Steps(module))
     except UserError:
-        if new and first and not module.done_steps:  # nothing was learnt: only the mistake would be left
+        if not resume and first and not module.done_steps:  # nothing was learnt: only the mistake would be left
             shutil.rmtree(folder)
         raise
     if module.done_steps != config.steps:
@@ -344,45 +349,56 @@ def export(folder: Path, step: int | None = None, out: Path | None = None, dtype
     """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
 
     step: which one, the last if None, or with of_best the best by validation. out: a new folder; None = `model` in the run's folder, which
-    is replaced. A policy with adapters leaves them in OUT-adapter, or in `adapter` in the run's folder. Any number of ranks may have trained it: this is one process, on the host. All
-    arithmetic is in float32, and then the weights are rounded to `dtype`. Written beside and renamed.
+    is replaced. A policy with adapters leaves them in OUT-adapter, or in `adapter` in the run's folder. Any number of ranks may have
+    trained it: this is one process, on the host. All arithmetic is in float32, and then the weights are rounded to `dtype`. Written
+    beside and renamed.
     """
     saved, stored = checkpoints(folder), settings.begun(folder)
-    if not saved:
+    if not saved or not stored:
         raise UserError(f"{folder} is no run with a checkpoint.")
-    if of_best:
-        step = best(folder)
-        if step is None:
-            raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
+    if of_best and step is not None:
+        raise UserError("Give --step or --best, not both.")
+    if of_best and (step := best(folder)) is None:
+        raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     step = max(saved) if step is None else step
     if step not in saved:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, sorted(saved)))}.")
-    run, config, agent = RunConfig(**stored["run"]), GRPOConfig(**stored["grpo"]), AgentConfig(**stored["agent"])
+    out = out and out.absolute()
     adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
     if there := [path for path in (out, adapter) if out and path.exists()]:
         raise UserError(f"{there[0]} is there already: give another --out.")
     out = out or folder / "model"
-    # quantised where it was when it was trained: each kind of processor rounds in its own way
-    model = policy_of(
-        replace(run, dtype="float32" if dtype_of(run, config) == "mixed" else dtype_of(run, config)),
-        config,
-        "" if config.quantise else "cpu",
-    )
-    load_checkpoint(saved[step], model)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
+    try:
+        _write_export(saved[step], stored, temporary, adapter, dtype)
+        temporary.chmod(0o755)
+        shutil.rmtree(out, ignore_errors=True)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
+    """A run's checkpoint, with the settings that it began with, as a model folder."""
+    run, config, agent = RunConfig(**stored["run"]), GRPOConfig(**stored["grpo"]), AgentConfig(**stored["agent"])
+    # the base weights as they were in training: of the same type, and quantised on the same kind of processor, which rounds in its own way
+    was = read_state(checkpoint)["dtype"]
+    model = policy_of(replace(run, dtype="float32" if was == "mixed" else was), config, "" if config.quantise else "cpu")
+    load_checkpoint(checkpoint, model)
     if config.lora_rank:
         model.save_pretrained(adapter)
         model = merged(model)
-    model.to(getattr(torch, dtype)).save_pretrained(temporary)
-    Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code).tokenizer.save_pretrained(temporary)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code).tokenizer.save_pretrained(folder)
     agent = replace(agent, max_sections=None)  # a cap of training: who reads with the policy reads all, unless told not to
     if agent.templates:
-        (temporary / "templates").mkdir()
+        (folder / "templates").mkdir()
         for turn in TEMPLATES:
             if (path := Path(agent.templates, f"{turn}.txt")).is_file():
-                shutil.copy(path, temporary / "templates")
-    settings.dump(temporary / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})
-    shutil.rmtree(out, ignore_errors=True)
-    temporary.rename(out)
-    return out
+                shutil.copy(path, folder / "templates")
+    settings.dump(folder / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})

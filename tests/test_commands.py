@@ -179,7 +179,8 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
     policy.save_pretrained(tmp_path / "base")
     codec.tokenizer.save_pretrained(tmp_path / "base")
     settings.dump(tmp_path / "config.yaml", run=RunConfig(model=str(tmp_path / "base")), grpo=GRPOConfig(), agent=agent)
-    save_checkpoint(tmp_path / "checkpoints" / "step-3", policy, torch.optim.AdamW(policy.parameters()), {})
+    save_checkpoint(tmp_path / "checkpoints" / "step-3", policy, torch.optim.AdamW(policy.parameters()),
+                    {"done_steps": 3, "position": 0, "dtype": "float32"})  # fmt: skip
     assert train.export(tmp_path, out=tmp_path / "model") == tmp_path / "model"
     with pytest.raises(UserError, match="is there already"):
         train.export(tmp_path, out=tmp_path / "model")

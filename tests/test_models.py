@@ -9,6 +9,7 @@ import base
 import settings
 import train
 import worlds
+from dryrun import made_up
 from memagent import memagent
 from models import inner, load_model, merged, optimizer_of, with_lora
 from rollout import Sampling, rollout
@@ -148,7 +149,7 @@ def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec,
 
 def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
-    run = train.train(run_config(settings.EMBEDDED, tmp_path, "a"), config, base.AGENT)
+    run = train.train(run_config(settings.EMBEDDED, tmp_path, "a"), config, base.AGENT, rewards=made_up)
     names = FileSystemReader(run / "checkpoints" / "step-1").read_metadata().state_dict_metadata
     weights = [name for name in names if "param_groups" not in name]
     assert len(weights) == 4 * sum(name.startswith("weights.") for name in names) and all(".lora_" in name for name in weights)

@@ -1,3 +1,4 @@
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -73,5 +74,16 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
         assert any(words in line for line in said), words
     with pytest.raises(UserError, match="2 tasks and there are 16 ranks"):
         dry_run(replace(run, devices=16), config, agent, said.append)
+    tasks = "".join(json.dumps({"question": str(i), "answer": "Lima", "context": "Anna reached Lima."}) + "\n" for i in range(3))
+    (tmp_path / "mine.jsonl").write_text(tasks)
+    with pytest.raises(UserError, match="A step wants 4 tasks and the file has 3"):
+        dry_run(run, replace(config, tasks_per_step=(4,)), agent, said.append)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match="is there already"):
+        dry_run(replace(run, runs=str(tmp_path), name="there"), config, agent, said.append)
+    with pytest.raises(UserError, match="There is no run"):
+        dry_run(replace(run, runs=str(tmp_path), name="nowhere"), config, agent, said.append, resume=True)
+    with pytest.raises(UserError, match="Sleep level 2"):
+        dry_run(replace(run, sleep="2"), config, agent, said.append)
     with pytest.raises(UserError, match=r"needs its config\.json"):
         dry_run(replace(run, model="foo/bar"), config, agent, said.append)

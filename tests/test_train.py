@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_policy
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import base
@@ -447,3 +447,43 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     with pytest.raises(UserError, match="nowhere"):
         train.train(replace(run, validation="nowhere.jsonl"), GRPO, base.AGENT)
     assert not (tmp_path / "a").exists()
+
+
+def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
+    copy = tmp_path / "base"
+    shutil.copytree(model, copy)
+    run, config = run_config(copy, tmp_path, "a"), replace(GRPO, steps=1, lora_rank=2)
+    folder = train.train(run, config, base.AGENT)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: w + 0.05 for name, w in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    for again in (lambda: train.export(folder), lambda: train.train(run, replace(config, steps=2), base.AGENT, resume=True)):
+        with pytest.raises(UserError, match="its adapters belong to other base weights"):
+            again()
+    save_file({name: w.bfloat16() for name, w in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    train.export(folder)  # the same weights in another type
+
+
+def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    folder = train.train(run, config, base.AGENT)
+    shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
+    (folder / "checkpoints" / ".step-9.tmp").mkdir()
+    (folder / "trajectories.jsonl.gz").unlink()
+    train.train(run, replace(config, steps=2), base.AGENT, resume=True)
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        assert {json.loads(line)["step"] for line in file} == {1}
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [(".", "is there already"), ("a.txt", "is there already"), ("a.txt/x", "cannot be made")]
+)
+def test_an_export_that_cannot_be_written_is_one_sentence(model, tmp_path, monkeypatch, out, message):
+    monkeypatch.chdir(tmp_path)
+    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), base.AGENT)
+    Path("a.txt").write_text("mine")
+    with pytest.raises(UserError, match=message):
+        train.export(folder, out=Path(out))
+    with pytest.raises(UserError, match="not both"):
+        train.export(folder, step=1, of_best=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "a.txt"} and Path("a.txt").read_text() == "mine"
