@@ -140,8 +140,9 @@ def launch(function: Callable, n: int, *args):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # their report of a failure is a page
+    for name in logging.root.manager.loggerDict:  # each has a level of its own, and their report of a failure is a page
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
         config = LaunchConfig(
             run_id="memagent", min_nodes=1, max_nodes=1, nproc_per_node=n, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
@@ -175,6 +176,11 @@ def _body(folder: str, n: int, function: Callable, *args):
         path.with_suffix(".tmp").write_text(str(error), encoding="utf-8")
         path.with_suffix(".tmp").rename(path)
         raise SystemExit(2) from None
+    except (
+        KeyboardInterrupt,
+        SystemExit,
+    ):  # what was open has been closed; the signal comes twice, from the terminal and from `launch`
+        os._exit(130)
 
 
 @contextmanager
