@@ -15,6 +15,7 @@ import queue
 import random
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -274,7 +275,8 @@ class EndpointEngine:
             with connection.getresponse() as response:
                 raw = response.read()
         except (OSError, HTTPException) as error:
-            raise _Failed(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. "), passing=True) from None
+            passing = not isinstance(error, ssl.SSLCertVerificationError)  # who is not known now is not known later
+            raise _Failed(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. "), passing) from None
         finally:
             with self._changed:
                 self._sockets.pop(key, None)

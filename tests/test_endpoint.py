@@ -2,8 +2,10 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -544,3 +546,24 @@ def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engin
     assert plain(done) == plain(rollout(TransformersEngine(model, codec), memagent, jobs, config, Sampling(0.0)))
     assert {turn.finish for turn in refused} == {Finish.FULL} and "maximum context length" in refused[1].error
     assert engine.reused_tokens > 0  # the prompt that was asked twice
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
+def test_over_https_a_server_is_asked_if_its_certificate_is_known_and_else_not_waited_for(codec, serve, tmp_path, monkeypatch):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
+                    "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert], check=True, capture_output=True)  # fmt: skip
+    server = serve()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    url = f"https://localhost:{server.port}/v1"
+    start = time.monotonic()
+    with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED"):
+        EndpointEngine([url], "m", codec)
+    assert time.monotonic() - start < 5
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    engine = EndpointEngine([url], "m", codec)
+    done = list(rollout(engine, memagent, [(task, 0) for task in tasks(3)], CONFIG, Sampling(0.0)))
+    engine.close()
+    assert len(done) == 3 and not any(t.error for t in done)
