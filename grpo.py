@@ -263,6 +263,7 @@ class GRPO(lightning.LightningModule):
         reference=None,
         shards: bool = False,
         mixed: bool = False,
+        validation: Sequence[Task] = (),
     ):
         super().__init__()
         self.automatic_optimization = False
@@ -273,7 +274,8 @@ class GRPO(lightning.LightningModule):
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
         self.groups: list[Group] = []
-        self.validation: list[Task] = []
+        self.validation = validation
+        self.validated: dict[str, float] = {}  # what the last one gave
 
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
@@ -469,7 +471,8 @@ class GRPO(lightning.LightningModule):
             jobs = ((task, 0) for task in self.validation[ranks.rank() :: ranks.world()])
             done = list(rollout(self.engine, self.agent, jobs, self.agent_config, sampling, config.seed, config.in_flight))
         n = ranks.total({"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)})
-        return {"score": n["score"] / n["n"], "n": int(n["n"])}
+        self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
+        return self.validated
 
     def grow(self) -> None:
         """Longer tasks once the present ones are learnt."""

@@ -52,9 +52,11 @@ class TrainingProgress(lightning.Callback):
 
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
+        self.validated: dict[str, float] = {}
         self.progress: Progress | None = None  # until training starts: an error before that has no bar to stop
 
     def on_train_start(self, trainer, module) -> None:
+        self.validated = module.validated
         self.progress = bar("steps")
         self.task = self.progress.add_task("training", total=self.steps, completed=module.done_steps, note="")
         self.progress.start()
@@ -64,6 +66,10 @@ class TrainingProgress(lightning.Callback):
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"reward {m['reward']:.2f}  turns {m['turns']:.0f}  {rate:,.0f} tokens/s"
         self.progress.update(self.task, completed=module.done_steps, note=note)
+        if module.validated is not self.validated:
+            self.validated = module.validated
+            score, n = self.validated["score"], self.validated["n"]
+            self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
         if module.done_steps % self.every == 0:
             self.progress.print(
                 f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m['memory_tokens']:>5.1f} tokens"

@@ -80,9 +80,9 @@ def barrier() -> None:
 def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     """Each rank keeps its part of every weight and has a layer's in full only while it computes with it (FSDP2), in place.
 
-    model: a causal LM or a peft model around one; rank 0's weights count, the others' need not be set. mixed: weights, gradients and optimizer in float32, what is computed with in bfloat16.
-    methods: functions of the causal LM, made methods of it, during which its own weights (embedding, lm_head) are there too; it is never
-    called as a whole. 4-bit weights have no shards: every rank has them all.
+    model: a causal LM or a peft model around one; rank 0's weights count, the others' need not be set. mixed: weights, gradients and
+    optimizer in float32, what is computed with in bfloat16. methods: functions of the causal LM, made methods of it, during which its own
+    weights (embedding, lm_head) are there too; it is never called as a whole. 4-bit weights have no shards: every rank has them all.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     from torch.distributed.tensor import distribute_tensor
@@ -97,12 +97,8 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     with torch.no_grad():
         for name, p in lm.named_parameters():  # one at a time is whole on a device
             if p not in whole_everywhere:
-                full = (
-                    torch.empty(p.shape, dtype=p.dtype, device=mesh.device_type)
-                    if rank()
-                    else weights.pop(name).to(mesh.device_type)
-                )
-                p.copy_(distribute_tensor(full, p.device_mesh, p.placements))
+                full = weights.pop(name) if rank() == 0 else torch.empty(p.shape, dtype=p.dtype)
+                p.copy_(distribute_tensor(full.to(mesh.device_type), p.device_mesh, p.placements))
     for name, function in methods.items():
         setattr(lm, name, types.MethodType(function, lm))
         register_fsdp_forward_method(lm, name)
@@ -186,7 +182,8 @@ def _body(folder: str, n: int, function: Callable, *args):
 @contextmanager
 def joined(on_gpu: bool) -> Iterator[None]:
     """Be the rank that the environment says, or the only one where it says nothing."""
-    device = None
+    device, names = None, ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}  # Lightning sets what is missing
     if on_gpu:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -199,3 +196,5 @@ def joined(on_gpu: bool) -> Iterator[None]:
     finally:
         if _grouped():  # vLLM may have ended it
             dist.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)

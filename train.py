@@ -7,7 +7,6 @@ Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import random
 import shutil
@@ -157,27 +156,15 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
     codec = Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code, thinking=agent_config.thinking)
     shards = sharded(run, config)
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
-    model = policy_of(run, config, ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else "")
-    reference = None
+    where = ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else ""
+    model, reference, validation = policy_of(run, config, where), None, validation_of(run)
     if config.kl and not config.lora_rank:
-        reference = copy.deepcopy(model).requires_grad_(False)
-        reference = rounded(reference) if dtype_of(run, config) == "mixed" else reference
+        reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
     engine = engine_for(run, config, agent_config, model, codec)
-    mixed = dtype_of(run, config) == "mixed"
-    grpo = GRPO(
-        model,
-        engine,
-        AGENTS[run.agent],
-        (rewards or reward)(agent_config.form),
-        tasks,
-        config,
-        agent_config,
-        reference,
-        shards,
-        mixed,
-    )
-    grpo.validation = validation_of(run)
-    return grpo
+    return GRPO(
+        model, engine, AGENTS[run.agent], (rewards or reward)(agent_config.form), tasks, config, agent_config, reference,
+        shards=shards, mixed=dtype_of(run, config) == "mixed", validation=validation,
+    )  # fmt: skip
 
 
 def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, policy, codec: Codec) -> Engine:

@@ -41,6 +41,7 @@ CASES = {
     "lora": (replace(CONFIG, lora_rank=4), {}),
     "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
     "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
+    "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
     "a rank without signal": (replace(CONFIG, aggregation="row_mean"), {}),
 }
 
@@ -294,8 +295,9 @@ def test_settings_that_do_not_go_together(tmp_path):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
-    config = replace(DEMO, steps=3, lora_rank=lora_rank)
+    config, environment = replace(DEMO, steps=3, lora_rank=lora_rank), dict(os.environ)
     folder = train.train(run_config(tmp_path, "a", dtype="mixed"), config, AGENT)
+    assert os.environ == environment
     weights, metrics, *_ = outcome(folder)
     assert all(0 < row["mismatch_mean"] < 0.02 for row in metrics)
     exact = outcome(train.train(run_config(tmp_path, "b"), config, AGENT))
