@@ -144,6 +144,7 @@ def launch(function: Callable, n: int, *args):
             run_id="memagent", min_nodes=1, max_nodes=1, nproc_per_node=n, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
             local_addr="localhost", max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
+        before, tempfile.tempdir = tempfile.tempdir, folder  # where torch leaves files of processes that have failed
         try:
             return elastic_launch(config, _body)(folder, n, function, *args)[0]
         except SignalException as error:  # all have ended
@@ -160,6 +161,8 @@ def launch(function: Callable, n: int, *args):
                 else failure.message
             )
             raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {told}") from None
+        finally:
+            tempfile.tempdir = before
 
 
 def _body(folder: str, n: int, function: Callable, *args):
