@@ -145,6 +145,9 @@ def launch(function: Callable, n: int, *args):
             local_addr="localhost", max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
         before, tempfile.tempdir = tempfile.tempdir, folder  # where torch leaves files of processes that have failed
+        handlers = {
+            s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        }  # it takes them over
         try:
             return elastic_launch(config, _body)(folder, n, function, *args)[0]
         except SignalException as error:  # all have ended
@@ -163,6 +166,9 @@ def launch(function: Callable, n: int, *args):
             raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {told}") from None
         finally:
             tempfile.tempdir = before
+            for s, handler in handlers.items():
+                if signal.getsignal(s) is not handler:
+                    signal.signal(s, handler)
 
 
 def _body(folder: str, n: int, function: Callable, *args):

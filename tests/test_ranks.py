@@ -124,11 +124,11 @@ def all_cases(folder):
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
-    left = tmp_path_factory.mktemp("left")
+    left, handler = tmp_path_factory.mktemp("left"), signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(left))
         found = ranks.launch(all_cases, 2, str(tmp_path_factory.mktemp("two")))
-    assert not list(left.iterdir())
+    assert not list(left.iterdir()) and signal.getsignal(signal.SIGINT) is handler
     return found
 
 
