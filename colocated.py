@@ -96,6 +96,16 @@ def import_vllm():
     return vllm
 
 
+def check(sleep: str, lora_rank: int) -> None:
+    """UserError for what the engine cannot be."""
+    if sleep not in SLEEP:
+        raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
+    if sleep == "2" and lora_rank:
+        raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never.")
+    if lora_rank > RANKS[-1]:
+        raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
+
+
 class ColocatedEngine:
     """A vLLM engine in this process, with the weights of `model` until `awake(policy)` brings others.
 
@@ -110,12 +120,7 @@ class ColocatedEngine:
         self, model: str | Path, codec: Codec, window: int, rows: int = 256, kv_gib: float = 0.0, share: float = 0.5, dtype: str = "float32",
         lora_rank: int = 0, sleep: str = "never", trust_remote_code: bool = False,
     ):  # fmt: skip
-        if sleep not in SLEEP:
-            raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
-        if sleep == "2" and lora_rank:
-            raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never.")
-        if lora_rank > RANKS[-1]:
-            raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
+        check(sleep, lora_rank)
         self.codec, self.window, self.lora_rank, self.level, self.dtype = codec, window, lora_rank, sleep, getattr(torch, dtype)
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")

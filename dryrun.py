@@ -3,9 +3,9 @@
 Holds: `dry_run`. Leaves out: the training itself (train.py), the arithmetic of memory (plan.py).
 Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next: train.py.
 
-The settings are the run's own, and so is every line of code between them and the export. What is not here stands in, and is named: a model of the
-same architecture with two thin layers of random weights, the embedded tokenizer, generated English, rewards, fewer and shorter answers, two
-processes of a CPU for eight GPUs.
+The settings are the run's own, and so is every line of code between them and the export. What is not here stands in, and is named: a
+model of the same architecture with two thin layers of random weights, the embedded tokenizer, generated English, made-up rewards, fewer
+and shorter answers, two processes of a CPU for eight GPUs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pathlib import Path
 import data
 import settings
 from memagent import AgentConfig
-from plan import KNOWN, geometry, plan
+from plan import KNOWN, SIZES_GIB, geometry, plan
 from settings import EMBEDDED, GRPOConfig, RunConfig
-from text import Codec, UserError
+from text import Codec, UserError, loading
 
 LAYERS, HIDDEN, HEAD = 2, 64, 32  # of the model that stands in; vLLM's attention on a CPU knows no smaller heads
 TOKENS = 24  # of a response
-CARDS_GIB = (24, 48, 80, 141)
 
 
 def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, resume: bool = False) -> None:
@@ -41,7 +40,7 @@ def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, r
     hf_logging.disable_progress_bar()
     _say_plan(run, config, agent, say)
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
-        model = _stand_in(run, Path(temporary, "base"), agent, say)
+        model = _stand_in(run, Path(temporary, "base"), say)
         tasks, validation = _tasks(run, run.data, say), _tasks(run, run.validation, say)
         if tasks == run.data:
             source = tasks_of(run, config)
@@ -90,7 +89,7 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say) -> No
         say(f"The sizes of {run.model} are not known here: no plan.")
         return
     devices = run.devices * run.num_nodes
-    for gib in CARDS_GIB:
+    for gib in SIZES_GIB:
         p = plan(sizes, mode, gib, devices, config, agent)
         if p.fits:
             say(
@@ -98,10 +97,10 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say) -> No
                 f"of it in the rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, --sleep {p.sleep}."
             )
             return
-    say(f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights does not fit {devices} GPU(s) of {CARDS_GIB[-1]} GiB.")
+    say(f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB.")
 
 
-def _stand_in(run: RunConfig, folder: Path, agent: AgentConfig, say) -> Path:
+def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     """A folder with a model of the same architecture and its tokenizer, where that is at hand."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -113,8 +112,9 @@ def _stand_in(run: RunConfig, folder: Path, agent: AgentConfig, say) -> Path:
         codec = Codec.load(EMBEDDED)
         say(f"The tokenizer of {name} is not here: that of the embedded policy stands in.")
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=run.trust_remote_code, local_files_only=True)
-    except Exception:  # whatever the library finds wrong with it: it is not here
+        with loading(f"The configuration of {name}"):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=run.trust_remote_code, local_files_only=True)
+    except UserError:
         if name not in KNOWN:
             raise UserError(f"Neither the files nor the sizes of {name} are here: a dry run needs its config.json.") from None
         g = KNOWN[name]

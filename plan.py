@@ -11,7 +11,7 @@ fragments) is a named constant here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memagent import AgentConfig, window_of
@@ -31,6 +31,7 @@ CARDS = {
     "A10": (125, 0.6),
 }  # fmt: skip
 FEWEST_TURNS = 4  # side by side; with fewer the weights are read for hardly anything
+SIZES_GIB = (24, 48, 80, 141)  # of common cards
 PREFILL, DECODE, UPDATE = 0.5, 0.6, 0.25  # shares of the card's peak: floating point, memory, floating point
 
 
@@ -132,7 +133,7 @@ class Plan:
     sampler: float  # its weights
     cache: float  # its keys and values
     sleep: str  # what the sampler does while the trainer updates
-    micro_tokens: int  # most tokens of one forward and backward pass; 0 = not even 1,024 fit
+    micro_tokens: int  # most tokens of one forward and backward pass; 0 = not even a turn fits
     turns: int  # turns in flight that the cache holds without sharing; 0 = too few
     rollout: float  # peak of the phase
     update: float  # peak of the phase
@@ -211,7 +212,7 @@ def plan(
     one_turn = _gib(window * g.kv_bytes)
 
     def most_tokens(left: float) -> int:
-        sizes = [1 << k for k in range(10, 16)]
+        sizes = [1 << k for k in range(10, 17)]
         return max((n for n in sizes if state + activations_gib(g, n, mode) + left <= room), default=0)
 
     # the rollout: gradients are dropped, the optimizer stays. What is left after the weights is the cache's
@@ -226,7 +227,8 @@ def plan(
         sleep = "2"
     else:
         sleep = "never" if most_tokens(resident["never"]) >= enough else "1"
-    micro_tokens = min(most_tokens(resident[sleep]), enough)
+    in_a_pass = most_tokens(resident[sleep])
+    micro_tokens = min(in_a_pass, enough) * (in_a_pass >= window)  # a turn is never cut: longer ones stand in a pass alone
     activations = activations_gib(g, micro_tokens or 1024, mode)
 
     flops, bandwidth = (x * 1e12 for x in CARDS[card])
@@ -241,6 +243,13 @@ def plan(
         mode, weights, gradients, optimizer, activations, sampler, cache, sleep, micro_tokens, turns,
         CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache, CONTEXT_GIB + state + activations + resident[sleep], rollout_s, update_s,
     )  # fmt: skip
+
+
+def longest_section(g: Geometry, mode: str, gpu_gib: float, devices: int, grpo: GRPOConfig, agent: AgentConfig) -> int:
+    """Most tokens of a section, a power of two up to 32,768, with which a training still fits; 0 = none. How many sections a document has
+    takes no memory."""
+    sizes = [1 << k for k in range(9, 16)]
+    return max((n for n in sizes if plan(g, mode, gpu_gib, devices, grpo, replace(agent, chunk_tokens=n)).fits), default=0)
 
 
 def _tokens_of_group(agent: AgentConfig, members: int, section: int) -> float:
@@ -285,6 +294,8 @@ def show(model: str, gpu_gib: float, devices: int, card: str, sections: int, grp
     table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
     for number, (line, value) in enumerate(LINES.items()):
         table.add_row(line, *(value(p) if p.fits or number < 5 else "" for p in plans))
+    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
+    table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in longest))
     console.print(table)
     console.print(
         f"With --recompute; turns that share nothing, more of them wait. Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} and {UPDATE:.0%} of its peak for prefill, decode and update."

@@ -1,6 +1,6 @@
 """Ranks: the processes that train one policy together, what they tell each other, and how they are started.
 
-Holds: `world`, `rank`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `joined`.
+Holds: `world`, `rank`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `launched`, `started`, `first`, `joined`.
 Leaves out: what is trained (grpo.py), Lightning's part in it (train.py).
 Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`. Read next: grpo.py.
 
@@ -61,7 +61,7 @@ def most(value: float) -> float:
 
 
 def everywhere(value) -> list:
-    """What each rank gives, in the order of the ranks, on all of them. Any picklable object; small ones."""
+    """What each rank gives, in the order of the ranks, on all of them. Any picklable object."""
     if world() == 1:
         return [value]
     out = [None] * world()
@@ -145,9 +145,8 @@ def launch(function: Callable, n: int, *args):
             local_addr="localhost", max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
         before, tempfile.tempdir = tempfile.tempdir, folder  # where torch leaves files of processes that have failed
-        handlers = {
-            s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        }  # it takes them over
+        caught = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT  # torch takes them over
+        handlers = {s: signal.getsignal(s) for s in caught}
         try:
             return elastic_launch(config, _body)(folder, n, function, *args)[0]
         except SignalException as error:  # all have ended
@@ -158,11 +157,9 @@ def launch(function: Callable, n: int, *args):
             if said := sorted(path for path in Path(folder).iterdir() if path.name.isdigit()):
                 raise UserError(said[0].read_text(encoding="utf-8")) from None
             number, failure = error.get_first_failure()
-            told = (
-                failure.message.get("extraInfo", {}).get("py_callstack", "")
-                if isinstance(failure.message, dict)
-                else failure.message
-            )
+            told = failure.message
+            if isinstance(told, dict):
+                told = told.get("extraInfo", {}).get("py_callstack", "")
             raise RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {told}") from None
         finally:
             tempfile.tempdir = before
@@ -181,10 +178,8 @@ def _body(folder: str, n: int, function: Callable, *args):
         path.with_suffix(".tmp").write_text(str(error), encoding="utf-8")
         path.with_suffix(".tmp").rename(path)
         raise SystemExit(2) from None
-    except (
-        KeyboardInterrupt,
-        SystemExit,
-    ):  # what was open has been closed; the signal comes twice, from the terminal and from `launch`
+    except (KeyboardInterrupt, SystemExit):
+        # what was open has been closed; the signal comes twice, from the terminal and from `launch`, and may hit Python's own end
         os._exit(130)
 
 

@@ -202,7 +202,8 @@ class TransformersEngine:
     It uses `model.model` and `model.lm_head` themselves (only rows that are sampled from reach the lm_head), and so does the trainer. A
     model whose logits are not what that gives (scaled, capped, cut to a sliding window) is refused with a `UserError`.
 
-    copy: the model is a copy of the trainer's, whose weights are in shards or of another type. max_rows: most turns in flight. max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
+    copy: the model is a copy of the trainer's, whose weights are in shards or of another type. max_rows: most turns in flight.
+    max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from safetensors.torch import save_file
 
+import colocated
 import data
 import ranks
 import settings
@@ -126,8 +127,8 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
     """UserError for settings that cannot go together, or not `here`, on this machine."""
     if run.agent not in AGENTS:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
-    if run.engine == "vllm" and run.sleep == "2" and config.lora_rank:
-        raise UserError("Sleep level 2 drops the base weights, and adapters do not bring them back: use --sleep 1, never or auto.")
+    if run.engine == "vllm":
+        colocated.check("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
     ranks_wanted = run.devices * run.num_nodes
     if min(config.tasks_per_step) < ranks_wanted:
         raise UserError(
@@ -175,8 +176,6 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, po
         shards = sharded(run, config)
         model = policy_of(run, config, mixed=dtype).requires_grad_(False) if shards else policy
         return TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
-    from colocated import ColocatedEngine
-
     window = min(run.engine_window or window_of(agent_config), inner(policy).config.max_position_embeddings)
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if on_gpu(run):
@@ -192,7 +191,7 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, po
     elif sleep == "auto":
         sleep = "1"  # nothing is given up on a CPU, but the calls are the same
     with unpacked(policy, dtype) if config.quantise else contextlib.nullcontext(run.model or EMBEDDED) as weights:
-        return ColocatedEngine(
+        return colocated.ColocatedEngine(
             weights, codec, window, config.in_flight, kv_gib or 1.0, share, dtype, config.lora_rank, sleep, run.trust_remote_code
         )
 

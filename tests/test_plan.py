@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from memagent import AgentConfig
-from plan import KNOWN, MODES, Geometry, geometry, plan
+from plan import KNOWN, MODES, SIZES_GIB, Geometry, geometry, longest_section, plan
 from settings import EMBEDDED, GRPOConfig
 from text import UserError
 
@@ -78,7 +78,7 @@ def test_eight_bits_of_optimizer_and_the_rank_are_counted():
 
 
 def test_levels_of_sleep_follow_from_the_room():
-    levels = [plan(FOUR, "lora", gpu_gib, 1, GRPO, AGENT).sleep for gpu_gib in (24, 48, 80, 141)]
+    levels = [plan(FOUR, "lora", gpu_gib, 1, GRPO, AGENT).sleep for gpu_gib in SIZES_GIB]
     assert levels == ["1", "1", "never", "never"]
     assert {plan(FOUR, "full", gpu_gib, 1, GRPO, AGENT).sleep for gpu_gib in (80, 141, 288)} == {
         "2"
@@ -97,11 +97,23 @@ def test_a_plan_of_nothing_is_refused(wrong):
         plan(Geometry(1, 8, 1, 1, 8, 8, 8, True), *wrong, GRPO, AGENT)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
+    for gib in SIZES_GIB:
+        longest = longest_section(FOUR, mode, gib, 1, GRPO, AGENT)
+        fits = [plan(FOUR, mode, gib, 1, GRPO, replace(AGENT, chunk_tokens=n)).fits for n in (longest or 512, 2 * longest or 512)]
+        assert fits == [bool(longest), False] or longest == 32768
+    assert longest > longest_section(FOUR, mode, SIZES_GIB[0], 1, GRPO, AGENT)
+    long = replace(AGENT, chunk_tokens=20_000)  # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
+    room = [plan(FOUR, mode, gib, 1, replace(GRPO, tasks_per_step=(1,), group_size=1), long) for gib in (*SIZES_GIB, 300)]
+    assert not room[0].fits and room[-1].fits and room[-1].micro_tokens == GRPO.micro_tokens < 20_000
+
+
 def readme_row(name):
     """The smallest card that does it, in each mode."""
     cells = []
     for mode in MODES:
-        plans = [(gib, plan(KNOWN[name], mode, gib, 1, GRPO, AGENT)) for gib in (24, 48, 80, 141)]
+        plans = [(gib, plan(KNOWN[name], mode, gib, 1, GRPO, AGENT)) for gib in SIZES_GIB]
         fits = [f"{gib} GiB, {p.turns} turns, {(p.rollout_s + p.update_s) / 36:.1f} h" for gib, p in plans if p.fits]
         cells.append(fits[0] if fits else "more")
     return f"| {name.split('/')[1].removesuffix('-Instruct')} | " + " | ".join(cells) + " |"
