@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent import AgentConfig
-from plan import KNOWN, MODES, SIZES_GIB, Geometry, geometry, longest_section, plan
+from memagent import AgentConfig, window_of
+from plan import KNOWN, MODES, SIZES_GIB, Geometry, activations_gib, geometry, longest_section, plan
 from settings import EMBEDDED, GRPOConfig
 from text import UserError
 
@@ -105,8 +105,11 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
         assert fits == [bool(longest), False] or longest == 32768
     assert longest > longest_section(FOUR, mode, SIZES_GIB[0], 1, GRPO, AGENT)
     long = replace(AGENT, chunk_tokens=20_000)  # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
-    room = [plan(FOUR, mode, gib, 1, replace(GRPO, tasks_per_step=(1,), group_size=1), long) for gib in (*SIZES_GIB, 300)]
-    assert not room[0].fits and room[-1].fits and room[-1].micro_tokens == GRPO.micro_tokens < 20_000
+    alone = replace(GRPO, tasks_per_step=(1,), group_size=1)
+    fitting = [gib for gib in range(8, 200) if plan(FOUR, mode, gib, 1, alone, long).fits]
+    p = plan(FOUR, mode, fitting[0], 1, alone, long)
+    assert p.micro_tokens == GRPO.micro_tokens < window_of(long) < 1 << 15
+    assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < fitting[0]
 
 
 def readme_row(name):
