@@ -66,6 +66,9 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
 
                 typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
+            except KeyboardInterrupt:
+                typer.echo("memagent: stopped. Finished work is kept: the same command goes on (train with --resume).", err=True)
+                raise typer.Exit(130) from None
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -98,9 +101,23 @@ def _value(name: str, kind: object, value: object) -> object:
         return value
     item = typing.get_args(kind)[0]
     try:
-        return tuple(item(v) for v in str(value).split(",") if v)
-    except ValueError:
+        return tuple(_doubled([v if v == "..." else item(v) for v in str(value).split(",") if v]))
+    except (ValueError, TypeError):
         raise UserError(f"--{name.replace('_', '-')} takes values of the form 4,8,16, not {value!r}.") from None
+
+
+def _doubled(values: list) -> list:
+    """50,...,6400 is 50,100,200, .. as far as 6400: each number twice the one before."""
+    out = []
+    for value, following in zip(values, [*values[1:], None], strict=True):
+        if value != "...":
+            out.append(value)
+            continue
+        if not out or not isinstance(following, int) or not 0 < out[-1] < following:
+            raise ValueError
+        while out[-1] * 2 < following:
+            out.append(out[-1] * 2)
+    return out
 
 
 def _merged(config: Path | None, **given: dict) -> list[dict]:
@@ -129,11 +146,11 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
         from dryrun import dry_run as run_dry
 
         return run_dry(run_config, grpo_config, agent_config, typer.echo, resume)
-    from eval import write_summary
     from progress import TrainingProgress
     from ranks import first
     from report import write_report
     from runs import summary
+    from tally import write_summary
     from train import train as run_training
 
     folder = run_training(run_config, grpo_config, agent_config, resume, callbacks=[TrainingProgress(grpo_config.steps)])
@@ -175,7 +192,7 @@ def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # no
 @command(app, AgentConfig)
 def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: Annotated[str, typer.Argument()],
         model: Annotated[str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded base policy")] = "",
-        reader: Annotated[str, typer.Option("--agent", help="memagent, full_context or bm25")] = "memagent",
+        reader: Annotated[str, typer.Option("--agent", help="memagent, full, bm25 or none")] = "memagent",
         temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
@@ -293,11 +310,66 @@ def build(file: Annotated[Path, typer.Argument(help="questions with their own pa
           split: Annotated[str, typer.Option(help="only questions of this split of the source: train or validation")] = "",
           seed: Annotated[int, typer.Option()] = 0,
           compat_seed4: Annotated[bool, typer.Option("--compat-seed4", help="upstream's constant shuffle: evidence always in the same places")] = False,
+          evidence_order: Annotated[str, typer.Option(help="of the evidence: any, forward or reverse (the last hop first)")] = "any",
+          min_distance: Annotated[float, typer.Option(help="between pieces of evidence: below 1 the share of the documents it exceeds, else documents")] = 0.0,
           ):  # fmt: skip
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
     from commands import build as run_build
+    from hqa import Evidence
 
-    run_build(file, out, _value("documents", tuple[int, ...], documents), n, extra, split, seed, compat_seed4)
+    evidence = Evidence(evidence_order, min_distance)
+    run_build(file, out, _value("documents", tuple[int, ...], documents), n, extra, split, seed, compat_seed4, evidence)
+
+
+@command(data_app)
+def build_ruler(out: Annotated[Path, typer.Argument(help="folder")],
+                tokens: Annotated[str, typer.Option(help="of a task, e.g. 4096,...,131072 (each twice the one before)")] = "4096",
+                tasks: Annotated[str, typer.Option(help="all, or some, such as niah_single_1,vt; empty = those whose sources are given")] = "",
+                tokenizer: Annotated[str, typer.Option(help="folder or hub name of the model whose tokens count; empty = the embedded policy's")] = "",
+                n: Annotated[int, typer.Option("--n", help="questions a task and length")] = 128,
+                haystack: Annotated[str, typer.Option(help="essays: text files, or files of passages")] = "",
+                squad: Annotated[str, typer.Option(help="file of SQuAD's form, for qa_1")] = "",
+                questions: Annotated[str, typer.Option(help="HotpotQA's questions with their paragraphs, for qa_2")] = "",
+                extra: Annotated[str, typer.Option(help="further passages as filler")] = "",
+                split: Annotated[str, typer.Option(help="only questions of this split of the source")] = "",
+                seed: Annotated[int, typer.Option()] = 0,
+                trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the tokenizer")] = False):  # fmt: skip
+    """Build RULER's thirteen tasks at any length, offline: one file OUT/TASK_TOKENS.jsonl.gz each."""
+    from commands import build_ruler as run_build
+
+    many = {
+        name: _value(name, tuple[str, ...], text)
+        for name, text in (("ruler_tasks", tasks), ("haystack", haystack), ("filler", extra))
+    }
+    config = EvalConfig(suite="ruler", lengths=_value("tokens", tuple[int, ...], tokens), n=n, squad=squad, source_split=split, seed=seed,
+                        data=_value("questions", tuple[str, ...], questions) or ("world",), **many)  # fmt: skip
+    run_build(out, config, tokenizer, trust_remote_code)
+
+
+@command(data_app, name="filter")
+def filter_questions(file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")], out: Annotated[Path, typer.Argument(help="set without the known ones")],
+                     model: Annotated[str, typer.Option(help="folder or hub name of the model that is asked")] = "",
+                     samples: Annotated[int, typer.Option(help="answers a question; one right one is enough")] = 2,
+                     temperature: Annotated[float, typer.Option()] = 1.0, top_p: Annotated[float, typer.Option()] = 0.7,
+                     answer_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 512,
+                     rule: Annotated[str, typer.Option(help="contains = dropped too if the response merely has the answer in it (MemAgent's code); right = only if the box is right")] = "contains",
+                     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+                     engine: Annotated[str, typer.Option(help="what answers: transformers or vllm")] = "transformers"):  # fmt: skip
+    """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""
+    from commands import filter_questions as run_filter
+
+    EvalConfig(device=device, engine=engine, samples=samples, top_p=top_p)  # for its checks
+    run_filter(file, out, model, samples, temperature, top_p, answer_tokens, rule, device, engine)
+
+
+@command(data_app)
+def get(name: Annotated[str, typer.Argument(help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval or ruler-assets")],
+        out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
+        revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = ""):  # fmt: skip
+    """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    from downloads import get as run_get
+
+    run_get(name, out, revision, typer.echo)
 
 
 if __name__ == "__main__":

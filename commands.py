@@ -18,9 +18,11 @@ from rich.markup import escape
 from rich.text import Text as Styled
 
 import data
+import hqa
 import settings
+import suites
 import worlds
-from data import Task
+from hqa import Evidence
 from memagent import AGENTS, AgentConfig, window_of
 from progress import bar, console
 from report import clean
@@ -54,25 +56,36 @@ def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sect
 
 
 def build(
-    file: Path, out: Path, documents: tuple[int, ...], n: int, extra: Path | None, split: str, seed: int, compat_seed4: bool
-) -> None:
+    file: Path, out: Path, documents: tuple[int, ...], n: int, extra: Path | None, split: str, seed: int, compat_seed4: bool,
+    evidence: Evidence = Evidence(),
+) -> None:  # fmt: skip
     """RULER-HQA sets, one file per length, the same questions in each; nothing is written unless all lengths can be."""
     if not documents:
         raise UserError("No length is given: --documents takes numbers of documents, such as 50,200.")
-    questions = data.read(file)
-    if split:
-        found = {t.split for t in questions}
-        questions = [t for t in questions if t.split == split]
-        if not questions:
-            raise UserError(f"{file} has no split {split!r}; it has {', '.join(sorted(found)) or 'none'}.")
+    questions = suites.of_split(data.read(file), split)
     pool = data.read_passages(extra) if extra else None
     n = min(n, len(questions))
-    sets = {d: data.build_ruler_hqa(questions, d, n, pool, seed, compat_seed4) for d in documents}
+    sets = {d: hqa.build(questions, d, n, pool, seed, compat_seed4, evidence) for d in documents}
     make_folder(out)
+    asked = {} if evidence.anywhere else {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
     for d, tasks in sets.items():
         path = out / f"hqa_{d}.jsonl.gz"
-        data.write_built(path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4)
+        data.write_built(path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4, **asked)
         console.print(f"{path}: {len(tasks)} questions among {d} documents, {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code: bool) -> None:
+    """RULER's tasks, one file a task and length; `config` says which, as for `eval --suite ruler`."""
+    codec = codec_of(tokenizer, False, trust_remote_code)
+    _, columns = suites.asked_of(config, lambda: codec)
+    make_folder(out)
+    for column in columns:
+        path, tasks = out / f"{column.question}_{column.length}.jsonl.gz", column.make()
+        about = {"tokenizer": tokenizer or "base_policy", "seed": config.seed}
+        if column.question in suites.ESSAY:
+            about["haystack"] = suites.haystack_name(config)
+        data.write_built(path, tasks, **about)
+        console.print(f"{path}: {len(tasks)} questions at {column.length:,} tokens, {path.stat().st_size / 2**20:.1f} MiB")
 
 
 def make_folder(path: Path) -> None:
@@ -122,6 +135,12 @@ def open_endpoint(
 
     codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
     return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat)
+
+
+def codec_of(model: str, thinking: bool, trust_remote_code: bool):
+    from text import Codec
+
+    return Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
 
 
 def reserved(agents: Sequence[str], config: AgentConfig) -> int | None:
@@ -234,38 +253,6 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
 # ---------------------------------------------------------------- evaluation
 
 
-def suites(config: EvalConfig) -> tuple[str, list[tuple[str, int, list[Task]]]]:
-    """What is asked: (unit of lengths, [(kind of question, length, tasks)])."""
-    if config.data == ("world",):
-        for kind in config.kinds:
-            if kind not in worlds.KINDS:
-                raise UserError(f"Unknown kind of question {kind!r}: choose among {', '.join(worlds.KINDS)}.")
-        if config.split not in worlds.SPLITS:
-            raise UserError(f"Generated English has the splits {', '.join(worlds.SPLITS)}, not {config.split!r}.")
-        pairs = [(kind, length) for length in config.lengths for kind in config.kinds]
-        return "sections", [
-            (k, length, list(worlds.make_tasks(config.seed, config.n, length, k, config.split))) for k, length in pairs
-        ]
-    found: list[tuple[str, str, int, list[Task]]] = []  # file, question, length, tasks
-    for file in config.data:
-        tasks = data.read(file)[: config.n]
-        ruler = all(task.tokens for task in tasks)
-        names = {task.kind if ruler else task.dataset for task in tasks}
-        sizes = {task.tokens if ruler else task.n_documents for task in tasks}
-        question = (len(names) == 1 and clean(names.pop())) or "questions"
-        if len(sizes) > 1:  # HotpotQA's own questions have 2 to 10 passages: one cell, which says so
-            question += f", {min(sizes)} to {max(sizes)} documents"
-        found.append((file, question, max(sizes), tasks))
-    units = {"tokens" if tasks[0].tokens else "documents" for _, _, _, tasks in found}
-    if len(units) > 1:
-        raise UserError("RULER's sets are measured in tokens, the other files in documents: evaluate them apart.")
-    cells = Counter((question, length) for _, question, length, _ in found)
-    out = [(q if cells[q, n] == 1 else f"{q}, {'/'.join(Path(file).parts[-2:])}", n, tasks) for file, q, n, tasks in found]
-    if len({(question, length) for question, length, _ in out}) < len(out):
-        raise UserError("Two files of --data have one name and length, their results could not be told apart: rename one.")
-    return units.pop(), out
-
-
 def fingerprint(model: str, dtype: object = "") -> str:
     """What tells one policy from another: the folder's weights, configuration, tokenizer and chat template by content, a hub model by its
     name, and the type of its numbers."""
@@ -298,53 +285,135 @@ def evaluation_folder(config: EvalConfig) -> Path:
     return folder
 
 
+def weights_of(config: EvalConfig) -> dict[str, list[str]]:
+    """Model -> the agents that answer with it, as they are named in --agents."""
+    groups: dict[str, list[str]] = {}
+    for name in config.agents:
+        plain, at, weights = name.partition("@")
+        pick(plain)
+        if at and weights != "untrained":
+            raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
+        if at and not config.untrained:
+            raise UserError(f"{name!r} answers with the policy before training: say by --untrained which that is.")
+        groups.setdefault(config.untrained if at else config.model, []).append(name)
+    return groups
+
+
+def open_for(config: EvalConfig, agent_config: AgentConfig, model: str, agents: Sequence[str]):
+    """The engine that answers with these weights, and the fingerprint of what answers."""
+    if config.endpoint:
+        served = config.served_as if model == config.model else model  # the untrained policy is another model of the same server
+        tokenizer = config.model
+        engine = open_endpoint(
+            config.endpoint, served, config.chat, tokenizer, config.in_flight, agent_config.thinking, config.trust_remote_code
+        )
+        return engine, f"{'chat' if config.chat else 'completions'} {engine.model}"  # which replica answers plays no part
+    engine = open_engine(
+        model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
+        config.engine, reserved([name.partition("@")[0] for name in agents], agent_config), config.kv_gib,
+    )  # fmt: skip
+    return engine, fingerprint(model, engine.dtype)
+
+
+DOCUMENT_CHARACTERS = 1 << 30  # of the documents in flight together; a character is about a byte, with the ids of its tokens two
+
+
 def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
-    """Every agent on every length at every temperature; rows, summary and report in the evaluation's folder."""
-    from eval import evaluate, summarise, table, write_summary
+    """Every agent on every length at every temperature; rows, summary and report in the evaluation's folder.
+
+    Several calls may fill one folder at the same time: each row is made by one of them, and each writes the summary when all are there.
+    """
+    from eval import evaluate
     from report import write_report
     from rollout import Sampling
+    from suites import asked_of
+    from tally import summarise, table, write_summary
 
-    agents = [(name, pick(name)) for name in config.agents]
+    groups = weights_of(config)
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
-    unit, sets = suites(config)
     folder = evaluation_folder(config)
-    if config.endpoint:
-        engine = open_endpoint(
-            config.endpoint,
-            config.served_as,
-            config.chat,
-            config.model,
-            config.in_flight,
-            agent_config.thinking,
-            config.trust_remote_code,
-        )
-        model = f"{'chat' if config.chat else 'completions'} {engine.model}"  # which replica answers plays no part
-    else:
-        engine = open_engine(
-            config.model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
-            config.engine, reserved(config.agents, agent_config), config.kv_gib,
-        )  # fmt: skip
-        model = fingerprint(config.model, engine.dtype)
-    make_folder(folder)
-    settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
-    rows: list[dict] = []
-    with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
-        for name, agent in agents:
-            for sampling in samplings:
-                samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
-                for kind, length, tasks in sets:
-                    shown = progress.add_task(
-                        escape(f"{name} T={sampling.temperature:g} {kind} {length}"), total=len(tasks) * samples, note=""
-                    )
-                    rows += evaluate(
-                        engine, agent, tasks, agent_config, sampling, name=name, question=kind, length=length,
-                        rows=folder / "rows.jsonl", model=model, seed=config.seed, samples=samples,
-                        in_flight=config.in_flight, record_to=folder / "transcripts.jsonl",
-                        n_records=config.transcripts,
-                        progress=lambda row, shown=shown: progress.advance(shown),
-                    )  # fmt: skip
+    unit, asked = asked_of(config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code))
+    done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
+    # first what nobody else is at, then what others have been at
+    for wait in (False, True):
+        for model, agents in groups.items():
+            if wait and all((name, s.temperature, k) in done for name in agents for s in samplings for k in range(len(asked))):
+                continue
+            engine, fingerprinted = open_for(config, agent_config, model, agents)
+            make_folder(folder)
+            settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
+            with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
+                for k, column in enumerate(asked):
+                    left = [(name, s) for name in agents for s in samplings if (name, s.temperature, k) not in done]
+                    tasks = column.make() if left else []
+                    most = max((task.characters for task in tasks), default=1)
+                    for name, sampling in left:
+                        samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
+                        shown = progress.add_task(
+                            escape(f"{name} T={sampling.temperature:g} {column.question} {column.length}"),
+                            total=len(tasks) * samples,
+                            note="",
+                        )
+                        rows = evaluate(
+                            engine, pick(name.partition("@")[0]), tasks, agent_config, sampling, name=name, question=column.question,
+                            length=column.length, rows=folder / "rows.jsonl", model=fingerprinted, seed=config.seed, samples=samples,
+                            in_flight=min(config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, most))),
+                            retries=config.retries, redo_failed=config.redo_failed, wait=wait,
+                            record_to=folder / "transcripts.jsonl", n_records=config.transcripts,
+                            progress=lambda row, shown=shown: progress.advance(shown),
+                        )  # fmt: skip
+                        if len(rows) == len(tasks) * samples:
+                            done[name, sampling.temperature, k] = rows
+    rows = [row for name in config.agents for s in samplings for k in range(len(asked)) for row in done[name, s.temperature, k]]
     summary = summarise(rows, unit)
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")
     console.print(table(summary))
     return folder
+
+
+def filter_questions(
+    file: Path,
+    out: Path,
+    model: str,
+    samples: int,
+    temperature: float,
+    top_p: float,
+    answer_tokens: int,
+    rule: str,
+    device: str,
+    engine_name: str,
+) -> None:
+    """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
+    from eval import evaluate
+    from graders import normalize_answer
+    from memagent import AgentConfig, no_context
+    from rollout import Sampling
+    from tally import bootstrap
+
+    tasks = data.read(file)
+    if rule not in ("right", "contains"):
+        raise UserError(f"The rule must be right or contains, not {rule!r}.")
+    make_folder(out.parent)
+    engine = open_engine(model, device, "auto", False, 256, name=engine_name, window=1024 + answer_tokens)
+    with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
+        shown = progress.add_task("asking without the document", total=len(tasks) * samples, note="")
+        rows = evaluate(
+            engine, no_context, tasks, AgentConfig(final_tokens=answer_tokens), Sampling(temperature, top_p), name="none", length=0,
+            rows=out.with_name(f"{out.name}.rows.jsonl"), model=fingerprint(model, engine.dtype), samples=samples,
+            progress=lambda row: progress.advance(shown),
+        )  # fmt: skip
+    known: set[str] = set()
+    for row in rows:
+        said = f" {normalize_answer(row['response'])} "
+        if row["reward"] > 0 or (rule == "contains" and any(f" {normalize_answer(answer)} " in said for answer in row["answers"])):
+            known.add(row["id"])
+    kept = [task for task in tasks if task.id not in known]
+    low, high = bootstrap([float(task.id in known) for task in tasks])
+    share = f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, 95 % interval {low:.1%} to {high:.1%})"
+    if not kept:
+        raise UserError(f"The model answers {share} without the document: none is left to write.")
+    data.write_built(
+        out, kept, source=file.name, no_context=str(model or "base_policy"), rule=rule, samples=samples, dropped=len(known)
+    )
+    console.print(f"{share} are answered without the document and dropped; {len(kept)} are in {out}.")

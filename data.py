@@ -1,7 +1,7 @@
 """Tasks: what is read, what is asked, how an answer is graded; the readers and writers of every data form.
 
-Holds: `Task`, `Pool`; readers, writers, the RULER-HQA generator. Leaves out: graders and metrics (graders.py), generated English
-(worlds.py), tokens (text.py). No torch.
+Holds: `Task`, `Pool`; readers and writers. Leaves out: graders and metrics (graders.py), generated English (worlds.py), RULER-HQA (hqa.py),
+RULER's tasks (ruler.py), tokens (text.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: memagent.py.
 
 A file has a container (parquet, a JSON array, JSON lines; the last two also as .gz) and a form (the fields of its records).
@@ -14,28 +14,48 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from hashlib import blake2b
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 from text import UserError
 
+FRAMES: dict[str, tuple[Callable[[int, str, str], str], str]] = {
+    "documents": (lambda i, title, text: f"Document {i}:\n{title}\n{text}", "\n\n"),  # MemAgent's and RULER's (spec memagent.md 7)
+    "lines": (lambda i, title, text: text, "\n"),
+    "words": (lambda i, title, text: text, " "),
+    "numbered": (lambda i, title, text: f"{i}. {text}", " "),
+}
+"""How passages become a document: the text of passage i (from 1) with its title, and what stands between two of them."""
+
 
 @dataclass(slots=True)
 class Pool:
-    """Passages that documents are composed of, stored once and shared by many tasks."""
+    """Passages that documents are composed of, stored once and shared by many tasks. Only whole documents have titles; the passages
+    of other frames are sentences or words."""
 
     titles: Sequence[str]
     texts: Sequence[str]
+    frame: str = "documents"
+    _digests: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def document(self, order: Sequence[int]) -> str:
-        """`Document {i}:` newline title newline text, i from 1, joined by a blank line (spec memagent.md 7)."""
-        return "\n\n".join(f"Document {i}:\n{self.titles[k]}\n{self.texts[k]}" for i, k in enumerate(order, 1))
+    def document(self, order: Iterable[int]) -> str:
+        shape, between = FRAMES[self.frame]
+        if self.frame == "documents":
+            return between.join(shape(i, self.titles[k], self.texts[k]) for i, k in enumerate(order, 1))
+        return between.join(shape(i, "", self.texts[k]) for i, k in enumerate(order, 1))
+
+    def digest(self, order: Iterable[int]) -> bytes:
+        """What tells one document from another, without making either."""
+        if not self._digests:
+            titles = self.titles if self.frame == "documents" else repeat("")
+            pairs = zip(titles, self.texts, strict=False)
+            self._digests = [blake2b(repr(pair).encode(errors="surrogatepass"), digest_size=16).digest() for pair in pairs]
+        return blake2b(self.frame.encode() + b"".join(self._digests[k] for k in order), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -50,13 +70,13 @@ class Task:
     answers: tuple[str, ...]  # accepted answers; the first is the gold one (RULER's own tasks: all of them are asked for)
     text: str | None = None
     pool: Pool | None = field(default=None, repr=False)
-    order: tuple[int, ...] = ()
+    order: Sequence[int] = ()
     gold: tuple[int, ...] = ()  # positions in `order`, from 0, of the passages that hold the evidence, in hop order
     kind: str = ""  # e.g. one_fact, two_hop, bridge, comparison
     dataset: str = ""
     split: str = ""  # the source's own split where it names one: train, validation
     num_docs: int = field(default=0, compare=False)  # documents in `text` as the source counts them, 0 if it does not say
-    tokens: int = field(default=0, compare=False)  # RULER's own sets: the length that the file's name gives
+    tokens: int = field(default=0, compare=False)  # RULER's own tasks: the length in tokens that they were made for
 
     @property
     def document(self) -> str:
@@ -68,7 +88,41 @@ class Task:
     @property
     def n_documents(self) -> int:
         """Documents that `document` is made of: those in `order`, else what the source says, else those numbered in the text, at least 1."""
-        return len(self.order) or self.num_docs or max(1, len(re.findall(r"^Document \d+:", self.text or "", re.M)))
+        if self.pool is not None:
+            return len(self.order) if self.pool.frame == "documents" else 1
+        return self.num_docs or max(1, len(re.findall(r"^Document \d+:", self.text or "", re.M)))
+
+    @property
+    def characters(self) -> int:
+        """Length of the document, about: without making it."""
+        if self.pool is None:
+            return len(self.text or "")
+        texts, titles = self.pool.texts, self.pool.titles if self.pool.frame == "documents" else ()
+        return sum(len(texts[k]) + (len(titles[k]) + 16 if titles else 1) for k in self.order)
+
+    @property
+    def digest(self) -> str:
+        """What tells one task from another: question, accepted answers and document."""
+        document = self.pool.digest(self.order) if self.pool is not None else (self.text or "").encode(errors="surrogatepass")
+        said = json.dumps([self.question, self.answers]).encode()
+        return blake2b(said + b"\0" + document, digest_size=8).hexdigest()
+
+    @property
+    def evidence(self) -> str | None:
+        """The passages that hold the evidence, in reading order, framed like the document; None where it is not known which they are.
+
+        RULER's cwe and fwe count words: all of their document is evidence.
+        """
+        if self.dataset == "ruler" and self.kind in ("cwe", "fwe"):
+            return self.document
+        if self.pool is None or not self.gold:
+            return None
+        return self.pool.document(self.order[k] for k in sorted({*self.gold}))
+
+    @property
+    def depths(self) -> tuple[float, ...]:
+        """Where each piece of evidence stands, as a share of the document's passages, in hop order; () where it is not known."""
+        return tuple((k + 0.5) / len(self.order) for k in self.gold) if self.pool is not None else ()
 
     @property
     def asks_for_all(self) -> bool:
@@ -132,11 +186,9 @@ class Record:
         an id is the position in the file, by which MemAgent's results count too."""
         own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split")}
         labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
-        n = self.fields.get("num_docs")
-        num_docs = n if type(n) is int and n > 0 else 0
-        return Task(
-            question=question, answers=tuple(answers), gold=tuple(gold), num_docs=num_docs, **({"id": str(self.position)} | labels)
-        )
+        num_docs, tokens = (n if type(n := self.fields.get(name)) is int and n > 0 else 0 for name in ("num_docs", "tokens"))
+        known = {"id": str(self.position)} | labels
+        return Task(question=question, answers=tuple(answers), gold=tuple(gold), num_docs=num_docs, tokens=tokens, **known)
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -161,8 +213,11 @@ def _records(path: Path) -> Iterator[Record]:
                 yield Record(where := f"{path}, row {n + 1}", n, fields)
             return
         with io.BufferedReader(pa.input_stream(path)) as stream:
-            if stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+            start = stream.peek(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")
+            if start[:1] == b"[":
                 parsed = ((f"{path}, item {n}", fields) for n, fields in enumerate(_parse(stream.read(), path), 1))
+            elif SQUAD.match(start):
+                parsed = _squad_items(_parse(stream.read(), path), path)
             else:
                 parsed = ((f"{path}, line {n}", _parse(line, path, n)) for n, line in enumerate(stream, 1) if line.strip())
             for n, (where, fields) in enumerate(parsed):  # `where` is for the error below, too
@@ -188,6 +243,30 @@ def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
     raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
 
 
+SQUAD = re.compile(rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\[')  # one object that holds the whole file
+
+
+def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
+    """SQuAD's tree of articles, paragraphs and questions as one record a question, with its paragraph."""
+    file = Record(str(path), 0, tree if isinstance(tree, dict) else {})
+    for n, article in enumerate(file.get("data", list), 1):
+        article = Record(f"{path}, article {n}", 0, file.get("data", dict, article))
+        for m, paragraph in enumerate(article.get("paragraphs", list), 1):
+            where = f"{article.where}, paragraph {m}"
+            of = Record(where, 0, article.get("paragraphs", dict, paragraph))
+            for qa in of.get("qas", list):
+                if isinstance(qa, dict) and qa.get("is_impossible"):
+                    continue  # of SQuAD 2: its paragraph does not answer it
+                yield (
+                    where,
+                    {
+                        "title": article.fields.get("title") or f"Article {n}",
+                        "context": of.text("context"),
+                        **of.get("qas", dict, qa),
+                    },
+                )
+
+
 def _one_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(". ")
 
@@ -199,9 +278,9 @@ def _passage(r: Record) -> Passage:
     return r.text("title"), r.text("text")
 
 
-def _pool(passages: Iterable[Passage]) -> Pool:
+def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
     passages = list(passages)
-    return Pool([title for title, _ in passages], [text for _, text in passages])
+    return Pool([title for title, _ in passages] if frame == "documents" else [], [text for _, text in passages], frame)
 
 
 def _memagent(r: Record) -> tuple[Task, Document]:
@@ -242,22 +321,88 @@ def _own(r: Record) -> tuple[Task, Document]:
     return r.task(r.text("question"), answers), r.text("context")
 
 
+def _glued(sentences: Iterable[str], dataset: str) -> str:
+    """HotpotQA's sentences begin with their own blank; 2WikiMultiHopQA's have none, and are joined by one (spec rememr1.md 10)."""
+    return ("" if dataset == "hotpotqa" else " ").join(sentences)
+
+
+def _gold(titles: Sequence[str], named: Iterable[str]) -> list[int]:
+    """Positions of the named titles, each once, in order; fullwiki documents may lack one."""
+    return [titles.index(title) for title in dict.fromkeys(named) if title in titles]
+
+
 def _hotpotqa(r: Record) -> tuple[Task, Document]:
-    """The official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]], context: [[title, [sentence]]], type}."""
-    document = []
+    """The official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]], context: [[title, [sentence]]], type}.
+
+    2WikiMultiHopQA's has the same form, and `evidences` beside it. Their parquet on the hub has columns instead of pairs.
+    """
+    if isinstance(columns := r.fields["context"], dict) and "title" in columns:
+        return _flashrag(r)  # the hub's columns
+    document, dataset = [], "2wikimultihopqa" if "evidences" in r.fields else "hotpotqa"
     for pair in r.get("context", list):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], list)):
             raise r.error("'context' must hold pairs [title, [sentences]]")
         sentences = [r.text("context", sentence) for sentence in pair[1] if sentence != ""]
-        document.append((r.text("context", pair[0]), "".join(sentences)))
+        document.append((r.text("context", pair[0]), _glued(sentences, dataset)))
     facts = r.fields.get("supporting_facts") or []
     if not (isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts)):
         raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
     titles = [title for title, _ in document]
-    named = dict.fromkeys(r.text("supporting_facts", fact[0]) for fact in facts)  # each title once, in order
-    gold = [titles.index(title) for title in named if title in titles]  # fullwiki documents may lack one
-    labels = {"id": r.fields.get("_id"), "kind": r.fields.get("type"), "dataset": "hotpotqa"}
+    gold = _gold(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
+    labels = {"id": r.fields.get("_id"), "kind": r.fields.get("type"), "dataset": dataset}
     return r.task(r.text("question"), [r.text("answer")], gold, **labels), document
+
+
+def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
+    """A table {column: [..]}, row by row; the first of `columns` that is there is the second member of the rows."""
+    table = r.inside(name)
+    second = next((column for column in columns if column in table.fields), columns[0])
+    titles, values = table.texts("title"), table.get(second, list)
+    if len(titles) != len(values):
+        raise r.error(f"'{name}' has {len(titles)} titles and {len(values)} {second}")
+    return list(zip(titles, values, strict=True))
+
+
+def _flashrag(r: Record) -> tuple[Task, Document]:
+    """FlashRAG's JSONL, with the document in `metadata`, and HotpotQA's parquet on the hub, with the same beside the question: {question, answer or golden_answers, context:
+    {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}."""
+    m = r if "context" in r.fields else r.inside("metadata")
+    dataset = "2wikimultihopqa" if "2wiki" in r.where else "hotpotqa"  # nothing in a record tells them apart
+    document = []
+    for title, sentences in _columns(m, "context", "sentences", "content"):
+        if not isinstance(sentences, list):
+            raise r.error("'context' must hold a list of sentences for every title")
+        document.append((title, _glued([m.text("context", s) for s in sentences if s != ""], dataset)))
+    facts = m.inside("supporting_facts").fields.get("title") if m.fields.get("supporting_facts") else []
+    gold = _gold([title for title, _ in document], [m.text("supporting_facts", title) for title in facts or []])
+    answers = r.texts("golden_answers") if r.fields.get("golden_answers") else [r.text("answer")]
+    return r.task(r.text("question"), answers, gold, kind=m.fields.get("type"), dataset=dataset), document
+
+
+def _musique(r: Record) -> tuple[Task, Document]:
+    """MuSiQue's JSONL: {id, question, answer, answer_aliases: [..], paragraphs: [{title, paragraph_text}], question_decomposition:
+    [{paragraph_support_idx}]}."""
+    paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
+    steps = [step.get("paragraph_support_idx") for step in r.fields.get("question_decomposition") or [] if isinstance(step, dict)]
+    gold = r.places("paragraph_support_idx", list(dict.fromkeys(k for k in steps if k is not None)), len(paragraphs))
+    answers = [r.text("answer"), *(r.texts("answer_aliases") if r.fields.get("answer_aliases") else ())]
+    kind = f"{len(steps)}hop" if steps else None
+    task = r.task(r.text("question"), answers, gold, kind=kind, dataset="musique")
+    return task, [(p.text("title"), p.text("paragraph_text")) for p in paragraphs]
+
+
+def _squad(r: Record) -> tuple[Task, Document]:
+    """SQuAD: {question, title, context, answers: [{text}] or {text: [..]}}: a question and the one paragraph that answers it."""
+    said = r.fields.get("answers")
+    said = (
+        said.get("text")
+        if isinstance(said, dict)
+        else [answer.get("text") for answer in r.get("answers", list) if isinstance(answer, dict)]
+    )
+    if not said:
+        raise r.error("'answers' is empty: a question without an answer in its paragraph cannot be graded")
+    answers = list(dict.fromkeys(r.text("answers", text) for text in said))
+    return r.task(r.text("question"), answers, [0], kind="squad", dataset="squad"), [(r.text("title"), r.text("context"))]
 
 
 def _shared(r: Record) -> tuple[Task, Document]:
@@ -282,8 +427,11 @@ FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...
     "vime": (_vime, ("prompt", "label", "metadata")),
     "eval": (_eval, ("input", "context", "answers")),
     "ruler": (_ruler, ("input", "context", "outputs")),
+    "flashrag": (_flashrag, ("id", "question", "golden_answers", "metadata")),
     "hotpotqa": (_hotpotqa, ("question", "answer", "context", "supporting_facts")),
     "shared": (_shared, ("question", "answers", "paragraphs")),
+    "musique": (_musique, ("question", "answer", "paragraphs")),
+    "squad": (_squad, ("question", "title", "context", "answers")),
     "own": (_own, ("question", "context")),
 }
 
@@ -308,7 +456,11 @@ def read(path: str | Path, form: str | None = None, pool: str | Path | None = No
         n, m, (_, *lines) = first.get("passages", int), first.get("tasks", int), records
         if len(lines) != n + m:
             raise first.error(f"{n} passages and {m} tasks are announced and {len(lines)} lines follow; build the set again")
-        records, numbered = lines[n:], _pool(map(_passage, lines[:n]))
+        frame = first.fields.get("frame", "documents")
+        if frame not in FRAMES:
+            raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
+        passage = _passage if frame == "documents" else lambda r: ("", r.text("text"))
+        records, numbered = lines[n:], pool_of(map(passage, lines[:n]), frame)
 
     tasks: dict[str, Task] = {}
     shared, place = Pool([], []), {}
@@ -326,15 +478,26 @@ def read(path: str | Path, form: str | None = None, pool: str | Path | None = No
                 raise record.error("the context is passage numbers; name the HotpotQA json that they count in as well")
             if numbered is None:  # MemAgent numbers the passages in this order
                 source = read(pool, "hotpotqa")[0].pool
-                numbered = _pool(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
-            task.pool, task.order = numbered, record.places("passage numbers", document, len(numbered.titles))
+                numbered = pool_of(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
+            task.pool, task.order = numbered, record.places("passage numbers", document, len(numbered.texts))
     shared.titles, shared.texts = [title for title, _ in place], [text for _, text in place]
     return list(tasks.values())
 
 
 def read_passages(path: str | Path) -> Pool:
     """Further passages {title, text}, to fill documents with."""
-    return _pool(map(_passage, _records(Path(path))))
+    return pool_of(map(_passage, _records(Path(path))))
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """Running text: the texts of passages {text} (JSON), or a whole text file; of a folder, all of its files in order of their names."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        return [text for file in files for text in read_texts(file)]
+    if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
+        return [record.text("text") for record in _records(path)]
+    return [from_text(path, "").text]
 
 
 def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> Task:
@@ -352,62 +515,6 @@ def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> T
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return Task(id=path.stem, question=question, answers=tuple(answers), text=text)
-
-
-# ---- RULER-HQA: the same questions in documents of any length ----
-
-
-def build_ruler_hqa(
-    questions: Sequence[Task],
-    n_documents: int,
-    n_items: int | None = None,
-    extra: Pool | None = None,
-    seed: int = 0,
-    compat_seed4: bool = False,
-) -> list[Task]:
-    """Tasks of `n_documents` documents: a question's own paragraphs among random others (spec memagent.md 8).
-
-    The others come from all questions' paragraphs and `extra`, never under a title that the question's own paragraphs have (another
-    version of a gold paragraph would be evidence). Which questions are taken depends on the seed alone, so that it is the same at
-    every length; the others and the order depend on (seed, task id, n_documents), so that places differ from task to task.
-
-    compat_seed4: the originals' order, own paragraphs first and then one constant shuffle; at 50 documents the own ten always
-    stand at 11, 18, 27, 29, 37, 41, 42, 43, 44 and 48. A policy can learn that.
-    """
-    if any(task.pool is None for task in questions):
-        raise UserError("These tasks have no paragraphs of their own; build from HotpotQA's json or from JSONL with paragraphs.")
-    n_items = len(questions) if n_items is None else n_items
-    if not 1 <= n_items <= len(questions):
-        raise UserError(f"{n_items} questions are wanted and there are {len(questions)}.")
-    pools = {id(task.pool): task.pool for task in questions} | ({id(extra): extra} if extra else {})
-    passages = sorted({passage for pool in pools.values() for passage in zip(pool.titles, pool.texts, strict=True)})
-    place = {passage: k for k, passage in enumerate(passages)}
-    by_title = defaultdict(list)
-    for k, (title, _) in enumerate(passages):
-        by_title[title.casefold()].append(k)
-
-    chosen, tasks = list(questions), []
-    random.Random(str(seed)).shuffle(chosen)  # not sample(): the first 64 of 128 are then those of 64
-    for task in chosen[:n_items]:
-        own = [place[task.pool.titles[k], task.pool.texts[k]] for k in task.order]
-        barred = {k for i in own for k in by_title[passages[i][0].casefold()]}
-        n_others, n_there = n_documents - len(own), len(passages) - len(barred)
-        if n_others < 0:
-            raise UserError(f"Question {task.id} has {len(own)} paragraphs of its own: {n_documents} documents are too few.")
-        if n_others > n_there:
-            need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
-            raise UserError(f"{need} and there are {n_there}; give more.")
-        rng = random.Random(f"{seed}:{task.id}:{n_documents}")
-        others = [k for k in rng.sample(range(len(passages)), n_others + len(barred)) if k not in barred][:n_others]
-        slots = list(range(n_documents))
-        (random.Random(4) if compat_seed4 else rng).shuffle(slots)
-        documents = own + others
-        order, gold = tuple(documents[slot] for slot in slots), tuple(slots.index(slot) for slot in task.gold)
-        tasks.append(replace(task, pool=None, order=order, gold=gold))
-    used = sorted({k for task in tasks for k in task.order})
-    place = {k: new for new, k in enumerate(used)}
-    pool = _pool(passages[k] for k in used)
-    return [replace(task, pool=pool, order=tuple(place[k] for k in task.order)) for task in tasks]
 
 
 # ---- Writing ----
@@ -443,7 +550,8 @@ def _write_json(path: str | Path, lines: Iterable[dict], before: str = "", betwe
 
 def _labels(task: Task) -> dict[str, str]:
     """Fields beyond the published forms, so that a task comes back as it went."""
-    return {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
+    labels = {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
+    return labels | ({"tokens": task.tokens} if task.tokens else {})
 
 
 def _checked(tasks: Sequence[Task]) -> Sequence[Task]:
@@ -515,10 +623,18 @@ def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bo
     pool = _checked(tasks)[0].pool
     if pool is None or any(task.pool is not pool for task in tasks):
         raise UserError("Only tasks that share one pool of passages can be kept as a set: build it first.")
-    head = {"form": "memagent-set", "passages": len(pool.titles), "tasks": len(tasks), **about}
-    passages = ({"title": title, "text": text} for title, text in zip(pool.titles, pool.texts, strict=True))
-    fields = ("question", "answers", "order", "gold")
-    rows = (_labels(task) | {name: getattr(task, name) for name in fields} for task in tasks)
+    documents = pool.frame == "documents"
+    head = (
+        {"form": "memagent-set", "passages": len(pool.texts), "tasks": len(tasks)}
+        | ({} if documents else {"frame": pool.frame})
+        | about
+    )
+    titles = pool.titles if documents else repeat(None)
+    passages = (({"title": title} if documents else {}) | {"text": text} for title, text in zip(titles, pool.texts, strict=False))
+    rows = (
+        _labels(task) | {"question": task.question, "answers": task.answers, "order": list(task.order), "gold": task.gold}
+        for task in tasks
+    )
     _write_json(path, chain([head], passages, rows))
 
 

@@ -68,7 +68,7 @@ PLANS = {
 class Job:
     """The cells of one agent, temperature and length, to fill in whatever process."""
 
-    agent: str  # trained, untrained, full_context
+    agent: str  # trained, untrained, full
     model: str
     kinds: tuple[str, ...]  # of question, side by side: a few long documents alone leave the engine half empty
     temperature: float
@@ -104,7 +104,7 @@ def fill(job: Job) -> list[dict]:
     by_kind = [worlds.make_tasks(job.seed, job.n, job.sections, kind, "test") for kind in job.kinds]
     keep = job.agent == "trained" and job.temperature > 0 and job.sections in (4, 16, 64)
     return evaluate(
-        engine, full_context if job.agent == "full_context" else memagent,
+        engine, full_context if job.agent == "full" else memagent,
         (task for tasks in zip(*by_kind, strict=True) for task in tasks), job.config, Sampling(job.temperature),
         name=job.agent, length=job.sections, rows=Path(job.folder, "rows", f"{name}.jsonl"), model=model,
         seed=job.seed, record_to=Path(job.folder, "rows", f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
@@ -121,7 +121,7 @@ def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[l
 
     base = [
         job
-        for agent, questions in (("untrained", plan.untrained), ("full_context", plan.full_context))
+        for agent, questions in (("untrained", plan.untrained), ("full", plan.full_context))
         for temperature in (1.0, 0.0)
         for job in cells(agent, str(EMBEDDED), temperature, questions)
     ]
@@ -233,10 +233,10 @@ def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, wor
 def _report(folder: Path, rows: list[dict], seed: int, size: str, seconds: float, train_s: float) -> None:
     import torch
 
-    from eval import summarise, table, write_summary
     from report import write_report
+    from tally import summarise, table, write_summary
 
-    summary = summarise(rows) | {
+    summary = summarise(rows, metric="reward") | {
         "seed": seed, "size": size, "seconds": round(seconds, 1), "training_seconds": round(train_s, 1),
         "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()},
     }  # fmt: skip

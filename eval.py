@@ -1,34 +1,34 @@
-"""Evaluation: an agent over tasks, one row a trajectory, and what the rows say together.
+"""Evaluation: an agent over tasks, one row a trajectory.
 
-Holds: `evaluate` (rows written as they finish, resume), `summarise`, `wilson`, `compare`, the terminal table, the published rows.
-Leaves out: which agents are asked what (the commands), graders (graders.py), plots and transcripts (report.py).
-Exercise it: `python cli.py eval --n 8`. Read next: report.py.
+Holds: `Cell`, what is remembered of a trajectory while it reads, `row_of`, `evaluate` (rows written as they finish, resume).
+Leaves out: which agents are asked what (suites.py), the file of rows (rows.py), graders (graders.py), what the rows say (tally.py).
+Exercise it: `python cli.py eval --n 8`. Read next: tally.py.
 
 Failures and empty answers are rows like the others: they score 0 and stay in every denominator.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
+import resource
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from data import Task
-from graders import score, strip_thinking
-from memagent import Agent, AgentConfig, Finish, Trajectory
+from graders import normalize_answer, score, strip_thinking
+from memagent import TEMPLATES, Agent, AgentConfig, Finish, Trajectory, Turn
+from rows import Rows
 from text import UserError
 
 if TYPE_CHECKING:  # torch comes with it
-    from rich.table import Table
-
     from rollout import Engine, Sampling
 
 
@@ -36,90 +36,140 @@ if TYPE_CHECKING:  # torch comes with it
 class Cell:
     """One cell of an evaluation: who was asked what, how it was sampled, how long the documents were."""
 
-    agent: str  # the name it is shown by, e.g. trained, untrained, full_context
+    agent: str  # the name it is shown by, e.g. trained, untrained, full
     question: str  # kind of question, e.g. one_fact
     temperature: str  # e.g. "1.0"; "0.0" is greedy
     length: int  # sections of a generated document, documents of a RULER-HQA task, tokens of a RULER task
 
 
-METRICS = ("em", "f1", "sub_em", "sub_em_upstream", "failed", "empty", "tokens_read", "tokens_written", "seconds", "memory_cut",
-           "memory_empty", "cut")  # fmt: skip
+# ---------------------------------------------------------------- while it reads
+
+EDGE = 128  # turns at either end of a trajectory that a transcript keeps with the text of their sections
+BINS = 16  # of `occupancy`
+
+
+def resident_mib() -> float:
+    """Memory of this process now (its highest so far where the system does not say), and what torch holds of a GPU on top of it."""
+    try:
+        own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+    except (OSError, ValueError):
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    torch = sys.modules.get("torch")
+    return own + (torch.cuda.memory_reserved() / 2**20 if torch and torch.cuda.is_initialized() else 0.0)
+
+
+class Reading:
+    """What an evaluation remembers of a trajectory as it goes on, so that the trajectory need not hold its document a second time.
+
+    Accepted answers are looked for as whole words, normalised, in the sections and in the memory that the next prompt shows. Answers such
+    as yes and no stand everywhere and are not looked for.
+    """
+
+    def __init__(self, task: Task):
+        said = {f" {words} " for answer in task.answers if (words := normalize_answer(answer)) not in ("", "yes", "no")}
+        self.golds, self.all_asked = sorted(said), task.asks_for_all
+        self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
+        self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
+        self.memory_cut = self.memory_empty = self.cut = 0
+        self.memory_tokens: list[int] = []  # after each section
+        self.seen: list[int] = []  # sections, from 1, that hold an accepted answer
+        self.held: list[list[int]] = []  # [section, accepted answers in the memory after it], where that changes
+        self.mib = resident_mib()
+
+    def _found(self, text: str) -> int:
+        if not self.golds:
+            return 0
+        words = f" {normalize_answer(text)} "
+        found = sum(gold in words for gold in self.golds)
+        return found if self.all_asked else min(1, found)
+
+    def add(self, turn: Turn) -> None:
+        prompt = turn.prompt
+        self.mib = max(self.mib, resident_mib())
+        self.tokens_read += len(turn.prompt_ids)
+        self.tokens_written += len(turn.response_ids)
+        self.cut = max(self.cut, prompt.cut)
+        if self.sections:
+            self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
+            held = self._found(prompt.memory)
+            if held != (self.held[-1][1] if self.held else 0):
+                self.held.append([self.sections, held])
+        self.document_tokens += len(getattr(prompt.section, "ids", ()))
+        if not prompt.final:
+            self.sections += 1
+            self.memory_cut += turn.finish is Finish.LENGTH
+            self.memory_empty += not strip_thinking(turn.response).strip()
+            if self._found(prompt.section):
+                self.seen.append(self.sections)
+
+    @property
+    def occupancy(self) -> list[float]:
+        """Mean tokens of the memory in each sixteenth of the sections; fewer where there are fewer sections."""
+        n, bins = len(self.memory_tokens), min(BINS, len(self.memory_tokens))
+        edges = [k * n // bins for k in range(bins + 1)] if n else []
+        return [round(fmean(self.memory_tokens[a:b]), 1) for a, b in pairwise(edges)]
+
+    def row(self) -> dict:
+        return {
+            "sections": self.sections,
+            "tokens_read": self.tokens_read,
+            "tokens_written": self.tokens_written,
+            "document_tokens": self.document_tokens,  # that the agent has read
+            "cut": self.cut,  # tokens of the document that were never read
+            "memory_cut": self.memory_cut,
+            "memory_empty": self.memory_empty,
+            "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
+            "memory_most": max(self.memory_tokens, default=0),
+            "occupancy": self.occupancy,
+            "seen": self.seen[:8],
+            "held": self.held[:16] + self.held[16:][-1:],
+            "needed": self.needed,
+            "mib": round(self.mib),
+        }
+
+
+def slim(turn: Turn, whole: bool = False) -> Turn:
+    """The turn without its prompt's text and ids; the memory and what was answered stay if `whole`, or if it is the final one."""
+    memory, response = (turn.prompt.memory, turn.response) if whole or turn.prompt.final else ("", "")
+    prompt = replace(turn.prompt, pieces=(), section="", memory=memory)
+    return replace(turn, prompt=prompt, prompt_ids=[], response_ids=[], logprobs=[], response=response)
+
+
+FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
+
+
+def fate(row: dict) -> str:
+    """What became of the accepted answers: unknown (none to look for, or the agent has no memory), not shown (in no section that was
+    read), never kept, lost (once in the memory, not at the end), kept in part, kept."""
+    if not row["needed"] or not row["sections"]:
+        return "unknown"
+    held = [n for _, n in row["held"]]
+    if held and held[-1] == row["needed"]:
+        return "kept"
+    if held and held[-1] < max(held):
+        return "lost"
+    return "kept in part" if held else "never kept" if row["seen"] else "not shown"
 
 
 # ---------------------------------------------------------------- rows
-
-
-class Lines:
-    """A file of JSON lines that grows by whole lines, held by one process at a time.
-
-    A line is one `write` to the end of the file: a killed process leaves whole lines and at most one torn last one, which is cut
-    off when the file is opened again. Lines are forced to the disk (fsync) every 64 lines and with the first line after a second: a
-    power cut costs no more than those. A file that another process holds, or that cannot be opened, is a `UserError`.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however that ends
-        except BlockingIOError:
-            os.close(self._fd)
-            raise UserError(f"Another evaluation is writing {path}: wait for it, or give this one another name.") from None
-        self._content = path.read_bytes()
-        if torn := len(self._content) - (whole := self._content.rfind(b"\n") + 1):
-            os.ftruncate(self._fd, whole)
-            self._content = self._content[:-torn]
-        self._unsynced, self._synced_at = 0, time.monotonic()
-
-    def having(self, text: str) -> Iterator[dict]:
-        """The lines of the file as it was opened that hold `text`, parsed. One that is no JSON is a `UserError` with its number."""
-        for number, line in enumerate(self._content.split(b"\n"), 1):
-            if text.encode() in line:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise UserError(f"{self.path}, line {number} is damaged: delete it, its question is asked again.") from None
-
-    def append(self, line: dict) -> None:
-        # half a surrogate pair becomes \udc80, which is how JSON spells it
-        raw = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
-        try:
-            written = os.write(self._fd, raw)
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
-        if written < len(raw):
-            raise UserError(f"{self.path}: the disk is full; make room and call again, the rows so far are kept.")
-        self._unsynced += 1
-        if self._unsynced >= 64 or time.monotonic() - self._synced_at > 1:
-            self._sync()
-
-    def _sync(self) -> None:
-        os.fsync(self._fd)
-        self._unsynced, self._synced_at = 0, time.monotonic()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._sync()
-        os.close(self._fd)
 
 
 def _hash(*parts: object) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def row_of(trajectory: Trajectory, cell: Cell, form: str) -> dict:
+def row_of(trajectory: Trajectory, cell: Cell, form: str, reading: Reading | None = None) -> dict:
     """What an evaluation keeps of a trajectory. A failed one is graded as no answer at all. form: boxed or sentence."""
     task, turns = trajectory.task, trajectory.turns
-    updates = [turn for turn in turns if not turn.prompt.final]
+    if reading is None:
+        reading = Reading(task)
+        for turn in turns:
+            reading.add(turn)
     scores = score("" if trajectory.error else trajectory.answer, task.answers, form, task.asks_for_all)
     return asdict(cell) | {
         "id": task.id,
         "sample": trajectory.sample,
+        "response": trajectory.answer,
         "prediction": scores.pred,  # None: no answer of the form asked for
         "answers": list(task.answers),
         "finish": str(turns[-1].finish) if turns else "",
@@ -129,15 +179,10 @@ def row_of(trajectory: Trajectory, cell: Cell, form: str) -> dict:
         "f1": scores.f1,
         "sub_em": scores.sub_em,
         "sub_em_upstream": scores.sub_em_upstream,
-        "sections": len(updates),
-        "tokens_read": sum(len(turn.prompt_ids) for turn in turns),
-        "tokens_written": sum(len(turn.response_ids) for turn in turns),
-        "memory_cut": sum(turn.finish is Finish.LENGTH for turn in updates),
-        "memory_empty": sum(not strip_thinking(turn.response).strip() for turn in updates),
-        "cut": max((turn.prompt.cut for turn in turns), default=0),  # tokens of the document that were never read
         "seconds": round(trajectory.seconds, 4),  # from first prompt to answer, beside the others in flight
         "gold": list(task.gold),
-    }
+        "depths": [round(depth, 4) for depth in task.depths],
+    } | reading.row()  # fmt: skip
 
 
 def evaluate(
@@ -155,6 +200,9 @@ def evaluate(
     seed: int = 0,
     samples: int = 1,
     in_flight: int = 256,
+    retries: int = 1,
+    redo_failed: bool = False,
+    wait: bool = True,
     record_to: Path | None = None,
     n_records: int = 1,
     progress: Callable[[dict], None] = lambda row: None,
@@ -167,196 +215,112 @@ def evaluate(
     all it depends on is the same: cell, agent, its settings and templates, sampling, seed, `model` (the caller's fingerprint of the
     weights) and the task itself. Rows of other settings stay in the file and play no part.
 
+    Several processes may fill the same cell: a row is made by the one that claims it first. With `wait` the rows that others are at
+    are waited for, and made here if their owners end without them; without, they are missing from what is returned.
+
     tasks: with ids of their own, taken one by one as the engine gets to them. The engine has the weights already.
+    retries: how often a trajectory that failed is begun anew before its failure is written. redo_failed: rows with an error that the
+    file has are made again (the last row of a name counts).
     record_to: sample 0 of the first `n_records` tasks is kept there whole (`runs.record`, with `cell` and `settings`).
     progress: called with every row, found or new. A `UserError` of an agent's first step becomes a failed row.
     """
     from rollout import rollout
 
     cell = Cell(name, question, str(float(sampling.temperature)), length)
-    templates = [agent_config.template(turn) for turn in ("update", "final", "full")]
+    templates = [agent_config.template(turn) for turn in TEMPLATES]
     agent_name = getattr(agent, "__qualname__", "")
     settings = _hash(asdict(cell), agent_name, asdict(agent_config), templates, asdict(sampling), seed, model)
     found: dict[tuple[str, int], dict | None] = {}
-    contents: dict[str, str] = {}  # id -> hash of the task
+    digests: dict[str, str] = {}  # id -> the task's
+    readings: dict[tuple[str, int], Reading] = {}
+    failures: Counter = Counter()
+    again: list[tuple[Task, int]] = []  # failed, and to be begun anew
+    elsewhere: list[tuple[Task, int]] = []  # claimed by another process
+    marked = settings.encode()
+    have: dict[tuple[str, int, str], dict] = {}
 
-    with Lines(rows) as file:
-        have = {(row["id"], row["sample"], row["task"]): row for row in file.having(settings) if row.get("settings") == settings}
+    def first() -> Iterator[tuple[Task, int]]:
+        for task in tasks:
+            if task.id in digests:
+                raise UserError(f"Two tasks of one evaluation have the id {task.id!r}; ids must be unique.")
+            digests[task.id] = task.digest
+            for sample in range(samples):
+                found[task.id, sample] = None
+                yield task, sample
 
-        def jobs() -> Iterator[tuple[Task, int]]:
-            for task in tasks:
-                if task.id in contents:
-                    raise UserError(f"Two tasks of one evaluation have the id {task.id!r}; ids must be unique.")
-                contents[task.id] = _hash(task.question, task.answers, task.document)
-                for sample in range(samples):
-                    row = found[task.id, sample] = have.get((task.id, sample, contents[task.id]))
-                    if row:
-                        progress(row)
-                    else:
-                        yield task, sample
+    def recorded(task: Task, sample: int) -> bool:
+        return record_to is not None and sample == 0 and task.id in islice(digests, n_records)
 
-        with engine.awake():
-            for trajectory in rollout(engine, agent, jobs(), agent_config, sampling, seed, in_flight):
-                task, sample = trajectory.task, trajectory.sample
-                of_kind = replace(cell, question=question or task.kind)
-                row = row_of(trajectory, of_kind, agent_config.form) | {"settings": settings, "task": contents[task.id]}
-                trajectory.reward = row["reward"]
-                # the transcript goes first: killed between the two, there is one too many, which the report drops
-                if record_to is not None and sample == 0 and task.id in islice(contents, n_records):
-                    from runs import record
+    def keep(trajectory: Trajectory, turn: Turn) -> Turn:
+        task, turns = trajectory.task, trajectory.turns
+        readings[task.id, trajectory.sample].add(turn)
+        if not recorded(task, trajectory.sample):
+            return slim(turn)
+        if len(turns) >= 2 * EDGE:
+            turns[-EDGE] = slim(turns[-EDGE], whole=True)
+        return turn
 
-                    with Lines(record_to) as records:
-                        records.append(record(trajectory) | {"cell": asdict(of_kind), "settings": settings})
-                file.append(row)
-                found[task.id, sample] = row
+    with Rows(rows) as file:
+
+        def refresh(redo: bool = False) -> None:
+            for row in file.new(lambda line: marked in line):
+                if row.get("settings") == settings and not (redo and row["error"]):
+                    have[row["id"], row["sample"], row["task"]] = row
+
+        def take(row: dict | None) -> bool:
+            if row is not None:
+                found[row["id"], row["sample"]] = row
                 progress(row)
+            return row is not None
+
+        def jobs(todo: Iterable[tuple[Task, int]]) -> Iterator[tuple[Task, int]]:
+            for task, sample in todo:
+                key = task.id, sample, digests[task.id]
+                if take(have.get(key)):
+                    continue
+                claim = repr((settings, key))
+                if not file.claim(claim):
+                    elsewhere.append((task, sample))
+                    continue
+                refresh()  # its owner may just have written it
+                if take(have.get(key)):
+                    file.release(claim)
+                    continue
+                readings[task.id, sample] = Reading(task)
+                yield task, sample
+
+        refresh(redo_failed)
+        todo: Iterable[tuple[Task, int]] = first()
+        with engine.awake():
+            while True:
+                for trajectory in rollout(engine, agent, jobs(todo), agent_config, sampling, seed, in_flight, keep):
+                    task, sample = trajectory.task, trajectory.sample
+                    reading = readings.pop((task.id, sample))
+                    if trajectory.error and failures[task.id, sample] < retries:
+                        failures[task.id, sample] += 1
+                        again.append((task, sample))
+                        continue
+                    of_kind = replace(cell, question=question or task.kind)
+                    row = row_of(trajectory, of_kind, agent_config.form, reading)
+                    row |= {"tries": failures[task.id, sample] + 1, "settings": settings, "task": digests[task.id]}
+                    trajectory.reward = row["reward"]
+                    # the transcript goes first: killed between the two, there is one too many, which the report drops
+                    if recorded(task, sample):
+                        from runs import record
+
+                        with Rows(record_to) as records:
+                            records.append(record(trajectory) | {"cell": asdict(of_kind), "settings": settings})
+                    file.append(row)
+                    file.release(repr((settings, (task.id, sample, digests[task.id]))))
+                    take(row)
+                todo = again or (elsewhere if wait else ())
+                if not todo:
+                    break
+                if not again:
+                    time.sleep(POLL_S)
+                    refresh()
+                todo, again, elsewhere = [*todo], [], [] if not again else elsewhere
     return [row for row in found.values() if row is not None]
 
 
-# ---------------------------------------------------------------- what the rows say
-
-
-def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share of n right answers (Wilson 1927).
-
-    >>> [round(x, 3) for x in wilson(0.5, 10)], [round(x, 3) for x in wilson(0.0, 20)]
-    ([0.237, 0.763], [0.0, 0.161])
-    """
-    centre, spread = mean + z * z / (2 * n), z * ((mean * (1 - mean) + z * z / (4 * n)) / n) ** 0.5
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
-
-
-def summarise(rows: Iterable[dict], unit: str = "sections") -> dict:
-    """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections, documents or tokens.
-
-    accuracy[agent][question][temperature][length] = {mean, n, low, high}: the mean reward of n questions, the samples of a question
-    averaged first, with Wilson's 95 % interval on n questions. That is right for one 0/1 sample a question; averaged samples vary
-    less than 0/1 does, so that there it is wider than it need be, never narrower.
-    metrics[metric][agent][question][temperature][length] = the mean over the same questions. failed = the trajectory has an error;
-    empty = it ended well without an answer of the form asked for; memory_cut and memory_empty count turns; tokens and seconds are
-    those of one trajectory; cut = tokens of the document that a cap or a window kept the agent from.
-    """
-    groups: dict[Cell, dict[str, list[dict]]] = {}
-    settings: set[str] = set()
-    for row in rows:
-        row = row | {"failed": float(bool(row["error"])), "empty": float(not row["error"] and not row["prediction"])}
-        cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
-        groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
-        settings.add(row["settings"])
-    accuracy: dict = {}
-    metrics: dict = {metric: {} for metric in METRICS}
-    for cell in sorted(groups, key=lambda cell: cell.length):  # all else keeps the order in which it came
-        questions = groups[cell].values()
-        mean = {field: fmean(fmean(row[field] for row in rows) for rows in questions) for field in ("reward", *METRICS)}
-        low, high = wilson(mean["reward"], len(questions))
-        _put(accuracy, cell, {"mean": mean["reward"], "n": len(questions), "low": low, "high": high})
-        for metric in METRICS:
-            _put(metrics[metric], cell, mean[metric])
-    return {"unit": unit, "accuracy": accuracy, "metrics": metrics, "settings": sorted(settings)}
-
-
-def _put(tree: dict, cell: Cell, value: object) -> None:
-    for key in (cell.agent, cell.question, cell.temperature):
-        tree = tree.setdefault(key, {})
-    tree[str(cell.length)] = value
-
-
-def cells(tree: dict) -> Iterator[tuple[Cell, object]]:
-    """The leaves of one tree of a summary, each with its cell."""
-    for agent, questions in tree.items():
-        for question, temperatures in questions.items():
-            for temperature, lengths in temperatures.items():
-                for length, leaf in lengths.items():
-                    yield Cell(agent, question, temperature, int(length)), leaf
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside the file and rename: at no moment is there half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_summary(path: Path, summary: dict) -> None:
-    write_text(path, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def compare(a: Iterable[dict], b: Iterable[dict], resamples: int = 2000, seed: int = 0) -> dict:
-    """Mean reward of `a` minus that of `b` on the questions both were asked: {mean, n, low, high}.
-
-    Paired: the difference is taken question by question (kind, length, id), samples averaged first. low and high hold the middle
-    95 % of the means of `resamples` bootstrap draws of the questions. Give rows of one agent and one temperature on either side.
-    """
-    import numpy as np
-
-    def by_question(rows: Iterable[dict]) -> dict[tuple, list[float]]:
-        rewards: dict[tuple, list[float]] = {}
-        for row in rows:
-            rewards.setdefault((row["question"], row["length"], row["id"], row["task"]), []).append(row["reward"])
-        return rewards
-
-    left, right = by_question(a), by_question(b)
-    if not (both := [key for key in left if key in right]):
-        raise UserError("The two sides have no question in common, there is nothing to compare.")
-    differences = np.array([fmean(left[key]) - fmean(right[key]) for key in both])
-    rng = np.random.default_rng(seed)
-    means = [differences[rng.integers(0, len(both), len(both))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, (0.025, 0.975)).tolist()
-    return {"mean": float(differences.mean()), "n": len(both), "low": low, "high": high}
-
-
-def _short(share: float) -> str:
-    """Two decimals without the leading 0, all of one width: .97, 1.0"""
-    return "1.0" if share >= 0.995 else f"{share:.2f}"[1:]
-
-
-def table(summary: dict) -> Table:
-    """Accuracy by length for the terminal: a line per question, agent and temperature; five lengths fit into 80 columns."""
-    from rich.table import Table
-    from rich.text import Text
-
-    leaves = dict(cells(summary["accuracy"]))
-    lengths = sorted({cell.length for cell in leaves})
-    sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
-    n = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    lost = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["failed"]))
-    failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
-    cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
-    failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
-    shown = Table(title=f"Accuracy by {summary['unit']}", box=None, padding=(0, 1, 0, 0),
-                  caption=f"mean and 95 % interval, n = {n} questions a cell{failed}")  # fmt: skip
-    shown.add_column("", no_wrap=True)
-    shown.add_column("T", no_wrap=True)
-    for length in lengths:
-        shown.add_column(f"{length:,}", justify="right", no_wrap=True)
-    for question in dict.fromkeys(cell.question for cell in leaves):
-        shown.add_row(Text(question, "bold"))
-        for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
-            values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
-            texts = [
-                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}", "dim")) if v else "" for v in values
-            ]
-            shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
-    return shown
-
-
-# ---------------------------------------------------------------- published
-
-# MemAgent's RULER-HotpotQA (arXiv 2507.02259v1, Table 2): sub_em as `sub_em_upstream` counts it, in percent of 128 questions. Other
-# models, and other questions than any set of ours: a mark to look at, not a line of the same experiment.
-DOCUMENTS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
-_PERCENT: dict[str, Sequence[float]] = {
-    "RL-MemAgent-14B": (83.59, 82.03, 84.38, 80.47, 76.56, 81.25, 75.00, 77.34, 76.56, 78.12),
-    "RL-MemAgent-7B": (82.03, 79.69, 78.91, 77.34, 79.69, 72.66, 74.22, 76.56, 75.78, 71.09),
-    "QwenLong-L1-32B": (72.66, 75.00, 72.66, 60.94, 31.25, 17.19, 13.28, 11.72),
-    "Qwen2.5-14B-1M": (60.16, 60.94, 50.00, 57.03, 50.00, 37.50, 8.59, 0.00),
-    "Qwen2.5-7B-1M": (61.72, 56.25, 53.91, 55.47, 51.56, 33.59, 12.50, 0.00),
-    "DS-Distill-32B": (70.31, 66.41, 65.62, 46.88, 23.44, 13.28, 7.81, 7.03),
-    "DS-Distill-14B": (64.06, 64.84, 57.03, 40.62, 14.84, 8.59, 3.12, 6.25),
-    "DS-Distill-7B": (30.47, 12.50, 3.12, 0.00, 0.00, 0.78, 0.00, 0.00),
-}
-PUBLISHED = {model: {n: round(x / 100, 4) for n, x in zip(DOCUMENTS, row, strict=False)} for model, row in _PERCENT.items()}
-"""model -> {documents: sub_em from 0 to 1}"""
+POLL_S = 0.3  # between two looks at rows that another process is making

@@ -1,6 +1,6 @@
 """Agents: generators that yield prompts and are sent turns. The words of the project, and MemAgent itself, on one page.
 
-Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; templates; the agents `memagent`, `full_context`, `bm25`; rewards.
+Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; templates; MemAgent and the baselines full context, BM25, no context, oracle.
 Leaves out: engines (rollout.py, slots.py), losses (grpo.py). No torch.
 Exercise it: `python cli.py ask FILE "question"`. Read next: rollout.py.
 """
@@ -105,6 +105,10 @@ _FULL = {
     "boxed": "Read the document, then solve the problem. Give the answer inside \\boxed{}.",
     "sentence": 'Read the document, then solve the problem. End with the sentence "Therefore, the answer is (...)".',
 }
+_NONE = {
+    "boxed": "Solve the problem. Give the answer inside \\boxed{}.",
+    "sentence": 'Solve the problem. End with the sentence "Therefore, the answer is (...)".',
+}
 SLOTS = {
     "problem": "problem",
     "memory": "memory",
@@ -119,15 +123,16 @@ def _block(slot: str) -> str:
 
 
 def default_template(turn: str, layout: str, form: str) -> str:
-    """Our wording. turn: update | final | full; layout: shared (section first) | paper (section last); form: boxed | sentence."""
+    """Our wording. turn: update | final | full | none; layout: shared (section first) | paper (section last); form: boxed | sentence."""
     order = {
         "shared": ("section", "problem", "memory"),
         "paper": ("problem", "memory", "section"),
     }[layout]
-    head, without, cue = {
-        "update": (_UPDATE, "", "Updated memory:"), "final": (_FINAL[form], "section", "Your answer:"), "full": (_FULL[form], "memory", "Your answer:")
+    head, cue = {
+        "update": (_UPDATE, "Updated memory:"), "final": (_FINAL[form], "Your answer:"), "full": (_FULL[form], "Your answer:"),
+        "none": (_NONE[form], "Your answer:"),
     }[turn]  # fmt: skip
-    return f"{head}\n\n" + "".join(_block(slot) for slot in order if slot != without) + f"{cue}\n"
+    return f"{head}\n\n" + "".join(_block(slot) for slot in order if slot not in WITHOUT[turn]) + f"{cue}\n"
 
 
 def split_template(template: str) -> tuple[tuple[str, bool], ...]:
@@ -149,7 +154,8 @@ def split_template(template: str) -> tuple[tuple[str, bool], ...]:
     return tuple(pieces)
 
 
-TEMPLATES = ("update", "final", "full")
+TEMPLATES = ("update", "final", "full", "none")
+WITHOUT = {"update": (), "final": ("section",), "full": ("memory",), "none": ("section", "memory")}  # slots that a prompt has not
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +179,14 @@ class AgentConfig:
     empty: str = "placeholder"
     """what an empty memory becomes: placeholder = the first-memory literal, keep = the previous memory, empty = stays empty"""
     window: int | None = None
-    """most tokens of a prompt of full_context or bm25 and its answer, what they read is cut to fit; never more than the model's own window,
+    """most tokens of a prompt of full, bm25 or oracle and its answer, what they read is cut to fit; never more than the model's own window,
     which is also what 0 or None means"""
     top_k: int = 4
     """sections that the bm25 baseline reads"""
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a memory and are not graded"""
     templates: str = ""
-    """folder with update.txt, final.txt, full.txt (any of them), used byte for byte instead of our wording; slots: {problem}, {memory},
+    """folder with update.txt, final.txt, full.txt, none.txt (any of them), used byte for byte instead of our wording; slots: {problem}, {memory},
     {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
 
     def __post_init__(self):
@@ -201,13 +207,13 @@ class AgentConfig:
         if self.templates:
             if not any(Path(self.templates, f"{turn}.txt").is_file() for turn in TEMPLATES):
                 raise UserError(
-                    f"There are no templates in {self.templates}: it must be a folder with update.txt, final.txt or full.txt."
+                    f"There are no templates in {self.templates}: it must be a folder with update.txt, final.txt, full.txt or none.txt."
                 )
             for turn in TEMPLATES:
                 self.template(turn)  # one that cannot be used is refused now
 
     def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
-        """The pieces of one of the three prompts: update, final, full."""
+        """The pieces of one of the prompts: update, final, full, none."""
         path = Path(self.templates, f"{turn}.txt")
         if not (self.templates and path.is_file()):
             return _pieces(default_template(turn, self.layout, self.form))
@@ -216,9 +222,9 @@ class AgentConfig:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
         slots = {piece for piece, constant in pieces if not constant}
-        if turn != "final" and "section" not in slots:
+        if turn in ("update", "full") and "section" not in slots:
             raise UserError(f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}}).")
-        if (empty := {"update": "", "final": "section", "full": "memory"}[turn]) in slots:
+        if empty := next((slot for slot in WITHOUT[turn] if slot in slots), ""):
             raise UserError(f"The template {path} has a slot for the {empty}, which there is none of in this prompt.")
         return pieces
 
@@ -242,10 +248,9 @@ def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = 
 def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
     """MemAgent: one bounded memory, overwritten after each section; the answer comes from question + memory (arXiv 2507.02259)."""
     update, final = config.template("update"), config.template("final")
-    problem, first, document = codec.text(task.question), codec.text(NO_MEMORY), codec.text(task.document)
-    sections = codec.cut(document, config.chunk_tokens, config.max_sections, config.over)
-    cut = len(document.ids) - sum(len(section.ids) for section in sections)
-    memory = first
+    problem, first = codec.text(task.question), codec.text(NO_MEMORY)
+    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
+    memory, cut = first, sections.left_out
     for section in sections:
         turn = yield fill(update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory)
         memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
@@ -262,14 +267,30 @@ def _room(problem: Text, config: AgentConfig, codec: Codec) -> int | None:
     return config.window - around
 
 
-def full_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the whole document in one prompt. Past the window the document's middle is cut, never the question."""
-    problem, ids = codec.text(task.question), codec.encode(task.document)
+def _at_once(task: Task, text: str, config: AgentConfig, codec: Codec) -> Prompt:
+    """One prompt with the whole text. Past the window the middle of the text is cut, never the question."""
+    problem, ids = codec.text(task.question), codec.encode(text)
     room = _room(problem, config, codec) or len(ids)
     kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids
-    yield fill(
-        config.template("full"), config.final_tokens, final=True, cut=len(ids) - len(kept), problem=problem, section=codec.decode(kept)
-    )  # fmt: skip
+    cut = len(ids) - len(kept)
+    return fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(kept))
+
+
+def full_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """Baseline: the whole document in one prompt. Past the window the document's middle is cut, never the question."""
+    yield _at_once(task, task.document, config, codec)
+
+
+def no_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """Baseline: the question alone. What it answers right says nothing about reading."""
+    yield fill(config.template("none"), config.final_tokens, final=True, problem=codec.text(task.question))
+
+
+def oracle(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """Baseline: the passages that hold the evidence and nothing else, in reading order, in one prompt."""
+    if task.evidence is None:
+        raise UserError(f"Task {task.id} does not say where its evidence stands: the agent oracle cannot read it")
+    yield _at_once(task, task.evidence, config, codec)
 
 
 def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
@@ -279,8 +300,8 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
     """
     import bm25s
 
-    problem, document = codec.text(task.question), codec.text(task.document)
-    sections = codec.cut(document, config.chunk_tokens, config.max_sections, config.over)
+    problem = codec.text(task.question)
+    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
     words = [
         bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0] for text in (task.question, *sections)
     ]
@@ -290,7 +311,7 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
         index.index(words[1:], show_progress=False)
         best = index.retrieve([words[0]], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
     room = _room(problem, config, codec)
-    cut = len(document.ids) - sum(len(section.ids) for section in sections)
+    cut = sections.left_out
     kept: dict[int, tuple[int, ...]] = {}
     for k in best:
         kept[k] = sections[k].ids[:room]
@@ -300,4 +321,4 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
     yield fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(ids))
 
 
-AGENTS: dict[str, Agent] = {"memagent": memagent, "full_context": full_context, "bm25": bm25}
+AGENTS: dict[str, Agent] = {"memagent": memagent, "full": full_context, "bm25": bm25, "none": no_context, "oracle": oracle}

@@ -25,7 +25,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from eval import DOCUMENTS, METRICS, PUBLISHED, Cell, cells, write_text
+from eval import Cell
+from published import DOCUMENTS, RULER_HQA
+from tally import METRICS, cells, write_text
 from text import UserError
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def _facts(record: dict) -> dict[str, str]:
 
 
 def _read(record: dict) -> str:
-    """What the answering turn itself has read: the document of full_context, the sections of bm25, nothing for memagent."""
+    """What the answering turn itself has read: the document of full, the sections of bm25, nothing for memagent."""
     return record["turns"][-1]["section"].strip() if record["turns"] and record["turns"][-1]["final"] else ""
 
 
@@ -209,7 +211,7 @@ def _pivots(summary: dict, show: Callable[[Cell], str]) -> str:
 def _published(summary: dict) -> str:
     """Our agents and MemAgent's table by the paper's own metric; the columns are numbers of documents."""
     ours = [(f"{cell.agent}, {cell.question}", cell.temperature) for cell, _ in cells(summary["accuracy"])]
-    rows = {name: {} for name in ours} | {(model, "published"): by for model, by in PUBLISHED.items()}
+    rows = {name: {} for name in ours} | {(model, "published"): by for model, by in RULER_HQA.rows.items()}
     for cell, share in cells(summary["metrics"]["sub_em_upstream"]):
         rows[f"{cell.agent}, {cell.question}", cell.temperature][cell.length] = share
     head = ["", "temp.", *(f"{n:,}" for n in DOCUMENTS)]

@@ -131,11 +131,14 @@ def rollout(
     sampling: Sampling = Sampling(),
     seed: int = 0,
     in_flight: int = 512,
+    keep: Callable[[Trajectory, Turn], Turn] = lambda trajectory, turn: turn,
 ) -> Iterator[Trajectory]:
     """Drive one agent per job (task, sample number) through the engine, at most `in_flight` at a time; yields trajectories as they finish.
 
     Every trajectory goes its own pace: there is no barrier between sections. A turn that could not be made ends its trajectory with
     `error` set; it is yielded like the others, and counted as wrong by whoever asks.
+
+    keep: what the trajectory keeps of a turn. A document of millions of tokens stands in the prompts of its turns a second time.
     """
     jobs, config = iter(jobs), fitted(config, engine)
     running: dict[int, tuple[Trajectory, object, int, float]] = {}
@@ -156,7 +159,7 @@ def rollout(
     while running:
         for key, turn in engine.step():
             trajectory, steps, base, start = running.pop(key)
-            trajectory.turns.append(turn)
+            trajectory.turns.append(keep(trajectory, turn))
             if turn.finish in (Finish.FULL, Finish.ERROR):
                 trajectory.error = turn.error
             else:

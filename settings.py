@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import os
 import textwrap
 import types
 import typing
@@ -317,12 +318,36 @@ class EvalConfig:
     """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
+    untrained: str = ""
+    """folder or hub name of the policy before training; agents with @untrained after their name answer with it (endpoint: its name there)"""
+    suite: str = ""
+    """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler = RULER's tasks, generated; empty = the
+    files of --data as they are, or generated English"""
     data: tuple[str, ...] = ("world",)
-    """files of tasks, or world = generated English"""
-    agents: tuple[str, ...] = ("memagent", "full_context", "bm25")
-    """agents that answer the same questions"""
-    lengths: tuple[int, ...] = (4, 16, 64)
-    """world: sections of a document"""
+    """files of tasks, or world = generated English; ruler-hqa and ruler: questions with their own paragraphs"""
+    agents: tuple[str, ...] = ("memagent", "full", "bm25")
+    """who answers: memagent; full = the whole document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
+    evidence alone. The first one is compared with the others"""
+    lengths: tuple[int, ...] = ()
+    """sections of a document of generated English, documents of ruler-hqa, tokens of ruler; 50,...,6400 doubles; empty = 4,16,64,
+    50,200,800 or 4096,8192,16384"""
+    filler: tuple[str, ...] = ()
+    """ruler-hqa, ruler: files of further passages {title, text}"""
+    source_split: str = ""
+    """ruler-hqa, ruler: only questions of this split of the source: train or validation"""
+    evidence_order: str = "any"
+    """ruler-hqa: order of the evidence in the document: any, forward = in hop order, reverse = the last hop first"""
+    min_distance: float = 0.0
+    """ruler-hqa: distance between pieces of evidence: below 1 the share of the documents that it exceeds, else at least so many documents.
+    ReMemR1's distant evidence is reverse with 0.5 in its paper, reverse with 100 ... 1600 in its code"""
+    compat_seed4: bool = False
+    """ruler-hqa: upstream's constant shuffle, which has the evidence always in the same places"""
+    ruler_tasks: tuple[str, ...] = ()
+    """ruler: tasks, or all; empty = those whose sources are given"""
+    haystack: tuple[str, ...] = ()
+    """ruler: files of essays or other running text (.txt, .json with a text, passages); empty = the passages that are there"""
+    squad: str = ""
+    """ruler: file of SQuAD's form, for qa_1"""
     kinds: tuple[str, ...] = ("one_fact", "two_hop")
     """world: kinds of question"""
     split: str = "dev"
@@ -338,7 +363,11 @@ class EvalConfig:
     transcripts: int = 2
     """trajectories kept whole of each agent, length and temperature; the report chooses among them"""
     in_flight: int = 256
-    """trajectories side by side"""
+    """trajectories side by side; fewer where their documents would fill the memory"""
+    retries: int = 1
+    """how often a trajectory that failed is begun anew before it is written as failed, which counts as wrong"""
+    redo_failed: bool = False
+    """make rows again that an earlier call wrote as failed"""
     engine: str = "transformers"
     """what answers: transformers, or vllm = vLLM in this process"""
     kv_gib: float = 0.0
@@ -360,10 +389,12 @@ class EvalConfig:
     """run Python code that comes with the model; off unless you trust it"""
 
     def __post_init__(self):
-        need_values(self, "data agents lengths kinds temperatures")
+        need_values(self, "data agents kinds temperatures")
         need(self, "lengths n samples in_flight", *COUNT)
+        need(self, "suite", lambda name: name in ("", "ruler-hqa", "ruler"), "ruler-hqa or ruler, or empty")
+        need(self, "evidence_order", *one_of("any", "forward", "reverse"))
         need(self, "engine", *one_of("transformers", "vllm"))
-        need(self, "transcripts temperatures kv_gib", *NOT_NEGATIVE)
+        need(self, "transcripts temperatures kv_gib retries min_distance", *NOT_NEGATIVE)
         need(self, "top_p", *TOP_P)
         need(self, "seed", *SEED)
         need(self, "dtype", *DTYPE)
@@ -385,7 +416,7 @@ def dump(path: Path, **sections) -> None:
     import yaml
 
     plain = {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in sections.items()}
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(yaml.safe_dump(_lists(plain), sort_keys=False), encoding="utf-8")
     temporary.replace(path)
 

@@ -1,6 +1,6 @@
 """Text that remembers its tokens, and the codec between the two.
 
-Holds: `Text` (a str with the token ids it was cut from or sampled as) and `Codec` (a tokenizer with a chat template).
+Holds: `Text` (a str with the token ids it was cut from or sampled as), `Sections` of a document, `Codec` (a tokenizer with a chat template).
 Leaves out: prompts (memagent.py), models (rollout.py). No torch.
 Exercise it: `pytest tests/test_text.py`. Read next: data.py.
 
@@ -10,10 +10,13 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 
 class UserError(Exception):
@@ -60,6 +63,33 @@ class Text(str):
         return str(self), self.ids
 
 
+class Sections(Sequence[Text]):
+    """A document in sections of `n_tokens` ids, the last one shorter. The document stands here once, as ids of four bytes each; a section
+    becomes text when it is read, and the latest ones are remembered: the members of a group read the same at about the same time."""
+
+    REMEMBERED = 64
+
+    def __init__(self, ids: Iterable[int], n_tokens: int, left_out: int, decode: Callable[[Sequence[int]], Text]):
+        self.ids, self.n_tokens = array("I", ids), n_tokens
+        self.left_out = left_out
+        """tokens of the document that are in no section"""
+        self._decode, self._latest = decode, OrderedDict()
+
+    def __len__(self) -> int:
+        return -(-len(self.ids) // self.n_tokens)
+
+    def __getitem__(self, k: int | slice) -> Text | list[Text]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        if not 0 <= k < len(self):
+            raise IndexError(k)
+        if k not in self._latest:
+            self._latest[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
+            if len(self._latest) > self.REMEMBERED:
+                self._latest.popitem(last=False)
+        return self._latest[k]
+
+
 class Recent:
     """The results of the latest calls, as long as they have `max_tokens` tokens together: the members of a group read the same document."""
 
@@ -99,6 +129,7 @@ class Codec:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._fixed: dict[str, tuple[int, ...]] = {}
         self._recent = Recent(1 << 21)
+        self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()  # in use, however long
         # the library looks at the type of every id before it decodes them: its backend does the same, where it does, in a tenth of the time
         backend, some = getattr(tokenizer, "backend_tokenizer", None), list(range(min(256, len(tokenizer))))
         plainly = backend is not None and backend.decode(some, skip_special_tokens=True) == self._decode_slowly(some)
@@ -191,18 +222,22 @@ class Codec:
         text = self.decode([i for i in ids if i not in self.eos_ids and i != self.pad_id])
         return Text(f"<think>{text}", text.ids) if self._thinks_at_once and ids else text
 
-    def cut(self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center") -> list[Text]:
+    def cut(self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center") -> Sections:
         """The document in sections of `n_tokens` ids: no overlap, no alignment, the last one shorter (spec memagent.md 3.1).
 
         Past `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of the ids that fit, `"head"` the
-        first sections.
+        first sections. Who asks for the same again while it is in use, or soon after, gets the same: neither text nor ids of a document
+        are in memory twice.
         """
 
-        def made() -> list[Text]:
-            ids = self.encode(document)
+        def made() -> Sections:
+            kept = ids = self.encode(document)
             if max_sections and len(ids) > (limit := max_sections * n_tokens):
-                ids = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
-            return [self.decode(ids[i : i + n_tokens]) for i in range(0, len(ids), n_tokens)]
+                kept = ids[: limit // 2] + ids[len(ids) - limit // 2 :] if over == "center" else ids[:limit]
+            return Sections(kept, n_tokens, len(ids) - len(kept), self.decode)
 
-        key = (document, getattr(document, "ids", None), n_tokens, max_sections, over)  # equal text may have other ids
-        return list(self._recent.get(key, made, lambda sections: sum(len(s.ids) for s in sections)))
+        text = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
+        key = (text, getattr(document, "ids", None), n_tokens, max_sections, over)  # equal text may have other ids
+        sections = self._alive.get(key) or self._recent.get(key, made, lambda sections: len(sections.ids))
+        self._alive[key] = sections
+        return sections

@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from data import Task
+from data import Pool, Task
 
 PEOPLE = (
     "Adam Agnes Alma Anna Anton Basil Bella Boris Carl Celia Clara Cyril Dana David Dora Edgar Edith Elena Emil Erik Esther Felix "
@@ -104,7 +104,8 @@ def make_task(seed: int | str, n_sections: int, kind: str, split: str = "train")
         id=f"{kind}-{split}-{n_sections}-{seed}",
         question=f"Where is {facts[at[0]][0]}?",
         answers=(facts[at[-1]][2],),
-        text=" ".join(map(sentence, facts)),
+        pool=Pool([], [*map(sentence, facts)], "words"),
+        order=range(len(facts)),
         gold=tuple(at),
         kind=kind,
         dataset="world",

@@ -201,7 +201,7 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     (tmp_path / "doc.txt").write_text(
         "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. Paula met Leon."
     )
-    out = run("ask", tmp_path / "doc.txt", "Where is Anna?", "--agent", "full_context")
+    out = run("ask", tmp_path / "doc.txt", "Where is Anna?", "--agent", "full")
     assert "answer: Lima" in out
     assert "section 1" in run("ask", tmp_path / "doc.txt", "Where is Anna?")
 
@@ -264,7 +264,7 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch):
     run("demo", "--short", "--name", "other", code=2)  # a folder that is no demo, a training run for one, is not
     run("demo", "--short", "--name", "d")
     summary = json.loads(Path("runs/d/summary.json").read_text())
-    for agent in ("trained", "untrained", "full_context"):
+    for agent in ("trained", "untrained", "full"):
         for question in ("one_fact", "two_hop"):
             for temperature in ("1.0", "0.0"):
                 for sections in ("2", "4"):
@@ -322,7 +322,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
         assert out.strip(), line
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    assert {"bm25", "full_context", "memagent"} == json.loads(Path("runs/eval/summary.json").read_text())["accuracy"].keys()
+    assert {"bm25", "full", "memagent"} == json.loads(Path("runs/eval/summary.json").read_text())["accuracy"].keys()
 
 
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import data
-from data import Pool, Task, build_ruler_hqa, from_text, read, read_passages, write_built
+from data import Pool, Task, from_text, read, read_passages, write_built
+from hqa import build as build_ruler_hqa
 from text import UserError
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -277,7 +278,8 @@ BAD_FIELDS = [
     (MEMAGENT, {"reward_model": {"ground_truth": "Ada"}}, "'ground_truth' must be a list"),
     (MEMAGENT, {"extra_info": 3}, "'extra_info' must be an object"),
     (hotpot(1), {"context": [["T", "text"]]}, "'context' must hold pairs"),
-    (hotpot(1), {"context": {"title": ["T"]}}, "'context' must be a list"),
+    (hotpot(1), {"context": {"a": ["T"]}}, "'context' must be a list"),
+    (hotpot(1), {"context": {"title": ["T"]}}, "'sentences' is missing"),
     (hotpot(1), {"context": [[None, ["text"]]]}, "'context' must be a text"),
     (hotpot(1), {"supporting_facts": [1]}, "'supporting_facts' must hold pairs"),
     (hotpot(1), {"answer": None}, "'answer' is missing"),

@@ -11,31 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 import base
 import eval as evaluation
+import rows as rows_module
 import worlds
 from data import Task
-from eval import (
-    DOCUMENTS,
-    METRICS,
-    PUBLISHED,
-    Cell,
-    Lines,
-    cells,
-    compare,
-    evaluate,
-    row_of,
-    summarise,
-    table,
-    wilson,
-    write_summary,
-)
+from eval import Cell, evaluate, row_of
 from memagent import Finish, Trajectory, Turn, fill, full_context, memagent
 from rollout import Sampling, ScriptedEngine
+from tally import cells, summarise, table
 from text import UserError
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
@@ -83,7 +69,7 @@ def lines(path):
 
 
 def timeless(rows):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "mib")} for row in rows]
 
 
 # ---------------------------------------------------------------- rows
@@ -109,7 +95,7 @@ def test_rulers_own_tasks_are_graded_by_the_share_of_their_answers(codec, tmp_pa
     some = [Task(kind, "q?", ("12", "34"), text="x", kind=kind, dataset="ruler") for kind in ("vt", "qa_1")]
     rows = run(codec, tmp_path / "rows", some, engine)
     assert [row["reward"] for row in rows] == [0.5, 0.0]
-    assert summarise(rows)["accuracy"]["trained"]["one_fact"]["1.0"]["2"]["mean"] == 0.25
+    assert summarise(rows)["accuracy"]["trained"]["one_fact"]["1.0"]["2"]["mean"] == 0.75  # by sub_em, "12" is in it
 
 
 def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
@@ -153,6 +139,7 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     assert len({task.question for task in some}) == 8
     engine.word = some[0].question
     rows = run(codec, tmp_path / "rows", some, engine)
+    assert [row["tries"] for row in rows] == [2, *[1] * 7]  # a failure is begun anew once
     assert [row["reward"] for row in rows] == [0, 0, 0, 1, 1, 1, 1, 1]
     assert all(row[m] == 0 for row in rows[:3] for m in ("em", "f1", "sub_em", "sub_em_upstream"))
     assert rows[0]["error"] == "the endpoint is gone" and rows[0]["prediction"] is None and rows[0]["finish"] == "error"
@@ -180,7 +167,7 @@ def test_kinds_side_by_side_are_the_cells_that_they_are_apart(codec, tmp_path):
     def all_rows(name, question, tasks):
         found = evaluate(ScriptedEngine(codec, script), memagent, tasks, base.AGENT, Sampling(), name="a", question=question, length=2,
                          rows=tmp_path / name, record_to=tmp_path / "records", n_records=2)  # fmt: skip
-        return [{k: v for k, v in row.items() if k not in ("seconds", "settings")} for row in found]
+        return [{k: v for k, v in row.items() if k not in ("seconds", "mib", "settings")} for row in found]
 
     kinds = ("two_hop", "one_fact")
     mixed = [task for pair in zip(*(worlds.make_tasks(0, 4, 2, kind) for kind in kinds), strict=True) for task in pair]
@@ -261,7 +248,7 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
     [
         {"config": replace(base.AGENT, memory_tokens=12)}, {"config": replace(base.AGENT, layout="paper")}, {"sampling": Sampling(1.0, 0.9)},
         {"sampling": Sampling(0.5)}, {"seed": 1}, {"model": "step 20"}, {"name": "other"}, {"question": "two_hop"}, {"length": 3},
-        {"agent": full_context}, {"some": [replace(t, text=t.text + " Anna met Otto.") for t in tasks()]},
+        {"agent": full_context}, {"some": [replace(t, text=t.document + " Anna met Otto.", pool=None) for t in tasks()]},
         {"some": [replace(t, answers=("Quito",)) for t in tasks()]}, {"templates": "Read {section} for {problem}; you have {memory}"},
     ],
     ids=lambda change: next(iter(change)),
@@ -305,13 +292,9 @@ def test_unusual_text_survives_a_round_trip(codec, tmp_path):
     first = run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")])
     engine = Counting(codec, script)
     assert run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")], engine) == first and engine.finals == 0
-    with Lines(tmp_path / "lone") as file:
-        file.append({"half": "\ud83d"})
-    with Lines(tmp_path / "lone") as file:
-        assert list(file.having("half")) == [{"half": "\ud83d"}]
 
 
-def test_a_damaged_line_is_named_and_a_second_writer_refused(codec, tmp_path):
+def test_a_damaged_line_is_named(codec, tmp_path):
     path = tmp_path / "rows"
     run(codec, path)
     content = path.read_bytes().split(b"\n")
@@ -319,8 +302,6 @@ def test_a_damaged_line_is_named_and_a_second_writer_refused(codec, tmp_path):
     with pytest.raises(UserError, match="line 3 is damaged"):
         run(codec, path)
     path.write_bytes(b"\n".join(content))
-    with Lines(path), pytest.raises(UserError, match="Another evaluation is writing"):
-        run(codec, path)
     assert len(run(codec, path)) == 6
     with pytest.raises(UserError, match="cannot be written"):
         run(codec, tmp_path / "no folder" / "rows")
@@ -349,17 +330,11 @@ def test_tasks_are_taken_as_they_are_needed(codec, tmp_path):
     assert done == taken == 20 and most <= 4
 
 
-def test_every_row_is_written_before_it_is_reported_and_synced_in_groups(codec, tmp_path, monkeypatch):
+def test_every_row_is_written_and_on_the_disk_before_it_is_reported(codec, tmp_path, monkeypatch):
     path, seen, syncs = tmp_path / "rows", [], []
-    monkeypatch.setattr(evaluation.os, "fsync", lambda fd: syncs.append(fd))
-    monkeypatch.setattr(evaluation.time, "monotonic", lambda: 0.0)
-    run(codec, path, tasks(130), agent=full_context, progress=lambda row: seen.append(path.read_bytes().count(b"\n")))
-    assert seen == list(range(1, 131)) and len(syncs) == 130 // 64 + 1
-    clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(evaluation.time, "monotonic", lambda: next(clock))
-    syncs.clear()
-    run(codec, tmp_path / "slow", tasks(5), agent=full_context)
-    assert len(syncs) == 6  # each came more than a second after the last
+    monkeypatch.setattr(rows_module.os, "fsync", lambda fd: syncs.append(path.read_bytes().count(b"\n")))
+    run(codec, path, tasks(30), agent=full_context, progress=lambda row: seen.append(path.read_bytes().count(b"\n")))
+    assert seen == syncs == list(range(1, 31))
 
 
 def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
@@ -375,129 +350,6 @@ def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
     }
 
 
-# ---------------------------------------------------------------- what the rows say
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"),
-    # Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilson_against_published_values(right, n, low, high):
-    assert wilson(right / n, n) == pytest.approx((low, high), abs=5e-5)
-    assert wilson(1 - right / n, n) == pytest.approx((1 - high, 1 - low), abs=5e-5)
-
-
-@given(st.floats(0, 1), st.integers(1, 10**6))
-def test_wilson_holds_its_mean_and_stays_a_share(mean, n):
-    low, high = wilson(mean, n)
-    assert 0 <= low <= mean + 1e-12 and mean - 1e-12 <= high <= 1 and low < high
-
-
-def row(agent, question, temperature, length, id, reward, sample=0, **other):
-    return (
-        dict.fromkeys(METRICS, 0.0)
-        | {"agent": agent, "question": question, "temperature": temperature, "length": length, "id": id, "sample": sample}
-        | {"reward": reward, "prediction": "x", "error": "", "settings": "s", "task": "t", "tokens_read": 100} | other
-    )  # fmt: skip
-
-
-def test_the_summary_of_a_hand_made_example():
-    rows = [
-        row("untrained", "one_fact", "1.0", 16, "a", 0.0, prediction=None, tokens_read=300),
-        row("untrained", "one_fact", "1.0", 16, "b", 0.0, error="gone", prediction=None),
-        row("trained", "one_fact", "1.0", 16, "a", 1.0),
-        row("trained", "one_fact", "1.0", 16, "a", 0.0, 1),
-        row("trained", "one_fact", "1.0", 16, "b", 1.0, f1=0.5),  # one sample only: the question still weighs as much as the other
-        row("trained", "one_fact", "1.0", 4, "a", 1.0),
-        row("trained", "one_fact", "0.0", 4, "a", 0.0),
-        row("trained", "two_hop", "1.0", 4, "c", 1.0),
-    ]
-    summary = summarise(rows, "documents")
-
-    def leaf(mean, n):
-        return {"mean": mean, "n": n, "low": wilson(mean, n)[0], "high": wilson(mean, n)[1]}
-
-    assert summary["accuracy"] == {
-        "untrained": {"one_fact": {"1.0": {"16": leaf(0.0, 2)}}},
-        "trained": {
-            "one_fact": {"1.0": {"4": leaf(1.0, 1), "16": leaf(0.75, 2)}, "0.0": {"4": leaf(0.0, 1)}},
-            "two_hop": {"1.0": {"4": leaf(1.0, 1)}},
-        },
-    }
-    assert list(summary["accuracy"]["trained"]["one_fact"]["1.0"]) == ["4", "16"]
-    assert set(summary["metrics"]) == set(METRICS)
-    assert summary["metrics"]["f1"]["trained"]["one_fact"]["1.0"]["16"] == 0.25
-    assert summary["metrics"]["tokens_read"]["untrained"]["one_fact"]["1.0"]["16"] == 200
-    assert [summary["metrics"][m]["untrained"]["one_fact"]["1.0"]["16"] for m in ("failed", "empty")] == [0.5, 0.5]
-    assert summary["unit"] == "documents" and summary["settings"] == ["s"]
-    assert json.loads(json.dumps(summary)) == summary
-    assert dict(cells(summary["accuracy"]))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
-    assert summarise([])["accuracy"] == {}
-
-
-def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "summary.json"
-    write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0)]))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="JSON"):
-        write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0, seconds=float("nan"))]))
-    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-
-
-def test_compare_is_paired():
-    rng = random.Random(0)
-    hard = [rng.random() < 0.5 for _ in range(200)]
-    a = [row("a", "q", "1.0", 4, str(i), float(not h)) for i, h in enumerate(hard)]
-    b = [row("b", "q", "1.0", 4, str(i), float(not h and i % 10 > 0)) for i, h in enumerate(hard)]  # right where a is, but for some
-    lost = sum(x["reward"] != y["reward"] for x, y in zip(a, b, strict=True))
-    result = compare(a, b)
-    assert result["n"] == 200 and result["mean"] == pytest.approx(lost / 200)
-    # unpaired, two shares near 1/2 of 200 questions differ by 0.1 either way by chance alone
-    assert 0 < result["low"] < result["mean"] < result["high"] < result["mean"] + 0.06
-    assert compare(a, b) == result and compare(b, a)["mean"] == -result["mean"]
-    assert compare(a, a) == {"mean": 0.0, "n": 200, "low": 0.0, "high": 0.0}
-    assert compare(a[:50], b[25:])["n"] == 25  # only what both were asked
-    with pytest.raises(UserError, match="no question in common"):
-        compare(a, [row("b", "q", "1.0", 8, "0", 1.0)])
-
-
-def test_compare_averages_samples_first():
-    a = [row("a", "q", "1.0", 4, "x", reward, sample) for sample, reward in enumerate([1.0, 0.0])]
-    assert compare(a, [row("b", "q", "1.0", 4, "x", 0.0)])["mean"] == 0.5
-
-
-def test_the_table_fits_80_columns_with_five_lengths():
-    rows = [
-        row(agent, question, temperature, length, str(i), float(i > 1))
-        for agent in ("trained", "untrained", "[red]context") for question in ("one_fact", "two_hop_reverse") for temperature in ("1.0", "0.0")
-        for length in (4, 16, 64, 256, 1024) for i in range(200)
-    ]  # fmt: skip
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(summarise(rows)))
-    text = console.export_text().splitlines()
-    assert max(map(len, text)) <= 80
-    assert sum(line.count(".99 .96-1.0") == 5 for line in text) == 12  # every line has its five cells, none wrapped
-    assert sum(" trained " in line for line in text) == 4 and sum("two_hop_reverse" in line for line in text) == 1  # no name is cut
-    assert sum("[red]context" in line for line in text) == 4 and "1,024" in text[1] and "n = 200 questions" in text[-1]
-    assert "failures" not in text[-1]
-
-
-def test_the_table_counts_cells_with_failures_and_leaves_gaps():
-    rows = [row("a", "q", "1.0", 4, "x", 1.0), row("b", "q", "1.0", 8, "x", 0.0, error="gone"), row("b", "q", "1.0", 8, "y", 0.0)]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(table(summarise(rows)))
-    assert "n = 1 to 2 questions a cell; failures, counted as wrong, in 1 of 2 cells" in " ".join(console.export_text().split())
-
-
-def test_published_rows_are_whole_numbers_of_128_questions():
-    assert DOCUMENTS == tuple(50 * 2**i for i in range(10))
-    for by in PUBLISHED.values():
-        assert list(by) == list(DOCUMENTS[: len(by)])
-        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
-    assert PUBLISHED["RL-MemAgent-14B"][6400] == 0.7734 and PUBLISHED["DS-Distill-7B"][50] == 0.3047
-
-
 def test_importing_it_brings_no_torch():
-    code = "import sys, eval, report; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    code = "import sys, eval, report, suites; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(evaluation.__file__).parent)

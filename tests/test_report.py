@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import report
-from eval import METRICS, summarise, wilson, write_summary
 from report import clean, diff, headline, render_trajectory, steps_of, write_report
+from tally import METRICS, bootstrap, summarise, write_summary
 from text import UserError
 
 HOSTILE = (
@@ -64,7 +64,7 @@ def row(agent="trained", question="one_fact", temperature="1.0", length=4, id="a
     return (
         dict.fromkeys(METRICS, 0.0)
         | {"agent": agent, "question": question, "temperature": temperature, "length": length, "id": id, "sample": 0}
-        | {"reward": reward, "prediction": "x", "error": "", "settings": "s", "task": "t"} | other
+        | {"reward": reward, "sub_em": reward, "prediction": "x", "error": "", "settings": "s", "task": "t"} | other
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def page(*args, **kwargs):
 
 GRID = [
     row(agent, question, temperature, length, str(i), float(i < right))
-    for agent, right in (("trained", 9), ("untrained", 1), ("full_context", 0)) for question in ("one_fact", "two_hop")
+    for agent, right in (("trained", 9), ("untrained", 1), ("full", 0)) for question in ("one_fact", "two_hop")
     for temperature in ("1.0", "0.0") for length in (4, 16, 64) for i in range(10)
 ]  # fmt: skip
 METRICS_CSV = "step,level,reward\n" + "".join(f"{i},{i // 10},{i / 40}\n" for i in range(30))
@@ -119,7 +119,7 @@ def test_a_whole_report(tmp_path):
     ):
         assert part in found.text
     assert found.tags.count("svg") == 3  # two kinds of question and the reward
-    assert "0.900 0.60–0.98, n 10" in found.text and "0.000 0.00–0.28, n 10" in found.text
+    assert "0.900 0.70–1.00, n 10" in found.text and "0.000 0.00–0.28, n 10" in found.text
     assert "4 sections" in found.text and "8 sections" in found.text and "16 sections" in found.text  # the curriculum
     assert "training saw at most 16 sections" in found.text
     assert "demo" in found.text and "lengths: [4, 8, 16]" in found.text
@@ -188,7 +188,7 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
     one, zero = heights(20)[4], heights(0)[4]  # of a mean of 1 and of 0; drawn are two low ends, two high ends, two means
     for right in (20, 13, 0):
         shares = [(y - zero) / (one - zero) for y in heights(right)][:6]
-        low, high = wilson(right / 20, 20)
+        low, high = bootstrap([float(i < right) for i in range(20)])
         assert shares == pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
 
 
@@ -251,8 +251,8 @@ def test_the_headline_is_computed_from_the_numbers():
         headline(summarise([*GRID, *alone]), 16)
         == headline(summarise(GRID), 16)
         == (
-            "At 64 sections the trained agent answers 90 % [60, 98] of the one_fact and 90 % [60, 98] of the two_hop questions right; "
-            "untrained: 10 % and 10 %; full_context: 0 % and 0 % (95 % intervals in brackets, n = 10 questions, temperature 1.0, "
+            "At 64 sections the trained agent answers 90 % [70, 100] of the one_fact and 90 % [70, 100] of the two_hop questions right; "
+            "untrained: 10 % and 10 %; full: 0 % and 0 % (95 % intervals in brackets, n = 10 questions, temperature 1.0, "
             "training saw at most 16 sections)."
         )
     )

@@ -41,7 +41,7 @@ from text import UserError
         (RunConfig, "device", ("foo",)),
         (EvalConfig, "data", ((),)),
         (EvalConfig, "agents", ((),)),
-        (EvalConfig, "lengths", ((), (0,))),
+        (EvalConfig, "lengths", ((0,),)),
         (EvalConfig, "kinds", ((),)),
         (EvalConfig, "n", (0, -3)),
         (EvalConfig, "samples", (0,)),

@@ -1,0 +1,111 @@
+"""A file of rows that several processes fill together: every row whole, every row once.
+
+Holds: `Rows` (lines of JSON that grow by whole lines), claims on rows to come. Leaves out: what a row says (eval.py). No torch.
+Exercise it: two `python cli.py eval --name shared` side by side. Read next: eval.py.
+
+A row is one `write` to the end of the file, made under a lock and forced to the disk. A process that is killed leaves whole rows and at
+most one torn last line, which the next writer cuts off. Before a process works on a row it claims it: a lock on one byte of
+FILE.claims, at an offset that the row's name decides. The kernel takes back the locks of a process however it ends, so that no claim
+outlives its owner. Both kinds of lock hold on one machine, and between machines where the file system says so (NFS 4 does).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from text import UserError
+
+
+class Rows:
+    """The file, open for reading and appending. What cannot be opened or written is a `UserError`."""
+
+    def __init__(self, path: Path):
+        self.path, self._read, self._number = path, 0, 0  # bytes and lines that were read so far
+        self._fd = self._open(path)
+        # POSIX locks go when any descriptor of the file is closed, so this file is opened here and nowhere else
+        self._claims = self._open(path.with_name(path.name + ".claims"))
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process appends; a last line that one has left torn is cut off."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            size = os.fstat(self._fd).st_size
+            end, step = size, 1 << 16
+            while end > 0:
+                start = max(0, end - step)
+                if (newline := os.pread(self._fd, end - start, start).rfind(b"\n")) >= 0:
+                    end = start + newline + 1
+                    break
+                end = start
+            if end < size:
+                os.ftruncate(self._fd, end)
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def new(self, wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict]:
+        """Rows that came since the last call, whoever wrote them; only lines that are `wanted` are parsed. A line that is no JSON is
+        a `UserError` with its number."""
+        with self._alone():
+            content = os.pread(self._fd, os.fstat(self._fd).st_size - self._read, self._read)
+        self._read += len(content)
+        for line in content.split(b"\n")[:-1]:
+            self._number += 1
+            if wanted(line):
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    raise UserError(
+                        f"{self.path}, line {self._number} is damaged: delete it, its question is asked again."
+                    ) from None
+
+    def append(self, row: dict) -> None:
+        # half a surrogate pair becomes \udc80, which is how JSON spells it
+        raw = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
+        with self._alone():
+            try:
+                written = os.write(self._fd, raw)
+            except OSError as error:
+                raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
+            if written < len(raw):
+                raise UserError(f"{self.path}: the disk is full; make room and call again, the rows so far are kept.")
+            os.fsync(self._fd)
+
+    @staticmethod
+    def _offset(name: str) -> int:
+        return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=7).digest())
+
+    def claim(self, name: str) -> bool:
+        """Whether the row of this name is this process's to make; it stays so until `release`, `close` or the process's end."""
+        try:
+            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(name))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self, name: str) -> None:
+        fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, self._offset(name))
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.close(self._claims)
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()

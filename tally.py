@@ -1,0 +1,235 @@
+"""What rows say together: means with intervals, paired differences, where answers were lost; the table in the terminal.
+
+Holds: `summarise`, `bootstrap`, `wilson`, `compare`, `cells`, `table`. Leaves out: how rows are made (eval.py), the page (report.py),
+published numbers (published.py). No torch.
+Exercise it: `python cli.py eval --n 8`. Read next: report.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from eval import FATES, Cell, fate
+from text import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % interval of a share of n right answers (Wilson 1927).
+
+    >>> [round(x, 3) for x in wilson(0.5, 10)], [round(x, 3) for x in wilson(0.0, 20)]
+    ([0.237, 0.763], [0.0, 0.161])
+    """
+    centre, spread = mean + z * z / (2 * n), z * ((mean * (1 - mean) + z * z / (4 * n)) / n) ** 0.5
+    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+
+
+def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """The middle 95 % of the means of `resamples` draws, with replacement, of as many values.
+
+    Values that are all the same would give an interval without width, however few they are: theirs is Wilson's.
+    """
+    import numpy as np
+
+    values = np.asarray(values, dtype=float)
+    if (values == values[0]).all():
+        return wilson(float(values[0]), len(values))
+    rng, means = np.random.default_rng(seed), []
+    for start in range(
+        0, resamples, some := max(1, 2**20 // len(values))
+    ):  # not all draws at once: a set may have thousands of questions
+        draws = rng.integers(0, len(values), (min(some, resamples - start), len(values)))
+        means.append(values[draws].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975)).tolist()
+    return low, high
+
+
+METRICS = ("sub_em", "em", "f1", "reward", "sub_em_upstream", "failed", "empty", "tokens_read", "tokens_written", "document_tokens", "seconds",
+           "mib", "memory_tokens", "memory_cut", "memory_empty", "cut")  # fmt: skip
+DEPTHS = 10  # bins of evidence depth, and of where an answer was lost
+
+
+def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_em", paired: bool = True) -> dict:
+    """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections, documents or tokens.
+
+    accuracy[agent][question][temperature][length] = {mean, n, low, high}: the mean of `metric` over n questions, the samples of a
+    question averaged first, with a 95 % interval by bootstrap over the questions.
+    metrics[metric][agent][question][temperature][length] = the mean over the same questions. failed = the trajectory has an error;
+    empty = it ended well without an answer of the form asked for; memory_cut and memory_empty count turns; tokens and seconds are
+    those of one trajectory; cut = tokens of the document that a cap or a window kept the agent from; mib = the most of any.
+    depths[..] = {n, mean}: trajectories and their mean by tenths of the document, by where the first piece of evidence stands in it.
+    fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
+    occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
+    paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
+    """
+    groups: dict[Cell, dict[str, list[dict]]] = {}
+    settings: set[str] = set()
+    for row in rows:
+        row = row | {"failed": float(bool(row["error"])), "empty": float(not row["error"] and not row["prediction"])}
+        cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
+        groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
+        settings.add(row["settings"])
+    trees: dict[str, dict] = {"accuracy": {}, "depths": {}, "fates": {}, "occupancy": {}}
+    metrics: dict = {name: {} for name in METRICS}
+    for cell in sorted(groups, key=lambda cell: cell.length):  # all else keeps the order in which it came
+        questions = groups[cell].values()
+        values = [fmean(row[metric] for row in rows) for rows in questions]
+        low, high = bootstrap(values)
+        _put(trees["accuracy"], cell, {"mean": fmean(values), "n": len(values), "low": low, "high": high})
+        for name in METRICS:
+            most = max if name == "mib" else fmean
+            _put(metrics[name], cell, most(most(row[name] for row in rows) for rows in questions))
+        every = [row for rows in questions for row in rows]
+        for name, leaf in (
+            ("depths", _by_depth(every, metric)),
+            ("fates", _fates(every, metric)),
+            ("occupancy", _occupancy(every)),
+        ):
+            if leaf:
+                _put(trees[name], cell, leaf)
+    differences = _paired(groups, metric) if paired else []
+    return {"unit": unit, "metric": metric, **trees, "metrics": metrics, "paired": differences, "settings": sorted(settings)}
+
+
+def _by_depth(rows: Sequence[dict], metric: str) -> dict:
+    bins: list[list[float]] = [[] for _ in range(DEPTHS)]
+    for row in rows:
+        if row.get("depths"):
+            bins[min(DEPTHS - 1, int(min(row["depths"]) * DEPTHS))].append(row[metric])
+    return {"n": [len(b) for b in bins], "mean": [fmean(b) if b else None for b in bins]} if any(bins) else {}
+
+
+def _fates(rows: Sequence[dict], metric: str) -> dict:
+    wrong = [row for row in rows if row[metric] < 1 and not row["error"] and row.get("sections")]
+    if not wrong:
+        return {}
+    left = [0] * DEPTHS
+    for row in wrong:
+        if fate(row) == "lost":
+            left[min(DEPTHS - 1, int((row["held"][-1][0] - 1) / row["sections"] * DEPTHS))] += 1
+    counts = Counter(map(fate, wrong))
+    return {"wrong": len(wrong)} | {name: counts[name] for name in FATES} | {"left": left}
+
+
+def _occupancy(rows: Sequence[dict]) -> dict:
+    curves = [row["occupancy"] for row in rows if row.get("occupancy")]
+    if not curves:
+        return {}
+    size = Counter(map(len, curves)).most_common(1)[0][0]
+    same = [curve for curve in curves if len(curve) == size]
+    return {"mean": [round(fmean(part), 1) for part in zip(*same, strict=True)], "most": max(row["memory_most"] for row in rows)}
+
+
+def _paired(groups: dict[Cell, dict[str, list[dict]]], metric: str) -> list[dict]:
+    """The first agent against each other one, cell by cell."""
+    agents, found = list(dict.fromkeys(cell.agent for cell in groups)), []
+    for cell, questions in groups.items():
+        for other in agents[1:] if cell.agent == agents[0] else ():
+            if against := groups.get(replace(cell, agent=other)):
+                sides = ([row for rows in side.values() for row in rows] for side in (questions, against))
+                if difference := compare(*sides, metric=metric, fail=False):
+                    found.append(
+                        {"a": agents[0], "b": other} | {k: v for k, v in asdict(cell).items() if k != "agent"} | difference
+                    )
+    return found
+
+
+def _put(tree: dict, cell: Cell, value: object) -> None:
+    for key in (cell.agent, cell.question, cell.temperature):
+        tree = tree.setdefault(key, {})
+    tree[str(cell.length)] = value
+
+
+def cells(tree: dict) -> Iterator[tuple[Cell, object]]:
+    """The leaves of one tree of a summary, each with its cell."""
+    for agent, questions in tree.items():
+        for question, temperatures in questions.items():
+            for temperature, lengths in temperatures.items():
+                for length, leaf in lengths.items():
+                    yield Cell(agent, question, temperature, int(length)), leaf
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside the file and rename: at no moment is there half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_summary(path: Path, summary: dict) -> None:
+    write_text(path, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em", fail: bool = True) -> dict:
+    """Mean of `a` minus that of `b` on the questions both were asked: {mean, n, low, high}.
+
+    Paired: the difference is taken question by question (kind, length, id), samples averaged first, with a 95 % interval by bootstrap over
+    the questions. Give rows of one agent and one temperature on either side. Without a common question: {}, or a `UserError` if `fail`.
+    """
+
+    def by_question(rows: Iterable[dict]) -> dict[tuple, list[float]]:
+        values: dict[tuple, list[float]] = {}
+        for row in rows:
+            values.setdefault((row["question"], row["length"], row["id"], row["task"]), []).append(row[metric])
+        return values
+
+    left, right = by_question(a), by_question(b)
+    if not (both := [key for key in left if key in right]):
+        if fail:
+            raise UserError("The two sides have no question in common, there is nothing to compare.")
+        return {}
+    differences = [fmean(left[key]) - fmean(right[key]) for key in both]
+    if len(alike := {*differences}) == 1 and (same := alike.pop()) <= 0:  # shares have one side, differences two
+        low, high = (
+            (-wilson(0.0, len(both))[1], wilson(0.0, len(both))[1]) if same == 0 else (-x for x in wilson(-same, len(both))[::-1])
+        )
+    else:
+        low, high = bootstrap(differences)
+    return {"mean": fmean(differences), "n": len(both), "low": low, "high": high}
+
+
+def _short(share: float) -> str:
+    """Two decimals without the leading 0, all of one width: .97, 1.0"""
+    return "1.0" if share >= 0.995 else f"{share:.2f}"[1:]
+
+
+def table(summary: dict) -> Table:
+    """Accuracy by length for the terminal: a line per question, agent and temperature; five lengths fit into 80 columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    leaves = dict(cells(summary["accuracy"]))
+    lengths = sorted({cell.length for cell in leaves})
+    sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
+    n = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    lost = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["failed"]))
+    failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
+    cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
+    failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
+    shown = Table(title=f"{summary['metric']} by {summary['unit']}", box=None, padding=(0, 1, 0, 0),
+                  caption=f"mean and 95 % interval, n = {n} questions a cell{failed}")  # fmt: skip
+    shown.add_column("", no_wrap=True)
+    shown.add_column("T", no_wrap=True)
+    for length in lengths:
+        shown.add_column(f"{length:,}", justify="right", no_wrap=True)
+    for question in dict.fromkeys(cell.question for cell in leaves):
+        shown.add_row(Text(question, "bold"))
+        for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
+            values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
+            texts = [
+                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}", "dim")) if v else "" for v in values
+            ]
+            shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
+    return shown
