@@ -20,7 +20,7 @@ import typer
 import settings
 from memagent import AgentConfig
 from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
-from text import UserError
+from text import UserError, clean
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,8 +62,6 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
                     given.append({n: _value(n, types[n], values[n]) for n in names if values.get(n) is not None})
                 return function(*[values[p.name] for p in own], *given)
             except UserError as error:
-                from report import clean  # here, so that --help stays quick
-
                 typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
             except KeyboardInterrupt:

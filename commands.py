@@ -25,9 +25,8 @@ import worlds
 from hqa import Evidence
 from memagent import AGENTS, AgentConfig, window_of
 from progress import bar, console
-from report import clean
 from settings import EMBEDDED, EvalConfig
-from text import UserError
+from text import UserError, clean
 
 # ---------------------------------------------------------------- data
 

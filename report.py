@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import html
-import io
 import json
 import re
 from collections import Counter
@@ -25,22 +24,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from eval import Cell
-from published import DOCUMENTS, RULER_HQA
-from tally import METRICS, cells, write_text
-from text import UserError
+import plots
+from eval import FATES, Cell
+from published import TABLES, TEN, Published
+from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, write_text
+from text import UserError, clean
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 # ---------------------------------------------------------------- a trajectory, step by step
-
-CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def clean(text: object) -> str:
-    """Text that cannot steer a terminal or break a page: control characters, direction overrides and half surrogates become `\\ufffd`."""
-    return CONTROL.sub("\ufffd", str(text).replace("\r\n", "\n"))
 
 
 def clip(text: str, characters: int) -> str:
@@ -208,15 +201,118 @@ def _pivots(summary: dict, show: Callable[[Cell], str]) -> str:
     return "".join(tables)
 
 
+def _matches(table: Published, summary: dict, question: str) -> bool:
+    """Whether a published table is about this kind of question, as it is named before a comma. Files that do not name their dataset
+    are taken for HotpotQA, which MemAgent's are."""
+    name = question.partition(",")[0]
+    if summary["unit"] == "documents" and name not in ("2wikimultihopqa", "musique", "squad"):
+        name = "hotpotqa"
+    return table.unit == summary["unit"] and table.question == name
+
+
+def published_of(summary: dict, question: str) -> list[Published]:
+    return [table for table in TABLES if _matches(table, summary, question)]
+
+
 def _published(summary: dict) -> str:
-    """Our agents and MemAgent's table by the paper's own metric; the columns are numbers of documents."""
-    ours = [(f"{cell.agent}, {cell.question}", cell.temperature) for cell, _ in cells(summary["accuracy"])]
-    rows = {name: {} for name in ours} | {(model, "published"): by for model, by in RULER_HQA.rows.items()}
-    for cell, share in cells(summary["metrics"]["sub_em_upstream"]):
-        rows[f"{cell.agent}, {cell.question}", cell.temperature][cell.length] = share
-    head = ["", "temp.", *(f"{n:,}" for n in DOCUMENTS)]
-    return _table("sub_em_upstream, by documents", head,
-                  [[*map(esc, name), *(f"{by[n]:.3f}" if n in by else "" for n in DOCUMENTS)] for name, by in rows.items()])  # fmt: skip
+    """Our agents beside each published table, by the table's own metric; published rows are grey."""
+    parts = []
+    means = _ten(summary)
+    for table in TABLES:
+        metric = "sub_em_upstream" if "sub_em_upstream" in table.metric else "sub_em"
+        ours: dict[tuple[str, str], dict[int, float]] = {}
+        for cell, share in cells(summary["metrics"].get(metric, {})):
+            if _matches(table, summary, cell.question):
+                ours.setdefault((f"{cell.agent}, {cell.question}", cell.temperature), {})[cell.length] = share
+        if table.unit == summary["unit"] and table.question.startswith("mean of ten"):
+            ours = means
+        if ours:
+            lengths = sorted({n for by in (*table.rows.values(), *ours.values()) for n in by})
+            rows = [([esc(agent), esc(t)], by) for (agent, t), by in ours.items()]
+            rows += [
+                ([f'<span class="pub">{esc(model)}</span>', '<span class="pub">published</span>'], by)
+                for model, by in table.rows.items()
+            ]
+            body = [[*name, *(f"{by[n]:.3f}" if n in by else "" for n in lengths)] for name, by in rows]
+            caption = f"{esc(table.question)}, {esc(table.metric)}, by {table.unit}; grey: {esc(table.source)}: other model, other questions"
+            parts.append(_table(caption, ["", "temp.", *(f"{n:,}" for n in lengths)], body))
+    return "".join(parts)
+
+
+def _ten(summary: dict) -> dict[tuple[str, str], dict[int, float]]:
+    """(agent, temperature) -> length -> the mean of RULER's ten tasks of the paper's average, where all ten are there."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for cell, leaf in cells(summary["accuracy"]):
+        if summary["unit"] == "tokens" and cell.question in TEN:
+            found.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.length, []).append(leaf["mean"])
+    means = {who: {n: fmean(shares) for n, shares in by.items() if len(shares) == len(TEN)} for who, by in found.items()}
+    return {who: by for who, by in means.items() if by}
+
+
+def _shade(share: float | None, note: str = "") -> str:
+    """A cell of a heat map: darker is more."""
+    if share is None:
+        return ""
+    small = f"<small>{note}</small>" if note else ""
+    return f'<span class="heat" style="--v:{100 * min(1.0, max(0.0, share)):.0f}%">{share:.2f}</span>{small}'
+
+
+def _heatmaps(summary: dict) -> str:
+    """RULER: one map per agent and temperature, tasks down, lengths across, the mean of the ten tasks of the paper's average below."""
+    maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for cell, leaf in cells(summary["accuracy"]):
+        maps.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.question, {})[cell.length] = leaf["mean"]
+    parts, means = [], _ten(summary)
+    for (agent, temperature), tasks in maps.items():
+        lengths = sorted({n for by in tasks.values() for n in by})
+        body = [[esc(task), "", *(_shade(by.get(n)) for n in lengths)] for task, by in tasks.items()]
+        if ten := means.get((agent, temperature)):
+            body.append(["mean of the paper's ten", "", *(_shade(ten.get(n)) for n in lengths)])
+        parts.append(
+            _table(f"{esc(agent)}, temperature {esc(temperature)}, by tokens", ["task", "", *(f"{n:,}" for n in lengths)], body)
+        )
+    return "".join(parts)
+
+
+def _depths(summary: dict) -> str:
+    """One table a kind of question: agents down, tenths of the document across, all lengths together."""
+    sums: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
+    for cell, leaf in cells(summary["depths"]):
+        bins = sums.setdefault(cell.question, {}).setdefault((cell.agent, cell.temperature), [[0, 0.0] for _ in leaf["n"]])
+        for one, n, mean in zip(bins, leaf["n"], leaf["mean"], strict=True):
+            one[0] += n
+            one[1] += n * (mean or 0.0)
+    parts = []
+    for question, by_agent in sums.items():
+        head = ["agent", "temp.", *(f"{10 * k}–{10 * k + 10} %" for k in range(DEPTHS))]
+        body = [
+            [esc(agent), esc(t), *(_shade(total / n, f"n {n}") if n else "" for n, total in bins)]
+            for (agent, t), bins in by_agent.items()
+        ]
+        parts.append(_table(f"{esc(question)}, by where the first piece of evidence stands", head, body))
+    return "".join(parts)
+
+
+def _fates(summary: dict) -> str:
+    names = [name for name in FATES if name != "unknown"]
+    body = []
+    for cell, leaf in cells(summary["fates"]):
+        left = " ".join(str(n) for n in leaf["left"]) if any(leaf["left"]) else ""
+        body.append([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature), str(leaf["wrong"]),
+                     *(str(leaf[name]) for name in names), str(leaf["unknown"]), left])  # fmt: skip
+    head = ["agent, question", esc(summary["unit"]), "temp.", "wrong", *names, "not looked for", "lost in tenth 1 … 10"]
+    return _table("trajectories that were not wholly right", head, body)
+
+
+def _pairs(summary: dict) -> str:
+    lengths = sorted({p["length"] for p in summary["paired"]})
+    rows: dict[tuple[str, str, str], dict[int, str]] = {}
+    for p in summary["paired"]:
+        sure = ' class="sure"' if p["low"] > 0 or p["high"] < 0 else ""
+        shown = f"<span{sure}>{p['mean']:+.3f}</span><small>{p['low']:+.2f} … {p['high']:+.2f}, n {p['n']:,}</small>"
+        rows.setdefault((f"{p['a']} − {p['b']}", p["question"], p["temperature"]), {})[p["length"]] = shown
+    body = [[*map(esc, name), *(by.get(n, "") for n in lengths)] for name, by in rows.items()]
+    return _table(f"difference, by {esc(summary['unit'])}", ["", "question", "temp.", *(f"{n:,}" for n in lengths)], body)
 
 
 def headline(summary: dict, trained_on: int | None = None) -> str:
@@ -240,10 +336,17 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
         places.append((question, temperature, max(by_temperature[temperature], key=int)))
     first = [accuracy[lead][q][t][n] for q, t, n in places]
     says = " and ".join(f"{100 * v['mean']:.3g} % [{100 * v['low']:.0f}, {100 * v['high']:.0f}] of the {q}" for (q, _, _), v in zip(places, first, strict=True))  # fmt: skip
+    if len(first) > 3:  # RULER's tasks
+        says = f"{100 * fmean(leaf['mean'] for leaf in first):.3g} % of the answers to {len(first)} kinds of"
     others = ""
     for agent in accuracy:
         if agent != lead:
             leaves = [accuracy[agent].get(q, {}).get(t, {}).get(n) for q, t, n in places]
+            if len(first) > 3:
+                others += f"; {agent}: " + (
+                    f"{100 * fmean(leaf['mean'] for leaf in leaves):.3g} %" if all(leaves) else "not asked all of it"
+                )
+                continue
             others += f"; {agent}: " + " and ".join(f"{100 * leaf['mean']:.3g} %" if leaf else "not asked" for leaf in leaves)
 
     def joined(values: Iterable) -> str:
@@ -252,117 +355,6 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     seen = f", training saw at most {trained_on:,} {summary['unit']}" if trained_on and lead == "trained" else ""
     return (f"At {joined(f'{int(n):,}' for _, _, n in places)} {summary['unit']} the {lead} agent answers {says} questions right{others} "
             f"(95 % intervals in brackets, n = {joined(v['n'] for v in first)} questions, temperature {joined(t for _, t, _ in places)}{seen}).")  # fmt: skip
-
-
-# ---------------------------------------------------------------- plots
-
-# drawn in colours that stand for CSS variables, so that one picture serves light and dark pages
-INK, LINE, PAGE = "#0a0b0c", "#0a0b0d", "#0a0b0e"
-SERIES = [f"#0a0c{i:02x}" for i in range(6)]
-VARIABLES = {INK: "currentColor", LINE: "var(--line)", PAGE: "var(--page)"} | {c: f"var(--c{i})" for i, c in enumerate(SERIES)}
-MARKERS = "os^DvPX*"
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "memagent", "font.size": 11, "text.parse_math": False, "text.color": INK, "axes.edgecolor": LINE, "xtick.color": INK,
-         "axes.labelcolor": INK, "ytick.color": INK, "grid.color": LINE, "axes.spines.top": False, "axes.spines.right": False,
-         "axes.grid": True, "grid.linewidth": 0.6, "legend.frameon": False}  # fmt: skip
-
-
-def _svg(draw: Callable, name: str, label: str) -> str:
-    """What `draw(axes)` draws, as SVG to stand inside a page: no size of its own, ids with `name` before them, colours as variables."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 4.0), layout="constrained")
-        draw(figure.add_subplot())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue()
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>| xmlns(:xlink)?=\"[^\"]*\"", "", svg[svg.index("<svg") :], flags=re.S)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg.replace("xlink:href", "href"))
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    box = re.search('viewBox="[^"]*"', svg)
-    return f'<svg {box and box[0]} role="img" aria-label="{esc(label)}">{svg[svg.index(">") + 1 :]}'
-
-
-def _accuracy_plots(summary: dict) -> str:
-    """A panel per kind of question: a line per agent and temperature, greedy ones dashed and hollow, with 95 % intervals."""
-    from matplotlib.lines import Line2D
-
-    accuracy, unit = summary["accuracy"], summary["unit"]
-    agents = {agent: i for i, agent in enumerate(accuracy)}
-    panels = []
-    for question in dict.fromkeys(cell.question for cell, _ in cells(accuracy)):
-        lines = {(a, t): by for a in accuracy for t, by in accuracy[a].get(question, {}).items()}
-        lengths = sorted({int(length) for by in lines.values() for length in by})
-
-        def draw(axes, lines=lines, lengths=lengths, question=question):
-            logarithmic = lengths[0] > 0
-            for k, ((agent, temperature), by) in enumerate(lines.items()):
-                i, greedy = agents[agent], temperature == "0.0"
-                aside = 1.03 ** (k - (len(lines) - 1) / 2)  # so that intervals do not hide each other
-                points = sorted((int(n), leaf) for n, leaf in by.items())
-                means, low, high = ([leaf[name] for _, leaf in points] for name in ("mean", "low", "high"))
-                bars = [[max(0, m - x) for m, x in zip(means, low, strict=True)], [max(0, x - m) for m, x in zip(means, high, strict=True)]]  # fmt: skip
-                axes.errorbar([n * aside for n, _ in points], means, bars, color=SERIES[i % 6], linestyle="--" if greedy else "-",
-                              marker=MARKERS[i % 8], markersize=6, markerfacecolor=PAGE if greedy else SERIES[i % 6], linewidth=1.8,
-                              elinewidth=1, capsize=2, clip_on=False)  # fmt: skip
-            if logarithmic:
-                axes.set_xscale("log", base=2)
-            axes.set_xlim((lengths[0] / 1.5, lengths[-1] * 1.5) if logarithmic else None)
-            axes.set_xticks(shown := lengths[:: -(-len(lengths) // 10)], [f"{n:,}" for n in shown])
-            axes.minorticks_off()
-            axes.set(
-                ylim=(-0.02, 1.02), xlabel=clean(unit), ylabel="share answered right", title=clean(question)[:40]
-            )  # a longer one would squeeze the plot
-            here = dict.fromkeys(agent for agent, _ in lines)
-            handles = [Line2D([], [], color=SERIES[i % 6], marker=MARKERS[i % 8]) for i in map(agents.get, here)]
-            labels = [clean(agent)[:24] for agent in here]
-            if "0.0" in (temperatures := {t for _, t in lines}):
-                handles += [Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE), Line2D([], [], color=INK)]
-                labels += ["greedy", "sampled"][: len(temperatures)]
-            axes.figure.legend(handles[: len(labels)], labels, loc="outside lower center", ncols=3)
-
-        panels.append(_svg(draw, f"accuracy{len(panels)}", f"Accuracy by {unit}, {question}"))
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
-
-
-def _training(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, str]]:
-    """(step, reward, sections of the tasks or "") from metrics.csv; lines without step or reward, as a torn last one, are passed over.
-
-    lengths: sections by level, for files that name the level alone.
-    """
-    path = folder / "metrics.csv"
-    found = []
-    for row in csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []):
-        try:
-            step, reward, level = int(row["step"]), float(row["reward"]), int(row.get("level") or 0)
-        except (KeyError, TypeError, ValueError):
-            continue
-        if isfinite(reward):
-            found.append((step, reward, row.get("sections") or (str(lengths[level]) if level < len(lengths) else "")))
-    return found
-
-
-def _reward_plot(training: list[tuple[int, float, str]]) -> str:
-    steps, rewards, lengths = zip(*training, strict=True)
-    window = max(5, len(steps) // 15)
-
-    def draw(axes):
-        axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
-        means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
-        axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
-        row, width = 0, 0.2 * (steps[-1] - steps[0])  # of a label, about
-        starts = [i for i in range(len(steps)) if lengths[i] and (i == 0 or lengths[i] != lengths[i - 1])]
-        for before, i in zip([None, *starts], starts, strict=False):
-            row = row + 1 if before is not None and steps[i] - steps[before] < width else 0
-            axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
-            place = {"transform": axes.get_xaxis_transform(), "fontsize": 9}
-            axes.text(steps[i], 1.02 + 0.06 * (row % 3), f"{clean(lengths[i])[:9]} sections", **place)
-        axes.set(ylim=(-0.02, 1.02), xlabel="training step", ylabel="mean reward")
-        axes.figure.legend(loc="outside lower center", ncols=2)
-
-    return f"<figure>{_svg(draw, 'reward', 'Reward by training step')}</figure>"
 
 
 # ---------------------------------------------------------------- the page
@@ -387,6 +379,8 @@ thead th{color:var(--muted);font-weight:600}th:nth-child(-n+2){text-align:left;f
 .section{max-height:12rem;overflow-y:auto;color:var(--muted);font-size:.9rem}
 .memory{background:var(--box);padding:.4rem .6rem;border-radius:.3rem}.memory b{font-size:.8rem;color:var(--muted);margin-right:.3rem}
 ins{background:var(--in)}del{background:var(--out)}.tag{font-size:.8rem;padding:.05rem .4rem;border:1px solid var(--line);border-radius:.3rem}
+.pub{color:var(--muted);font-weight:400}.sure{font-weight:700}
+.heat{display:block;padding:.1rem .3rem;border-radius:.2rem;background:color-mix(in srgb,var(--c2) calc(var(--v)*.6),transparent)}
 .good{background:var(--in)}.bad{background:var(--out)}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem}dt{color:var(--muted)}
 dd{margin:0}pre{font-size:.85rem}
 """
@@ -406,8 +400,27 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
         raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
+    for name, empty in (("metric", "reward"), ("paired", []), ("depths", {}), ("fates", {}), ("occupancy", {})):
+        summary.setdefault(name, empty)  # a training's has none of them
     known = summary.get("settings", [])
     return summary, [r for (settings, _, _), r in records.items() if settings is None or settings in known]
+
+
+def _training(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, str]]:
+    """(step, reward, sections of the tasks or "") from metrics.csv; lines without step or reward, as a torn last one, are passed over.
+
+    lengths: sections by level, for files that name the level alone.
+    """
+    path = folder / "metrics.csv"
+    found = []
+    for row in csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []):
+        try:
+            step, reward, level = int(row["step"]), float(row["reward"]), int(row.get("level") or 0)
+        except (KeyError, TypeError, ValueError):
+            continue
+        if isfinite(reward):
+            found.append((step, reward, row.get("sections") or (str(lengths[level]) if level < len(lengths) else "")))
+    return found
 
 
 def _lengths(config: str) -> list[int]:
@@ -442,31 +455,61 @@ def write_report(folder: Path, title: str = "") -> Path:
 
     def cost(cell: Cell) -> str:
         read, written, seconds = (value(metric, cell) for metric in ("tokens_read", "tokens_written", "seconds"))
-        return f"{read:,.0f} read<small>{written:,.0f} written</small><small>{seconds:,.2f} s</small>"
+        right = leaves[cell]["mean"]
+        each = f"{(read + written) / right:,.0f} tokens, {seconds / right:,.2f} s a right answer" if right else "no right answer"
+        return f"{read:,.0f} read<small>{written:,.0f} written</small><small>{seconds:,.2f} s</small><small>{each}</small>"
 
     parts = []
 
     def section(name: str, body: str, note: str = "") -> None:
         parts.append(f"<section><h2>{name}</h2>{f'<p class=note>{note}</p>' if note else ''}{body}</section>")
 
+    several = len({cell.agent for cell in leaves}) > 1
     if leaves:
-        section(f"Accuracy by {esc(unit)}", f'<div class="plots">{_accuracy_plots(summary)}</div>',
-                "Bars are 95 % intervals (Wilson, on questions). Failures and empty answers count as wrong.")  # fmt: skip
+        section(f"Accuracy by {esc(unit)}", f'<div class="plots">{plots.accuracy(summary, lambda q: published_of(summary, q))}</div>',
+                f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions; Wilson's where all agree). Failures and empty answers "
+                "count as wrong.")  # fmt: skip
+    if leaves and unit == "tokens":
+        section(
+            "RULER, task by length",
+            _heatmaps(summary),
+            "The share of the answers asked for that were given; questions (qa) by sub_em.",
+        )
     if training:
-        section("Reward by training step", f'<div class="plots">{_reward_plot(training)}</div>',
+        section("Reward by training step", f'<div class="plots">{plots.reward(training)}</div>',
                 "Dotted lines: training goes on to longer documents." if len(set(seen)) > 1 else "")  # fmt: skip
     if leaves:
         section("Every cell", _pivots(summary, share), "Mean, 95 % interval, number of questions.")
-    if leaves and unit == "documents":
-        section("Beside published numbers", _published(summary),
-                "MemAgent, arXiv 2507.02259v1, Table 2: other models and other questions than ours, 128 of them. The metric is the "
-                "paper's; it counts more answers as right than accuracy does.")  # fmt: skip
+    if summary["paired"] and several:
+        section("Paired differences", _pairs(summary), "The first agent against every other one, question by question; bold where the 95 % "
+                "interval leaves out 0.")  # fmt: skip
+    if published := _published(summary):
+        section("Beside published numbers", published,
+                "Published: other model, other questions. Marks to look at, no lines of the same experiment.")  # fmt: skip
+    if summary["depths"]:
+        section(
+            "By depth of the evidence",
+            _depths(summary),
+            "All lengths together; of several pieces of evidence the first one read counts.",
+        )
+    if summary["occupancy"]:
+        section("Memory along the document", f'<div class="plots">{plots.occupancy(summary)}</div>')
+    if summary["fates"]:
+        section("What was lost where", _fates(summary),
+                "Where an accepted answer stands, as whole words: in no section that was read (not shown), in a section and never in the memory "
+                "(never kept), in the memory and not at its end (lost), at its end and answered wrong all the same (kept). Yes and no "
+                "are not looked for.")  # fmt: skip
     if records:
         section("Transcripts", "".join(_transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),
                 "What was read, and what became of the memory: <ins>came in</ins>, <del>went out</del>.")  # fmt: skip
     if leaves:
         section("Cost of one question", _pivots(summary, cost),
                 "Mean tokens read and written, and seconds from first prompt to answer with others in flight beside it.")  # fmt: skip
+    if leaves and any(tokens for _, tokens in cells(metrics["document_tokens"])):
+        section("Growth with the document", f'<div class="plots">{plots.growth(summary)}</div>',
+                "Seconds of one question with the others in flight beside it; memory of the process, the documents in flight among it. With "
+                "--in-flight 1 it is one document's.")  # fmt: skip
+    if leaves:
         shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds")]
         rows = [
             [esc(c.question), esc(c.agent), c.temperature, f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)] for c in leaves
@@ -476,6 +519,10 @@ def write_report(folder: Path, title: str = "") -> Path:
             "All metrics",
             f"<details><summary>table</summary>{_table(note, ['question', 'agent', 'temp.', esc(unit), *shown], rows)}</details>",
         )
+        section("For papers", f"<details><summary>Markdown</summary><pre>{esc(markdown_of(summary))}</pre></details>",
+                "table.md and table.csv beside this page.")  # fmt: skip
+        write_text(folder / "table.md", markdown_of(summary))
+        write_text(folder / "table.csv", csv_of(summary))
     if settings:
         section("Settings", f"<details><summary>config.yaml</summary><pre>{esc(settings)}</pre></details>")
     title = esc(title or folder.resolve().name)

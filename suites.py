@@ -19,7 +19,7 @@ import worlds
 from data import Pool, Task
 from hqa import Evidence
 from settings import EvalConfig
-from text import Codec, UserError
+from text import Codec, UserError, clean
 
 ESSAY = tuple(kind for kind, settings in ruler.NIAH.items() if settings.haystack == "essay")
 LENGTHS = {"": (4, 16, 64), "ruler-hqa": (50, 200, 800), "ruler": (4096, 8192, 16384)}  # where --lengths does not say
@@ -61,8 +61,6 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
 
 def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
     """Files as they are: one column each."""
-    from report import clean
-
     found: list[tuple[str, str, int, list[Task]]] = []  # file, question, length, tasks
     for file in config.data:
         tasks = data.read(file)[: config.n]

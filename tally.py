@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from eval import FATES, Cell, fate
-from text import UserError
+from text import UserError, clean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -198,6 +198,39 @@ def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em", fail: 
     else:
         low, high = bootstrap(differences)
     return {"mean": fmean(differences), "n": len(both), "low": low, "high": high}
+
+
+def markdown_of(summary: dict) -> str:
+    """The table for a paper: a row per kind of question, agent and temperature, a column per length, percent with 95 % interval."""
+    leaves = dict(cells(summary["accuracy"]))
+    lengths = sorted({cell.length for cell in leaves})
+    sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
+    lines = [f"| question | agent | T | {' | '.join(f'{n:,}' for n in lengths)} |", "|---|---|---|" + "---|" * len(lengths)]
+    for question, agent, temperature in dict.fromkeys((cell.question, cell.agent, cell.temperature) for cell in leaves):
+        row = [leaves.get(Cell(agent, question, temperature, n)) for n in lengths]
+        shares = [f"{100 * v['mean']:.1f} [{100 * v['low']:.1f}, {100 * v['high']:.1f}]" if v else "" for v in row]
+        names = (name.replace("|", "\\|").replace("\n", " ") for name in (question, agent))
+        lines.append(f"| {' | '.join((*names, temperature, *shares))} |")
+    n = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    lost = sum(share > 0 for _, share in cells(summary["metrics"]["failed"]))
+    said = f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over questions; n = {n} questions a cell; failures count as wrong"
+    return clean("\n".join([*lines, "", f"{said} (there are some in {lost} of {len(leaves)} cells).", ""]))
+
+
+def csv_of(summary: dict) -> str:
+    """Every cell as a line: agent, question, temperature, length, n, mean, low, high and all metrics."""
+    import csv
+    import io
+
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(["agent", "question", "temperature", summary["unit"], "n", summary["metric"], "low", "high", *METRICS[1:]])
+    for cell, leaf in cells(summary["accuracy"]):
+        metrics = [summary["metrics"][name][cell.agent][cell.question][cell.temperature][str(cell.length)] for name in METRICS[1:]]
+        writer.writerow(
+            [cell.agent, cell.question, cell.temperature, cell.length, leaf["n"], leaf["mean"], leaf["low"], leaf["high"], *metrics]
+        )
+    return clean(file.getvalue())
 
 
 def _short(share: float) -> str:

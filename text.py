@@ -10,6 +10,7 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,14 @@ from weakref import WeakValueDictionary
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that says what to do. The commands print it and exit with 2."""
+
+
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: object) -> str:
+    """Text that cannot steer a terminal or break a page: control characters, direction overrides and half surrogates become `\\ufffd`."""
+    return CONTROL.sub("\ufffd", str(text).replace("\r\n", "\n"))
 
 
 @contextmanager

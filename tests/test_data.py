@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 import data
 from data import Pool, Task, from_text, read, read_passages, write_built
-from hqa import build as build_ruler_hqa
+from hqa import build
 from text import UserError
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -210,6 +209,143 @@ def test_shared_paragraphs(tmp_path):
     assert [tasks[1].pool.titles[tasks[1].order[g]] for g in tasks[1].gold] == ["T1-7", "T1-2"]
 
 
+HUB = {
+    "id": "h1", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
+    "supporting_facts": {"title": ["B", "A", "B", "gone"], "sent_id": [0, 1, 2, 0]},
+    "context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]},
+}  # fmt: skip
+FLASHRAG = {
+    "id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. L."],
+    "metadata": {"type": "inference", "supporting_facts": HUB["supporting_facts"],
+                 "context": {"title": ["A", "B"], "content": [["One.", "Two."], ["Three."]]}},
+}  # fmt: skip
+MUSIQUE = {
+    "id": "2hop__1", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. L."], "answerable": True,
+    "paragraphs": [{"idx": k, "title": f"T{k}", "paragraph_text": f"Text {k}.", "is_supporting": k in (0, 2)} for k in range(3)],
+    "question_decomposition": [{"id": 1, "paragraph_support_idx": 2}, {"id": 2, "paragraph_support_idx": 0}],
+}  # fmt: skip
+SQUAD = {
+    "version": "1.1",
+    "data": [{"title": "Bees", "paragraphs": [
+        {"context": "Ada keeps bees.", "qas": [
+            {"id": "s1", "question": "Who keeps bees?", "answers": [{"text": "Ada", "answer_start": 0}, {"text": "Ada", "answer_start": 0}]},
+            {"id": "s2", "question": "Who keeps ants?", "answers": [], "is_impossible": True}]},
+        {"context": "Bo keeps ants.", "qas": [{"id": "s3", "question": "What does Bo keep?", "answers": [{"text": "ants"}]}]}]}],
+}  # fmt: skip
+
+
+def test_hotpotqa_of_the_hub(tmp_path):
+    (task,) = read(parquet(tmp_path / "validation.parquet", [HUB]))
+    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == ("h1", ("Ada",), "bridge", "hotpotqa", (1, 0))
+    assert task.document == "Document 1:\nA\nOne. Two.\n\nDocument 2:\nB\nThree."
+    fails(
+        lines(tmp_path / "x.jsonl", [HUB | {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}]), "1 titles and 2 sentences"
+    )
+
+
+def test_flashrag_joins_the_sentences_of_2wiki_by_a_blank(tmp_path):
+    (tmp_path / "2wiki").mkdir()
+    (task,) = read(lines(tmp_path / "2wiki" / "dev.jsonl", [FLASHRAG]))
+    assert (task.id, task.answers, task.kind, task.dataset) == ("dev_0", ("Ada", "A. L."), "inference", "2wikimultihopqa")
+    assert task.gold == (1, 0) and task.pool.texts == ["One. Two.", "Three."]
+    (task,) = read(lines(tmp_path / "dev.jsonl", [FLASHRAG]))
+    assert task.dataset == "hotpotqa" and task.pool.texts[0] == "One.Two."  # HotpotQA's sentences bring their own blanks
+    official = {"_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference", "supporting_facts": [["B", 0]],
+                "context": [["A", ["One.", "Two."]], ["B", ["Three."]]]}  # fmt: skip
+    (task,) = read(array(tmp_path / "dev.json", [official]))
+    assert task.dataset == "2wikimultihopqa" and task.pool.texts[0] == "One. Two." and task.gold == (1,)
+
+
+def test_musique(tmp_path):
+    (task,) = read(lines(tmp_path / "m.jsonl", [MUSIQUE]))
+    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == ("2hop__1", ("Ada", "A. L."), "2hop", "musique", (2, 0))
+    assert task.pool.texts == ["Text 0.", "Text 1.", "Text 2."]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_squads_tree(tmp_path, indent):
+    path = tmp_path / "squad.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(SQUAD, indent=indent).encode()))
+    one, two = read(path)  # a question that cannot be answered is none
+    assert (one.id, one.answers, one.gold, one.dataset) == ("s1", ("Ada",), (0,), "squad")
+    assert two.document == "Document 1:\nBees\nBo keeps ants." and two.pool is one.pool
+    (flat,) = read(
+        parquet(
+            tmp_path / "s.parquet",
+            [
+                {
+                    "id": "s1",
+                    "title": "Bees",
+                    "question": "Who?",
+                    "context": "Ada.",
+                    "answers": {"text": ["Ada"], "answer_start": [0]},
+                }
+            ],
+        )
+    )
+    assert (flat.id, flat.answers, flat.document) == ("s1", ("Ada",), "Document 1:\nBees\nAda.")
+    bad = json.loads(json.dumps(SQUAD))
+    del bad["data"][0]["paragraphs"][1]["context"]
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(bad))
+    fails(path, "article 1, paragraph 2", "'context' is missing")
+
+
+# ---- tasks and their passages ----
+
+
+def test_frames_evidence_and_depths():
+    pool = Pool(["A", "B", "C"], ["a.", "b.", "c."])
+    task = Task("x", "Q?", ("y",), pool=pool, order=(2, 0, 1, 2), gold=(3, 1))
+    assert task.evidence == "Document 1:\nA\na.\n\nDocument 2:\nC\nc."  # in reading order
+    assert task.depths == (0.875, 0.375) and task.n_documents == 4
+    texts = {"lines": "c.\na.", "words": "c. a.", "numbered": "1. c. 2. a."}
+    for frame, text in texts.items():
+        task = Task("x", "Q?", ("y",), pool=Pool([], ["a.", "b.", "c."], frame), order=(2, 0))
+        assert task.document == text and task.n_documents == 1 and task.evidence is None and task.depths == ()
+        assert abs(task.characters - len(text)) < 20
+    assert Task("x", "Q?", ("y",), text="t", gold=(0,)).evidence is None
+    assert Task("x", "Q?", ("y",), text="t", dataset="ruler", kind="cwe").evidence == "t"
+
+
+def test_a_digest_tells_tasks_apart_and_needs_no_document():
+    def digest(question="Q?", answers=("y",), order=(0, 1), frame="documents", texts=("a.", "b."), titles=("A", "B")):
+        return Task("x", question, answers, pool=Pool(titles, texts, frame), order=order).digest
+
+    same = digest()
+    others = [digest("R?"), digest(answers=("y", "z")), digest(order=(1, 0)), digest(order=(0,)), digest(frame="words"),
+              digest(texts=("a.", "c.")), digest(titles=("A", "C")), digest(texts=("a.B", ".")), Task("x", "Q?", ("y",), text="a").digest]  # fmt: skip
+    assert digest() == same and len({same, *others}) == 10
+    more = Task("x", "Q?", ("y",), pool=Pool(("Z", "A", "B"), ("z", "a.", "b.")), order=(1, 2))
+    assert more.digest == same  # what else is in the pool plays no part
+
+
+@pytest.mark.parametrize("frame", ["lines", "words", "numbered"])
+def test_sets_of_other_frames_come_back(tmp_path, frame):
+    pool = Pool([], ["one", "two", "three"], frame)
+    tasks = [
+        Task(f"t{k}", "Q?", ("a", "b"), pool=pool, order=(k, 2, 2), gold=(1,), kind="vt", dataset="ruler", tokens=4096)
+        for k in (0, 1)
+    ]
+    write_built(tmp_path / "set.jsonl.gz", tasks, tokenizer="t")
+    back = read(tmp_path / "set.jsonl.gz")
+    assert back == tasks and [t.document for t in back] == [t.document for t in tasks] and back[0].tokens == 4096
+    whole = gzip.decompress((tmp_path / "set.jsonl.gz").read_bytes()).decode().splitlines()
+    fails(lines(tmp_path / "bad.jsonl", [whole[0].replace(frame, "odd"), *whole[1:]]), "'frame' must be one of")
+
+
+def test_running_text_of_files_and_folders(tmp_path):
+    essays = tmp_path / "essays"
+    essays.mkdir()
+    (essays / "b.txt").write_text("Second.")
+    (essays / "a.txt").write_text("First.")
+    lines(essays / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
+    (essays / ".hidden").write_text("no")
+    assert data.read_texts(essays) == ["First.", "Second.", "Third.", "Fourth."]
+    with pytest.raises(UserError, match="No file at"):
+        data.read_texts(tmp_path / "none.txt")
+
+
 def test_passages(tmp_path):
     path = lines(tmp_path / "extra.jsonl.gz", [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}])
     assert read_passages(path) == Pool(["T", "U"], ["X", "Y"])
@@ -371,7 +507,7 @@ FILES = {"eval": "x.json", "memagent": "x.parquet", "vime": "x.jsonl.gz"}
 
 @pytest.mark.parametrize("form", FILES)
 def test_round_trip(tmp_path, form):
-    tasks = build_ruler_hqa(questions(tmp_path), 40, seed=1)
+    tasks = build(questions(tmp_path), 40, seed=1)
     data.write(tmp_path / FILES[form], tasks, form)
     back = read(tmp_path / FILES[form])
     assert same(tasks, back)
@@ -411,7 +547,7 @@ def test_any_text_comes_back(tmp_path, rows):
 
 
 def test_the_published_forms_are_kept(tmp_path):
-    tasks = build_ruler_hqa(questions(tmp_path), 40, n_items=2)
+    tasks = build(questions(tmp_path), 40, n_items=2)
     data.write_eval_json(tmp_path / "x.json", tasks)
     (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
     assert {"context", "input", "answers", "num_docs", "index"} <= set(item) and (item["num_docs"], item["index"]) == (40, 0)
@@ -434,7 +570,7 @@ def test_parquet_is_written_in_parts(tmp_path):
 def test_nothing_is_half_written(tmp_path, form):
     path = tmp_path / FILES.get(form, "set.jsonl.gz")
     path.write_bytes(b"what was there before")
-    good = build_ruler_hqa(questions(tmp_path, 3), 20)
+    good = build(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
     broken = [*good, Task("x", "Q?", ("A",), pool=good[0].pool, order=(10**6,))]  # fails while its document is composed
     if form == "built":
@@ -449,7 +585,7 @@ def test_nothing_is_half_written(tmp_path, form):
 def test_json_is_not_written_into_a_parquet_name(tmp_path):
     for form in ("vime", "eval", "built"):
         with pytest.raises(UserError, match=r"must not end in \.parquet"):
-            data.write(tmp_path / "x.parquet", build_ruler_hqa(questions(tmp_path), 40), form)
+            data.write(tmp_path / "x.parquet", build(questions(tmp_path), 40), form)
     assert [p.name for p in tmp_path.iterdir()] == ["questions.jsonl"]
 
 
@@ -469,104 +605,16 @@ def test_places_that_cannot_be_written(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
 
 
-# ---- RULER-HQA ----
+# ---- sets ----
 
 
 def gold_titles(task: Task) -> list[str]:
     return [task.pool.titles[task.order[g]] for g in task.gold]
 
 
-@pytest.mark.parametrize("compat", [False, True])
-def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
-    source = {task.id: task for task in questions(tmp_path)}
-    tasks = build_ruler_hqa(list(source.values()), 100, extra=EXTRA, seed=3, compat_seed4=compat)
-    assert sorted(task.id for task in tasks) == sorted(source)
-    for task in tasks:
-        own = source[task.id]
-        assert len(task.order) == len(set(task.order)) == 100 and task.pool is tasks[0].pool
-        passages = [task.pool.titles[k] for k in task.order]
-        assert {own.pool.titles[k] for k in own.order} <= set(passages)
-        assert gold_titles(task) == gold_titles(own) == [f"T{task.id[1:]}-7", f"T{task.id[1:]}-2"]
-        number = task.gold[0] + 1
-        assert f"Document {number}:\n{passages[number - 1]}\nText 7 of {task.id[1:]}." in task.document
-        assert [getattr(task, f) for f in FIELDS if f != "document"] == [getattr(own, f) for f in FIELDS if f != "document"]
-    assert len(tasks[0].pool.titles) == len({k for task in tasks for k in task.order})  # only what is used
-
-
-def places(task: Task) -> list[int]:
-    """Document numbers of a question's own paragraphs."""
-    return [i for i, k in enumerate(task.order, 1) if task.pool.titles[k].startswith(f"T{task.id[1:]}-")]
-
-
-FIXED = {
-    50: [11, 18, 27, 29, 37, 41, 42, 43, 44, 48],
-    200: [7, 10, 17, 81, 88, 96, 109, 154, 177, 191],
-    6400: [576, 2318, 2584, 3178, 3240, 3628, 4209, 4786, 5338, 5764],
-}
-
-
-@pytest.mark.parametrize("n", FIXED)
-def test_fixed_places_under_compat_seed4_only(tmp_path, n):
-    extra = Pool([f"E{k}" for k in range(n)], [f"Extra text {k}." for k in range(n)])
-    source = questions(tmp_path, 4)
-    assert [places(task) for task in build_ruler_hqa(source, n, extra=extra, compat_seed4=True)] == [FIXED[n]] * 4
-    ours = [tuple(places(task)) for task in build_ruler_hqa(source, n, extra=extra)]
-    assert len({*ours, tuple(FIXED[n])}) == 5
-
-
-def test_build_is_decided_by_its_seed(tmp_path):
-    source = questions(tmp_path, 8)
-    build = [build_ruler_hqa(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2)]
-    assert [asdict(t) for t in build[0]] == [asdict(t) for t in build[1]] != [asdict(t) for t in build[2]]
-    for name, tasks in zip("ab", build[:2], strict=True):
-        write_built(tmp_path / f"{name}.jsonl.gz", tasks, seed=1)
-    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
-    alone = build_ruler_hqa(source[::-1], 60, extra=EXTRA, seed=1)  # an item does not depend on its place among the others
-    by_id = {t.id: t for t in build[0]}
-    assert all(t.document == by_id[t.id].document for t in alone)
-
-
-def test_the_same_questions_at_every_length(tmp_path):
-    source = questions(tmp_path, 8)
-    ids = [[t.id for t in build_ruler_hqa(source, n, n_items=5, extra=EXTRA, seed=1)] for n in (20, 50, 200)]
-    assert ids[0] == ids[1] == ids[2] and len(set(ids[0])) == 5
-    assert [t.id for t in build_ruler_hqa(source, 20, n_items=3, extra=EXTRA, seed=1)] == ids[0][:3]
-
-
-def test_no_second_version_of_an_own_title(tmp_path):
-    source = questions(tmp_path, 1)
-    versions = Pool(["T0-7", "t0-2", *EXTRA.titles[:5]], ["Other version.", "Other version.", *EXTRA.texts[:5]])
-    (task,) = build_ruler_hqa(source, 15, extra=versions)
-    assert "Other version." not in task.document
-    with pytest.raises(UserError, match="q0 needs 6 other passages for 16 documents and there are 5"):
-        build_ruler_hqa(source, 16, extra=versions)
-
-
-def test_build_refuses(tmp_path):
-    source = questions(tmp_path, 3)
-    with pytest.raises(UserError, match="9 documents are too few"):
-        build_ruler_hqa(source, 9)
-    with pytest.raises(UserError, match="4 questions are wanted and there are 3"):
-        build_ruler_hqa(source, 20, n_items=4)
-    with pytest.raises(UserError, match="0 questions"):
-        build_ruler_hqa(source, 20, n_items=0)
-    with pytest.raises(UserError, match="no paragraphs"):
-        build_ruler_hqa([Task("x", "Q?", ("A",), text="C")], 20)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(n=st.integers(10, 120), n_items=st.integers(1, 5), seed=st.integers(), compat=st.booleans())
-def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat):
-    tasks = build_ruler_hqa(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)
-    for task in tasks:
-        assert len(set(task.order)) == n and gold_titles(task) == [f"T{task.id[1:]}-7", f"T{task.id[1:]}-2"]
-    write_built(tmp_path / "set.jsonl", tasks, seed=seed, n_documents=n)
-    assert read(tmp_path / "set.jsonl") == tasks
-
-
 def test_broken_sets(tmp_path):
     path = tmp_path / "set.jsonl"
-    write_built(path, build_ruler_hqa(questions(tmp_path, 2), 20), seed=5)
+    write_built(path, build(questions(tmp_path, 2), 20), seed=5)
     whole = path.read_text("utf-8").splitlines()
     assert json.loads(whole[0]) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
     fails(lines(path, whole[:-1]), "line 1:", "20 passages and 2 tasks are announced and 21 lines follow")
@@ -599,25 +647,3 @@ def test_real_questions(name, n):
             assert all(p["is_supporting"] for p in evidence)
             assert len(task.order) == len(record["paragraphs"]) and task.kind == record["type"]
     assert {task.split for task in tasks} <= {"train", "validation"}
-
-
-@real
-@pytest.mark.parametrize("n", [50, 800, 6400])
-def test_real_sets(tmp_path, n):
-    source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
-    extra = read_passages(SHARED / "passages_extra.jsonl.gz")
-    tasks = build_ruler_hqa(source, n, 16, extra, seed=1)
-    path = tmp_path / "set.jsonl.gz"
-    write_built(path, tasks)
-    assert read(path) == tasks and path.stat().st_size < 7e6
-    by_id = {task.id: task for task in source}
-    assert all(gold_titles(task) == gold_titles(by_id[task.id]) for task in tasks)
-    assert len({tuple(task.gold) for task in tasks}) > 8
-    assert f"\n\nDocument {n}:\n" in tasks[0].document
-
-
-@real
-def test_real_passages_run_out():
-    source = read(SHARED / "hotpotqa_tiny.jsonl.gz")
-    with pytest.raises(UserError, match=r"6390 other passages for 6400 documents and there are 2\d\d; give more"):
-        build_ruler_hqa(source, 6400)

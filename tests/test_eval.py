@@ -15,12 +15,14 @@ from rich.console import Console
 
 import base
 import eval as evaluation
+import rollout
 import rows as rows_module
 import worlds
 from data import Task
-from eval import Cell, evaluate, row_of
+from eval import EDGE, Cell, evaluate, fate, row_of
 from memagent import Finish, Trajectory, Turn, fill, full_context, memagent
 from rollout import Sampling, ScriptedEngine
+from rows import Rows
 from tally import cells, summarise, table
 from text import UserError
 
@@ -353,3 +355,166 @@ def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
 def test_importing_it_brings_no_torch():
     code = "import sys, eval, report, suites; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(evaluation.__file__).parent)
+
+
+# ---------------------------------------------------------------- what is remembered of a trajectory
+
+
+def reading_of(codec, sections, memories, answers=("Lima",), **labels):
+    """The row of a trajectory that reads these sections and writes these memories."""
+    said, reads = iter([*memories, "\\boxed{x}"]), iter(sections)
+
+    def agent(task, config, codec):
+        memory = codec.text("No previous memory")
+        for section in reads:
+            turn = yield fill(config.template("update"), 24, problem="q?", section=codec.text(section), memory=memory)
+            memory = turn.response
+        yield fill(config.template("final"), 24, final=True, problem="q?", memory=memory)
+
+    (trajectory,) = rollout.rollout(
+        ScriptedEngine(codec, lambda prompt: next(said)), agent, [(Task("a", "q?", answers, text="x", **labels), 0)], base.AGENT
+    )
+    return row_of(trajectory, Cell("a", "q", "1.0", 2), "boxed")
+
+
+@pytest.mark.parametrize(
+    ("memories", "answers", "seen", "held", "ends"),
+    [
+        (["Anna reached Lima.", "Anna reached Lima.", "Otto met Anna."], ("Lima",), [1, 3], [[1, 1], [3, 0]], "lost"),
+        (["-", "-", "In LIMA, he said!"], ("Lima",), [1, 3], [[3, 1]], "kept"),
+        (["-", "Limassol", "-"], ("Lima",), [1, 3], [], "never kept"),  # whole words alone
+        (["Oslo", "-", "-"], ("Oslo",), [], [[1, 1], [2, 0]], "lost"),
+        (["-", "-", "-"], ("Oslo",), [], [], "not shown"),
+        (["yes", "yes", "yes"], ("yes",), [], [], "unknown"),
+        (["Lima", "Quito", "Rome"], ("Rome", "Lima"), [1, 3], [[1, 1], [2, 0], [3, 1]], "kept"),  # any accepted answer will do
+    ],
+)
+def test_where_an_answer_came_into_the_memory_and_left_it(codec, memories, answers, seen, held, ends):
+    row = reading_of(codec, ["Anna reached Lima.", "Nothing.", "Lima is far."], memories, answers)
+    assert (row["seen"], row["held"], fate(row), row["sections"]) == (seen, held, ends, 3)
+    lengths = [len(codec.encode(memory)) for memory in memories]
+    assert row["occupancy"] == lengths and row["memory_most"] == max(lengths)
+    assert row["memory_tokens"] == pytest.approx(sum(lengths) / 3, abs=0.01)
+    assert row["document_tokens"] == sum(len(codec.encode(s)) for s in ("Anna reached Lima.", "Nothing.", "Lima is far."))
+    assert row["mib"] > 50
+
+
+def test_of_answers_that_are_all_asked_for_each_is_looked_for(codec):
+    ruler = dict(dataset="ruler", kind="vt")
+    row = reading_of(codec, ["one 11", "two 22"], ["11", "11 22"], ("11", "22"), **ruler)
+    assert row["held"] == [[1, 1], [2, 2]] and row["needed"] == 2 and fate(row) == "kept"
+    assert fate(reading_of(codec, ["one 11", "two 22"], ["11", "11"], ("11", "22"), **ruler)) == "kept in part"
+    assert fate(reading_of(codec, ["one 11", "two 22"], ["11", "0"], ("11", "22"), **ruler)) == "lost"
+
+
+def test_occupancy_is_by_sixteenths(codec):
+    row = reading_of(codec, ["x"] * 40, [" ".join(["Anna"] * (k % 5 + 1)) for k in range(40)])
+    assert len(row["occupancy"]) == 16 and row["occupancy"][:4] == [1.5, 4.0, 1.5, 4.0]
+
+
+def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypatch):
+    """Only sample 0 of the first tasks keeps its prompts, and of a long document the first and last sections alone."""
+    kept = []
+    n = 3 * EDGE
+    some = list(tasks(2, n))
+    real = rollout.rollout
+
+    def spy(*args):
+        for trajectory in real(*args):
+            kept.append(trajectory)
+            yield trajectory
+
+    monkeypatch.setattr(rollout, "rollout", spy)
+    rows = run(codec, tmp_path / "rows", some, record_to=tmp_path / "records", n_records=1)
+    by_id = {t.task.id: t for t in kept}
+    first, other = by_id[some[0].id], by_id[some[1].id]
+    assert rows[0]["sections"] == rows[1]["sections"] == n and rows[1]["document_tokens"] == n * 24
+    assert all(not (t.prompt.pieces or t.prompt.section or t.prompt_ids or t.logprobs) for t in other.turns)
+    assert other.answer and not any(t.response for t in other.turns[:-1])
+    whole = [bool(t.prompt.section) for t in first.turns[:-1]]
+    assert whole[:EDGE] == [True] * EDGE and whole[-EDGE + 1 :] == [True] * (EDGE - 1) and not any(whole[EDGE : 2 * EDGE])
+    assert all(t.prompt.memory for t in first.turns)  # its memory can be followed all the way
+
+
+# ---------------------------------------------------------------- several processes, failures
+
+
+def test_two_processes_share_a_cell(codec, tmp_path):
+    path, out = tmp_path / "rows", []
+
+    def slow(prompt):
+        time.sleep(0.002)
+        return script(prompt)
+
+    whole = run(codec, tmp_path / "whole", tasks(30))
+    children = []
+    for _ in range(2):
+        if not (child := os.fork()):
+            code = 1
+            try:
+                rows = run(codec, path, tasks(30), ScriptedEngine(codec, slow, 2), in_flight=4)
+                code = 0 if timeless(rows) == timeless(whole) else 2  # both have all rows in the end
+            finally:
+                os._exit(code)
+        children.append(child)
+    for child in children:
+        out.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert out == [0, 0]
+    assert sorted(map(str, timeless(lines(path)))) == sorted(map(str, timeless(whole)))  # each once
+
+
+def test_what_another_process_is_at_is_left_to_it_or_waited_for(codec, tmp_path, monkeypatch):
+    path = tmp_path / "rows"
+    (first, *_) = whole = run(codec, tmp_path / "whole")
+    with Rows(path) as file:  # as another process would: its claim on the first row
+        claim = repr((first["settings"], (first["id"], 0, first["task"])))
+        held = {claim}
+        monkeypatch.setattr(Rows, "claim", lambda self, name: name not in held)
+        assert timeless(run(codec, path, wait=False)) == timeless(whole[1:])
+        naps = []
+
+        def nap(seconds):
+            naps.append(seconds)
+            if len(naps) == 3:
+                file.append(first | {"seconds": 77.0})
+            assert len(naps) < 9
+
+        monkeypatch.setattr(evaluation.time, "sleep", nap)
+        engine = Counting(codec, script)
+        assert run(codec, path, engine=engine)[0]["seconds"] == 77.0 and len(naps) == 3 and engine.finals == 0
+
+
+def test_a_row_whose_owner_ends_without_it_is_made_here(codec, tmp_path, monkeypatch):
+    whole = run(codec, tmp_path / "whole")
+    held = {repr((whole[2]["settings"], (whole[2]["id"], 0, whole[2]["task"])))}
+    monkeypatch.setattr(Rows, "claim", lambda self, name: name not in held)
+    monkeypatch.setattr(evaluation.time, "sleep", lambda seconds: held.clear())
+    assert timeless(run(codec, tmp_path / "rows")) == timeless(whole)
+
+
+def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_path):
+    path, some = tmp_path / "rows", list(tasks(4))
+
+    class Shaky(Failing):
+        left = 0
+
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                if some[0].question in turn.prompt.text and self.left:
+                    self.left -= 1
+                    turn.finish, turn.error = Finish.ERROR, "HTTP 500"
+            return done
+
+    engine = Shaky(codec, script)
+    engine.left = 1
+    rows = run(codec, path, some, engine)
+    assert [row["tries"] for row in rows] == [2, 1, 1, 1] and not any(row["error"] for row in rows)
+    engine.left = 3
+    rows = run(codec, tmp_path / "failed", some, engine, retries=2)
+    assert rows[0]["error"] == "HTTP 500" and rows[0]["tries"] == 3 and rows[0]["sub_em"] == 0 and engine.left == 0
+    assert summarise(rows)["accuracy"]["trained"]["one_fact"]["1.0"]["2"]["n"] == 4
+    assert run(codec, tmp_path / "failed", some, engine) == rows  # a failure that is written stays
+    again = run(codec, tmp_path / "failed", some, engine, redo_failed=True)
+    assert timeless(again)[1:] == timeless(rows)[1:] and not again[0]["error"]
+    assert run(codec, tmp_path / "failed", some, engine) == again and len(lines(tmp_path / "failed")) == 5  # the last one counts

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import report
-from report import clean, diff, headline, render_trajectory, steps_of, write_report
+from report import diff, headline, render_trajectory, steps_of, write_report
 from tally import METRICS, bootstrap, summarise, write_summary
-from text import UserError
+from text import UserError, clean
 
 HOSTILE = (
     "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> [bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"

@@ -1,5 +1,6 @@
 """RULER's tasks: length, evidence, grading, sameness by seed; each on generated passages and, where it is there, on the real data."""
 
+import math
 import random
 import re
 from collections import Counter
@@ -182,6 +183,15 @@ def test_needles(kind):
         assert task.answers == tuple(dict(bound)[key] for key in sorted(asked, key=task.question.index))
 
 
+def test_needles_of_each_task():
+    asked = {kind: len(made(kind)[0].answers) for kind in KINDS}
+    assert asked == dict.fromkeys(KINDS, 1) | {"niah_multivalue": 4, "niah_multiquery": 4, "vt": 5, "cwe": 10, "fwe": 3}
+    placed = {
+        kind: sum(text not in HAYSTACK for text in passages(made(kind)[0])) for kind in NIAH if NIAH[kind].haystack == "essay"
+    }
+    assert [*placed.values()] == [1, 1, 4, 4, 4]
+
+
 def test_a_short_haystack_begins_again_and_what_it_holds_is_no_answer(monkeypatch):
     (task,) = make_tasks("niah_single_2", 3000, 1, codec("bpe"), haystack=["One  two\nthree.", "Four 1234567 five."])
     rest = [text for k, text in enumerate(passages(task)) if k not in task.gold]
@@ -216,11 +226,13 @@ def test_depths_lie_on_the_grid_and_all_over_it():
 
 def test_fit_comes_near_the_limit_whatever_the_pieces():
     rng = random.Random(0)
-    for _ in range(300):
-        piece, more, limit = rng.randint(1, 150), rng.uniform(-0.02, 0.02), rng.randint(4000, 10**6)
-        item = ruler.Item(Task("x", "", ()), lambda size, p=piece, m=more: ([int(size * (1 + m)) // p * p], ()), 100)
-        pieces, _, used = ruler._fit(item, lambda pieces: pieces[0], limit)
-        assert [used] == pieces and limit - limit / 100 - 2 * piece < used <= limit
+    for _ in range(500):
+        piece, more, n = rng.randint(1, 150), rng.uniform(-0.02, 0.02), rng.randint(30, 300)
+        limit = piece * n - rng.randint(1, 3)  # the next piece would be just too long
+        if limit > 300:
+            item = ruler.Item(Task("x", "", ()), lambda size, p=piece, m=more: ([int(size * (1 + m)) // p * p], ()), 100)
+            pieces, _, used = ruler._fit(item, lambda pieces: pieces[0], limit)
+            assert [used] == pieces and limit - limit / 100 - 2 * piece <= used <= limit
 
 
 def test_vt_is_one_chain_in_reading_order():
@@ -240,7 +252,7 @@ def test_vt_is_one_chain_in_reading_order():
 
 def test_cwe_counts():
     single = {*ruler._words()[2]}
-    for tokens, repeats in ((8192, (30, 3)), (2000, (6, 1))):
+    for tokens, repeats in ((8192, (30, 3)), (4000, (6, 1))):
         for task in made("cwe", tokens, 2):
             said = re.findall(r"(\d+)\. (\S+)", task.document)
             assert [int(number) for number, _ in said] == [*range(1, len(said) + 1)]
@@ -250,6 +262,9 @@ def test_cwe_counts():
             assert {n for word, n in counts.items() if word not in task.answers} == {repeats[1]}
             assert {*counts} <= single and not any(a in word for word in counts for a in task.answers if a != word)
     assert Counter(passages(made("cwe", 4096, 3, "embedded")[0])).most_common(1)[0][1] == 6  # 300 entries do not fit in
+    for number in range(100):
+        answers = ruler._cwe(ruler.Which("cwe", 0, number, 4096))[0].task.answers
+        assert not any(a in b for a in answers for b in answers if a != b) and min(map(len, answers)) > 3
     item, _ = ruler._cwe(ruler.Which("cwe", 0, 0, 4096))
     counts = Counter(item.build(9000)[0])  # more than there are single words
     pairs, answers = {*counts} - single, item.task.answers
@@ -272,8 +287,9 @@ def test_fwe_counts(tokens, n):
 def test_fwe_ranks_never_tie():
     (item,) = ruler._fwe(ruler.Which("fwe", 0, 0, 4096))
     for size in (*range(item.least, 400), *range(400, 3000, 37)):
-        a, b, c, d, e = (n for _, n in Counter(item.build(size)[0]).most_common(5))
-        assert a > b > c > d > e
+        counts = sorted(Counter(item.build(size)[0]).values(), reverse=True)
+        assert counts == [n for rank in range(1, 82) if (n := int(size / rank**2 / (math.pi**2 / 6)))]
+        assert counts[1] > counts[2] > counts[3] > counts[4]
 
 
 @pytest.mark.parametrize("kind", ["qa_1", "qa_2"])
@@ -288,6 +304,8 @@ def test_qa_documents(kind):
         assert (task.question, task.answers) == (source.question, source.answers)
         assert "Document 1:\n" in task.document and task.n_documents == len(titles)
     assert len({task.gold for task in made(kind, 4096, 8)}) > 3
+    ids = [[task.id for task in made(kind, 4096, 8, "bpe", seed)] for seed in (0, 1)]
+    assert ids[0] != ids[1] and all(chosen != [*by_id][:8] for chosen in ids)
 
 
 def test_qa_has_no_second_version_of_a_questions_paragraph():
