@@ -107,7 +107,7 @@ def _value(name: str, kind: object, value: object) -> object:
 def _doubled(values: list) -> list:
     """50,...,6400 is 50,100,200, .. as far as 6400: each number twice the one before."""
     out = []
-    for value, following in zip(values, [*values[1:], None], strict=True):
+    for value, following in zip(values, [*values[1:], None], strict=False):
         if value != "...":
             out.append(value)
             continue

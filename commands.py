@@ -46,7 +46,10 @@ def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sect
         console.rule(Styled(clean(task.id)))
         console.print(Styled(document if len(document) < 1200 else f"{document[:600]} [...] {document[-600:]}"))
         console.print(Styled(clean(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}")))
-        about = [f"kind {task.kind}" * bool(task.kind), f"{len(task.order)} documents" * bool(task.order)]
+        about = [
+            f"kind {task.kind}" * bool(task.kind),
+            f"{len(task.order)} {'documents' if task.pool and task.pool.frame == 'documents' else 'passages'}" * bool(task.order),
+        ]
         about += [f"evidence at {', '.join(str(k + 1) for k in task.gold)}" * bool(task.gold), f"{len(document):,} characters"]
         console.print(Styled(clean("about     " + ", ".join(filter(None, about)))))
     if file != "world":

@@ -16,7 +16,8 @@ Numbers are upstream's (NVIDIA/RULER and MemAgent's copy of it, spec memagent.md
 - Coded words and the names of vt are made of consonants: they spell no word, so none stands in the filler and none is a profanity.
 - cwe: single words are used up at 150,000 tokens or so, pairs of them follow (NVIDIA: another list of words; MemAgent: nothing).
 - cwe: words occur 30 and 3 times; 6 and 1 times below 4,096 tokens as upstream, and at any length at which 30 and 3 leave no room.
-- qa: documents have titles, none but a question's own paragraphs has a title of theirs (upstream takes others of a SQuAD article first).
+- qa: documents have titles. Of SQuAD, other paragraphs of the same article come first, as upstream; of HotpotQA, no other passage has a
+  title of the question's own paragraphs, as it might be another version of one.
 """
 
 from __future__ import annotations
@@ -271,7 +272,15 @@ def _qa(questions: Sequence[Task], extra: Pool | None, seed: int, count: Callabl
         needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
         titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
         drawn = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
-        others = [p for p in own if p not in needed] + [p for p in drawn if p[0].casefold() not in titles and p[1] not in texts]
+        fresh = [p for p in drawn if p[1] not in texts]
+        alike = [
+            p for p in fresh if p[0].casefold() in titles
+        ]  # SQuAD: the same article's; else other versions of a gold paragraph
+        others = (
+            [p for p in own if p not in needed]
+            + (alike if task.dataset == "squad" else [])
+            + [p for p in fresh if p[0].casefold() not in titles]
+        )
 
         def build(size: int) -> tuple[list[Passage], tuple[int, ...]]:
             pieces, room, misses = list(needed), size - sum(map(cost, needed)), 0

@@ -165,8 +165,8 @@ def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec
         def make() -> list[Task]:
             n = min(config.n, len(sources_of[kind])) if kind in sources_of else config.n
             return ruler.make_tasks(
-                kind, length, n, codec(), config.seed, haystack=sentences() if kind in ESSAY else None,
-                questions=sources_of.get(kind), extra=extra if kind in sources_of else None,
+                kind, length, n, codec(), config.seed, haystack=sentences() if kind in ESSAY else (),
+                questions=sources_of.get(kind, ()), extra=extra if kind in sources_of else None,
             )  # fmt: skip
 
         return Asked(kind, length, make)

@@ -1,0 +1,172 @@
+"""What an evaluation asks: columns of a suite, sources, RULER's tasks; and the agents and weights that answer."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from test_data import hotpot, lines, paragraphs
+
+import base
+import commands
+import ruler
+import suites
+from rollout import ScriptedEngine
+from settings import EMBEDDED, EvalConfig
+from text import Codec, UserError
+
+QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return str(lines(tmp_path / "questions.jsonl", [paragraphs(k) for k in range(6)]))
+
+
+@pytest.fixture
+def filler(tmp_path):
+    return str(
+        lines(tmp_path / "filler.jsonl", [{"title": f"F{k}", "text": f"Filler sentence {k}. Another one."} for k in range(300)])
+    )
+
+
+def asked(codec, **other):
+    unit, columns = suites.asked_of(replace(QUICK, **other), lambda: codec)
+    return unit, [(c.question, c.length) for c in columns], {(c.question, c.length): c.make() for c in columns}
+
+
+def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
+    unit, columns, made = asked(codec, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(20, 50, 200), n=3)
+    assert unit == "documents" and columns == [("made", n) for n in (20, 50, 200)]
+    ids = {tuple(t.id for t in tasks) for tasks in made.values()}
+    assert len(ids) == 1 and len(ids.pop()) == 3
+    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
+
+
+def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
+    other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
+    _, columns, _ = asked(codec, suite="ruler-hqa", data=(questions, other), lengths=(14, 12))
+    assert columns == [("made", 12), ("hotpotqa", 12), ("made", 14), ("hotpotqa", 14)]
+    with pytest.raises(UserError, match="one dataset"):
+        asked(codec, suite="ruler-hqa", data=(questions, questions), lengths=(20,))
+
+
+def test_ruler_hqa_with_distant_evidence_and_one_split(codec, questions, filler):
+    other = dict(suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(50,), n=5)
+    _, _, made = asked(codec, **other, evidence_order="reverse", min_distance=0.5)
+    assert all(t.gold[0] - t.gold[1] > 25 for t in made["made", 50]) and len(made["made", 50]) == 5
+    assert asked(codec, **other, source_split="train")[0] == "documents"
+    with pytest.raises(UserError, match="no split 'dev'; there are train"):
+        asked(codec, **other, source_split="dev")
+
+
+def test_where_questions_come_from(codec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="data get hotpotqa"):
+        asked(codec, suite="ruler-hqa")
+    (tmp_path / "data" / "hotpotqa").mkdir(parents=True)
+    lines(tmp_path / "data" / "hotpotqa" / "dev.jsonl", [hotpot(k) for k in range(6)])
+    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]  # what was downloaded
+
+
+def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
+    generated = [kind for kind in ruler.KINDS if kind not in (*suites.ESSAY, "qa_1", "qa_2")]
+    assert [q for q, _ in asked_names(suite="ruler")] == generated
+    essay = tmp_path / "essay.txt"
+    essay.write_text("One thing. Another thing. " * 40)
+    assert [q for q, _ in asked_names(suite="ruler", haystack=(str(essay),))] == [k for k in ruler.KINDS if k[:2] != "qa"]
+    everything = [k for k in ruler.KINDS if k != "qa_1"]
+    assert [q for q, _ in asked_names(suite="ruler", data=(questions,), filler=(filler,))] == everything
+    for kind, words in (
+        ("niah_single_2", "--haystack"),
+        ("qa_1", "--squad"),
+        ("qa_2", "--data"),
+        ("all", "niah_single_2 needs --haystack"),
+    ):
+        with pytest.raises(UserError, match=words):
+            asked_names(suite="ruler", ruler_tasks=(kind,))
+    with pytest.raises(UserError, match="Unknown task of RULER 'niah'"):
+        asked_names(suite="ruler", ruler_tasks=("niah",))
+
+
+def asked_names(**other):
+    """Columns of the suite, for which no tokenizer is needed."""
+    return [(c.question, c.length) for c in suites.asked_of(replace(QUICK, lengths=(4096,), **other), None)[1]]
+
+
+def test_the_haystack_is_named(questions):
+    assert suites.haystack_name(replace(QUICK, haystack=("a/essays",), data=("b/q.jsonl",))) == "essays"
+    assert suites.haystack_name(replace(QUICK, data=("b/q.jsonl",), filler=("c/f.gz",))) == "passages of q.jsonl, f.gz"
+
+
+# ---------------------------------------------------------------- who answers
+
+
+def test_agents_and_their_weights():
+    config = replace(QUICK, model="m", untrained="u", agents=("memagent", "memagent@untrained", "full", "bm25@untrained"))
+    assert commands.weights_of(config) == {"m": ["memagent", "full"], "u": ["memagent@untrained", "bm25@untrained"]}
+    for agents, words in (
+        (("other",), "Unknown agent 'other'"),
+        (("full@m",), "only @untrained"),
+        (("other@untrained",), "Unknown agent"),
+    ):
+        with pytest.raises(UserError, match=words):
+            commands.weights_of(replace(config, agents=agents))
+    with pytest.raises(UserError, match="say by --untrained"):
+        commands.weights_of(replace(config, untrained=""))
+
+
+def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
+    agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
+    config = replace(QUICK, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(12, 20), agents=agents, untrained=str(EMBEDDED),
+                     runs=str(tmp_path), name="e", transcripts=1)  # fmt: skip
+    folder = commands.run_suite(config, replace(base.AGENT, chunk_tokens=256))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert tuple(summary["accuracy"]) == agents and summary["metric"] == "sub_em"
+    assert all([*by["made"]["0.0"]] == ["12", "20"] for by in summary["accuracy"].values())
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 and not any(row["error"] for row in rows)
+    read = {agent: {r["document_tokens"] for r in rows if r["agent"] == agent and r["length"] == 20} for agent in agents}
+    assert read["none"] == {0} and max(read["oracle"]) < min(read["memagent"])
+    assert all(
+        a["prediction"] == b["prediction"]
+        for a in rows
+        for b in rows
+        if {a["agent"], b["agent"]} == {"memagent", "memagent@untrained"} and a["id"] == b["id"] and a["length"] == b["length"]
+    )
+    assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
+    page = (folder / "report.html").read_text()
+    for part in (
+        "Paired differences",
+        "Beside published numbers",
+        "By depth of the evidence",
+        "What was lost where",
+        "Growth with the document",
+    ):
+        assert part in page
+    assert (folder / "table.md").read_text().count("| made |") == 6 and (folder / "table.csv").read_text().count("\n") == 13
+    commands.run_suite(config, replace(base.AGENT, chunk_tokens=256))
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 24
+
+
+def test_questions_that_are_known_without_the_document_are_dropped(tmp_path, questions, monkeypatch, capsys):
+    def script(prompt):
+        assert "Text 7" not in prompt.text  # the document is not shown
+        said = {"Question 1?": "\\boxed{A1}", "Question 2?": "It might be A2, \\boxed{x}", "Question 3?": "\\boxed{b}"}
+        return next((text for question, text in said.items() if question in prompt.text), "\\boxed{no}")
+
+    monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: scripted(script))
+    for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
+        out = tmp_path / rule / "kept.jsonl.gz"
+        commands.filter_questions(tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, rule, "cpu", "transformers")
+        kept = commands.data.read(out)
+        assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
+        assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
+        assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
+    with pytest.raises(UserError, match="right or contains"):
+        commands.filter_questions(tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, "any", "cpu", "transformers")
+
+
+def scripted(script):
+    made = ScriptedEngine(Codec(base.make_tokenizer()), script)
+    made.dtype = "float32"
+    return made
