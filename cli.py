@@ -144,11 +144,11 @@ def train(config: Config = None, preset: Preset = "default", resume: Annotated[b
         from dryrun import dry_run as run_dry
 
         return run_dry(run_config, grpo_config, agent_config, typer.echo, resume)
-    from progress import TrainingProgress
     from ranks import first
     from report import write_report
     from runs import summary
     from tally import write_summary
+    from train import TrainingProgress
     from train import train as run_training
 
     folder = run_training(run_config, grpo_config, agent_config, resume, callbacks=[TrainingProgress(grpo_config.steps)])

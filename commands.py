@@ -202,7 +202,7 @@ def ask(
 # ---------------------------------------------------------------- trajectories
 
 
-# what `show` needs of a `runs.record` and of its turns
+# what `show` needs of a `rollout.record` and of its turns
 RECORD = {"id", "step", "sample", "question", "answers", "reward", "answer", "error", "turns"}
 TURN = {"final", "section", "memory", "response", "finish"}
 
@@ -370,7 +370,7 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     summary = summarise(rows, unit)
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")
-    console.print(table(summary))
+    console.print(table(summary, console.width))
     return folder
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import settings
 import worlds
 from memagent import AgentConfig
-from progress import TrainingProgress, bar, console
+from progress import bar, console
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from text import UserError
 
@@ -216,7 +216,7 @@ def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, wor
     import lightning
     import torch
 
-    from train import train
+    from train import TrainingProgress, train
 
     class Feed(lightning.Callback):
         """After each step the baselines' process gets its next cell."""

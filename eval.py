@@ -221,10 +221,10 @@ def evaluate(
     tasks: with ids of their own, taken one by one as the engine gets to them. The engine has the weights already.
     retries: how often a trajectory that failed is begun anew before its failure is written. redo_failed: rows with an error that the
     file has are made again (the last row of a name counts).
-    record_to: sample 0 of the first `n_records` tasks is kept there whole (`runs.record`, with `cell` and `settings`).
+    record_to: sample 0 of the first `n_records` tasks is kept there whole (`rollout.record`, with `cell` and `settings`).
     progress: called with every row, found or new. A `UserError` of an agent's first step becomes a failed row.
     """
-    from rollout import rollout
+    from rollout import record, rollout
 
     cell = Cell(name, question, str(float(sampling.temperature)), length)
     templates = [agent_config.template(turn) for turn in TEMPLATES]
@@ -306,8 +306,6 @@ def evaluate(
                     trajectory.reward = row["reward"]
                     # the transcript goes first: killed between the two, there is one too many, which the report drops
                     if recorded(task, sample):
-                        from runs import record
-
                         with Rows(record_to) as records:
                             records.append(record(trajectory) | {"cell": asdict(of_kind), "settings": settings})
                     file.append(row)

@@ -269,7 +269,7 @@ def _room(problem: Text, config: AgentConfig, codec: Codec) -> int | None:
 
 def _at_once(task: Task, text: str, config: AgentConfig, codec: Codec) -> Prompt:
     """One prompt with the whole text. Past the window the middle of the text is cut, never the question."""
-    problem, ids = codec.text(task.question), codec.encode(text)
+    problem, ids = codec.text(task.question), codec.ids(text)
     room = _room(problem, config, codec) or len(ids)
     kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids
     cut = len(ids) - len(kept)

@@ -1,11 +1,10 @@
 """Progress in the terminal: bars with rate and remaining time for training, the base policy and evaluations.
 
-Holds: `TrainingProgress`, `BaseProgress`, `bar`. Leaves out: what is shown (grpo.py, eval.py).
+Holds: `BaseProgress`, `bar`, the console. Leaves out: GRPO's progress (train.py). No torch.
 """
 
 from __future__ import annotations
 
-import lightning
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -45,43 +44,6 @@ def bar(unit: str) -> Progress:
         console=console,
         refresh_per_second=2,
     )
-
-
-class TrainingProgress(lightning.Callback):
-    """One bar for the steps, and every `every` steps a line that stays."""
-
-    def __init__(self, steps: int, every: int = 10):
-        self.steps, self.every = steps, every
-        self.validated: dict[str, float] = {}
-        self.progress: Progress | None = None  # until training starts: an error before that has no bar to stop
-
-    def on_train_start(self, trainer, module) -> None:
-        self.validated = module.validated
-        self.progress = bar("steps")
-        self.task = self.progress.add_task("training", total=self.steps, completed=module.done_steps, note="")
-        self.progress.start()
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        m = module.metrics
-        rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
-        note = f"reward {m['reward']:.2f}  turns {m['turns']:.0f}  {rate:,.0f} tokens/s"
-        self.progress.update(self.task, completed=module.done_steps, note=note)
-        if module.validated is not self.validated:
-            self.validated = module.validated
-            score, n = self.validated["score"], self.validated["n"]
-            self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
-        if module.done_steps % self.every == 0:
-            self.progress.print(
-                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m['memory_tokens']:>5.1f} tokens"
-                f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  update {m['update_s']:.1f} s"
-            )
-
-    def on_train_end(self, trainer, module) -> None:
-        self.progress.stop()
-
-    def on_exception(self, trainer, module, exception) -> None:
-        if self.progress:
-            self.progress.stop()
 
 
 class BaseProgress:

@@ -74,7 +74,7 @@ UNMADE = ("full", "error")
 
 
 def steps_of(record: dict, most: int = 24) -> list[Step | str]:
-    """The sections of a record (`runs.record`) in reading order; a text in place of those left out says how many and why.
+    """The sections of a record (`rollout.record`) in reading order; a text in place of those left out says how many and why.
 
     The first and the last section are always there. Between them are left out those that left the memory as it was, and of more than
     `most` others the middle.
@@ -114,7 +114,7 @@ def _read(record: dict) -> str:
 
 
 def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> Group:
-    """A record (`runs.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
+    """A record (`rollout.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
     from rich.console import Group
     from rich.text import Text
 

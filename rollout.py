@@ -1,7 +1,7 @@
 """Rollout: what an engine is, and the loop that drives many agents through one engine side by side.
 
-Holds: the `Engine` protocol, `ScriptedEngine`, `rollout`, `follow`. Leaves out: agents (memagent.py), the engine that samples from a
-model of transformers (slots.py), losses (grpo.py). No torch. Exercise it: `pytest tests/test_rollout.py`. Read next: slots.py.
+Holds: the `Engine` protocol, `ScriptedEngine`, `rollout`, `follow`, `record` (a trajectory as plain data). Leaves out: agents
+(memagent.py), the engine that samples from a model of transformers (slots.py), losses (grpo.py). No torch. Exercise it: `pytest tests/test_rollout.py`. Read next: slots.py.
 """
 
 from __future__ import annotations
@@ -194,3 +194,33 @@ def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampli
             prompt = steps.send(turn)
         except StopIteration:
             return
+
+
+def record(trajectory: Trajectory, step: int | None = None) -> dict:
+    """A trajectory as JSON-able data: what `show` prints, the report quotes, and a replay of the loss needs."""
+    task = trajectory.task
+    return {
+        "id": task.id,
+        "step": step,
+        "sample": trajectory.sample,
+        "question": task.question,
+        "answers": list(task.answers),
+        "kind": task.kind,
+        "reward": trajectory.reward,
+        "answer": trajectory.answer,
+        "error": trajectory.error,
+        "seconds": round(trajectory.seconds, 4),
+        "turns": [
+            {
+                "final": turn.prompt.final,
+                "section": turn.prompt.section,
+                "memory": turn.prompt.memory,
+                "response": str(turn.response),
+                "finish": str(turn.finish),
+                "prompt_ids": turn.prompt_ids,
+                "response_ids": turn.response_ids,
+                "logprobs": [round(x, 7) for x in turn.logprobs],
+            }
+            for turn in trajectory.turns
+        ],
+    }

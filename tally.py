@@ -238,8 +238,9 @@ def _short(share: float) -> str:
     return "1.0" if share >= 0.995 else f"{share:.2f}"[1:]
 
 
-def table(summary: dict) -> Table:
-    """Accuracy by length for the terminal: a line per question, agent and temperature; five lengths fit into 80 columns."""
+def table(summary: dict, width: int = 80) -> Table:
+    """Accuracy by length for the terminal: a line per question, agent and temperature; where intervals do not fit (five lengths in 80
+    columns), means alone."""
     from rich.table import Table
     from rich.text import Text
 
@@ -251,8 +252,10 @@ def table(summary: dict) -> Table:
     failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
     cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
     failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
+    names = max((max(len(cell.question), len(cell.agent) + 1) for cell in leaves), default=0) + 5  # and the temperature
+    whole = names + 12 * len(lengths) <= max(width, 80)
     shown = Table(title=f"{summary['metric']} by {summary['unit']}", box=None, padding=(0, 1, 0, 0),
-                  caption=f"mean and 95 % interval, n = {n} questions a cell{failed}")  # fmt: skip
+                  caption=f"mean{' and 95 % interval' if whole else ' (intervals: table.md)'}, n = {n} questions a cell{failed}")  # fmt: skip
     shown.add_column("", no_wrap=True)
     shown.add_column("T", no_wrap=True)
     for length in lengths:
@@ -262,7 +265,7 @@ def table(summary: dict) -> Table:
         for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
             values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
             texts = [
-                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}", "dim")) if v else "" for v in values
+                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}" * whole, "dim")) if v else "" for v in values
             ]
             shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
     return shown

@@ -1,6 +1,6 @@
 """The training command's body: settings in, a run folder out.
 
-Holds: loading of models, training tasks of either source, `train`. Leaves out: the algorithm (grpo.py), flags (cli.py).
+Holds: loading of models, training tasks of either source, `train`, its progress in the terminal. Leaves out: the algorithm (grpo.py), flags (cli.py).
 Exercise it: `python cli.py train --steps 3 --name try`. Read next: eval.py.
 """
 
@@ -34,6 +34,7 @@ from grpo import GRPO, Tasks
 from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
 from models import inner, load_model, merged, with_lora
 from plan import GRAPHS_GIB, geometry, plan
+from progress import bar
 from rollout import Engine, seed_of
 from runs import Keeper, StepCSV, best, checkpoints, done_steps, load_checkpoint, read_state
 from settings import EMBEDDED, GRPOConfig, RunConfig
@@ -388,3 +389,43 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
             if (path := Path(agent.templates, f"{turn}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
     settings.dump(folder / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})
+
+
+# ---------------------------------------------------------------- in the terminal
+
+
+class TrainingProgress(lightning.Callback):
+    """One bar for the steps, and every `every` steps a line that stays."""
+
+    def __init__(self, steps: int, every: int = 10):
+        self.steps, self.every = steps, every
+        self.validated: dict[str, float] = {}
+        self.progress = None  # until training starts: an error before that has no bar to stop
+
+    def on_train_start(self, trainer, module) -> None:
+        self.validated = module.validated
+        self.progress = bar("steps")
+        self.task = self.progress.add_task("training", total=self.steps, completed=module.done_steps, note="")
+        self.progress.start()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        m = module.metrics
+        rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
+        note = f"reward {m['reward']:.2f}  turns {m['turns']:.0f}  {rate:,.0f} tokens/s"
+        self.progress.update(self.task, completed=module.done_steps, note=note)
+        if module.validated is not self.validated:
+            self.validated = module.validated
+            score, n = self.validated["score"], self.validated["n"]
+            self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
+        if module.done_steps % self.every == 0:
+            self.progress.print(
+                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m['memory_tokens']:>5.1f} tokens"
+                f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  update {m['update_s']:.1f} s"
+            )
+
+    def on_train_end(self, trainer, module) -> None:
+        self.progress.stop()
+
+    def on_exception(self, trainer, module, exception) -> None:
+        if self.progress:
+            self.progress.stop()

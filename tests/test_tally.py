@@ -124,7 +124,11 @@ def test_the_table_fits_80_columns_with_five_lengths():
     assert sum(line.count(".99 .97-1.0") == 5 for line in text) == 12  # every line has its five cells, none wrapped
     assert sum(" trained " in line for line in text) == 4 and sum("two_hop_reverse" in line for line in text) == 1  # no name is cut
     assert sum("[red]context" in line for line in text) == 4 and "1,024" in text[1] and "n = 200 questions" in text[-1]
-    assert "failures" not in text[-1]
+    assert "failures" not in text[-1] and "95 % interval" in text[-1]
+    rows += [row("trained", "one_fact", "1.0", n, "1", 1.0) for n in (4096, 16384)]
+    console.print(table(summarise(rows)))
+    text = console.export_text().splitlines()
+    assert max(map(len, text)) <= 80 and sum(line.count(".99") == 5 for line in text) == 12 and "intervals: table.md" in " ".join(text[-2:])
 
 
 def test_the_table_counts_cells_with_failures_and_leaves_gaps():

@@ -153,6 +153,50 @@ def test_what_a_group_reads_is_cut_once_and_equal_text_keeps_its_own_ids(codec):
     assert [s.ids for s in codec.cut(document, 4, 1, "head")] == [ids[:4]]
 
 
+REAL_LIKE = (
+    'Document 1:\nAnna Müller\nShe reached Lima in 1994, after twelve years. "Never!" said Otto… and left.\n\n\n'
+    "Document 2:\n日本語のテキスト\tand  double  blanks .\n - a list, 3.14159 %\n\n"
+)
+
+
+def byte_level(text):
+    """A byte-level BPE as GPT's and Qwen's are."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], show_progress=False))
+    return tokenizer
+
+
+def metaspace(text):
+    """One that puts a blank before the text, as Llama 2's and T5's do: a part would get one too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=400, special_tokens=["?", "<|end|>"], show_progress=False))
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [None, byte_level, metaspace])
+@pytest.mark.parametrize("text", [REAL_LIKE * 40, "Anna joined Boris. " * 300, "x" * 5000, " " * 5000, "\n" * 3000 + "a b " * 900])
+def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(make, text, monkeypatch):
+    from transformers import PreTrainedTokenizerFast
+
+    codec = CODEC if make is None else Codec(PreTrainedTokenizerFast(tokenizer_object=make(REAL_LIKE * 3), eos_token="<|end|>"))
+    at_once, encoded = codec.encode(text), []
+    monkeypatch.setattr(Codec, "PART", 700)
+    encode = Codec.encode
+    monkeypatch.setattr(Codec, "encode", lambda self, some: encoded.append(len(some)) or encode(self, some))
+    assert tuple(codec.ids(text)) == at_once
+    if make is byte_level and text.startswith("Document"):
+        assert max(encoded) < 2000  # it did go in parts
+    assert tuple(codec.ids(Text(text, (3, 1, 2)))) == (3, 1, 2)
+
+
 def test_recent_results_keep_to_their_budget():
     recent, made = Recent(10), []
 

@@ -24,7 +24,6 @@ import settings
 import train
 from data import Task
 from memagent import Finish, Prompt, Trajectory, Turn
-from progress import TrainingProgress
 from settings import GRPOConfig, RunConfig
 from text import Codec, Text, UserError
 
@@ -319,7 +318,7 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     too_long = replace(base.AGENT, memory_tokens=5000)  # than the model's window
     with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
-        train.train(run_config(model, tmp_path, "a"), GRPO, too_long, callbacks=[TrainingProgress(7)])
+        train.train(run_config(model, tmp_path, "a"), GRPO, too_long, callbacks=[train.TrainingProgress(7)])
     assert not (tmp_path / "a").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").touch()
@@ -337,7 +336,7 @@ def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model,
             raise Stop
 
     with pytest.raises(Stop):
-        train.train(run_config(model, tmp_path, "a"), GRPO, base.AGENT, callbacks=[TrainingProgress(7), Early()])
+        train.train(run_config(model, tmp_path, "a"), GRPO, base.AGENT, callbacks=[train.TrainingProgress(7), Early()])
 
 
 def test_tensorboard_has_every_step_once(model, tmp_path):
