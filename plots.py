@@ -99,7 +99,8 @@ def accuracy(summary: dict, published: Callable[[str], Sequence[Published]] = la
     return "".join(f"<figure>{panel}</figure>" for panel in panels)
 
 
-def reward(training: list[tuple[int, float, str]]) -> str:
+def reward(training: list[tuple[int, float, str]], validated: Sequence[tuple[int, float]] = ()) -> str:
+    """Reward by training step, (step, reward, sections); `validated`: (step, score on the validation tasks)."""
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
 
@@ -107,6 +108,8 @@ def reward(training: list[tuple[int, float, str]]) -> str:
         axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
         means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
         axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
+        if validated:
+            axes.plot(*zip(*validated, strict=True), "D-", color=SERIES[2], markersize=5, linewidth=1, label="validation, greedy")
         row, width = 0, 0.2 * (steps[-1] - steps[0])  # of a label, about
         starts = [i for i in range(len(steps)) if lengths[i] and (i == 0 or lengths[i] != lengths[i - 1])]
         for before, i in zip([None, *starts], starts, strict=False):

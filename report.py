@@ -423,6 +423,17 @@ def _training(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, st
     return found
 
 
+def _validated(folder: Path) -> list[tuple[int, float]]:
+    """(step, score) from validation.csv; torn or foreign lines are passed over."""
+    path, found = folder / "validation.csv", []
+    for row in csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []):
+        try:
+            found.append((int(row["step"]), float(row["score"])))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return [(step, score) for step, score in found if isfinite(score)]
+
+
 def _lengths(config: str) -> list[int]:
     """Sections of the tasks of each level of training on generated English, from config.yaml's text; [] if it does not say."""
     import yaml
@@ -476,7 +487,7 @@ def write_report(folder: Path, title: str = "") -> Path:
             "The share of the answers asked for that were given; questions (qa) by sub_em.",
         )
     if training:
-        section("Reward by training step", f'<div class="plots">{plots.reward(training)}</div>',
+        section("Reward by training step", f'<div class="plots">{plots.reward(training, _validated(folder))}</div>',
                 "Dotted lines: training goes on to longer documents." if len(set(seen)) > 1 else "")  # fmt: skip
     if leaves:
         section("Every cell", _pivots(summary, share), "Mean, 95 % interval, number of questions.")

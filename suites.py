@@ -91,7 +91,9 @@ def sources(config: EvalConfig, standard: str) -> list[str]:
     found = sorted(str(p) for p in Path("data", standard).rglob("*") if p.suffix in (".json", ".jsonl", ".parquet"))
     found = [path for path in found if Path(path).name.startswith(("validation", "dev", "test"))]
     if not found:
-        raise UserError(f"Give --data, questions with their own paragraphs, or download some first: python cli.py data get {standard}.")
+        raise UserError(
+            f"Give --data, questions with their own paragraphs, or download some first: python cli.py data get {standard}."
+        )
     return found
 
 

@@ -265,7 +265,8 @@ def table(summary: dict, width: int = 80) -> Table:
         for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
             values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
             texts = [
-                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}" * whole, "dim")) if v else "" for v in values
+                Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}" * whole, "dim")) if v else ""
+                for v in values
             ]
             shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
     return shown

@@ -179,6 +179,14 @@ def test_unusual_summaries(tmp_path, rows, svgs):
     assert ("Nothing has been evaluated yet." in found.text) == (not rows)
 
 
+def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
+    folder = folder_of(tmp_path / "demo", GRID, metrics=METRICS_CSV)
+    assert "validation, greedy" not in write_report(folder).read_text()
+    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
+    text = write_report(folder).read_text()
+    assert "validation, greedy" in text and Page(text)
+
+
 def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
     def heights(right):
         rows = [row(id=str(i), reward=float(i < right), length=n) for n in (4, 8) for i in range(20)]

@@ -128,7 +128,11 @@ def test_the_table_fits_80_columns_with_five_lengths():
     rows += [row("trained", "one_fact", "1.0", n, "1", 1.0) for n in (4096, 16384)]
     console.print(table(summarise(rows)))
     text = console.export_text().splitlines()
-    assert max(map(len, text)) <= 80 and sum(line.count(".99") == 5 for line in text) == 12 and "intervals: table.md" in " ".join(text[-2:])
+    assert (
+        max(map(len, text)) <= 80
+        and sum(line.count(".99") == 5 for line in text) == 12
+        and "intervals: table.md" in " ".join(text[-2:])
+    )
 
 
 def test_the_table_counts_cells_with_failures_and_leaves_gaps():
