@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import gzip
 import json
 import os
 import re
@@ -14,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import cli
+import downloads
 from settings import EMBEDDED
 
 ROOT = Path(cli.__file__).parent
@@ -289,10 +291,11 @@ def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
 TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
 SMALL = {
     "data look": "--n 1",
+    "data get": "",
     "data build": "--documents 50,200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
-    "eval": f"--n 1 --temperatures 0 --window 256 {TINY}",
+    "eval": f"--n 1 --temperatures 0 --window 256 --lengths 12 {TINY}",
     "ask": "",
 }
 
@@ -300,15 +303,20 @@ SMALL = {
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     """In their order, each with small numbers on top, on files of the names and forms that it speaks of."""
     monkeypatch.chdir(tmp_path)
-    passages = [(f"Title {i}", [f"Person {i} reached Lima. ", "It rained."]) for i in range(220)]
     questions = [
-        {"_id": str(i), "question": f"Where is person {i}?", "answer": "Lima", "type": "bridge", "level": "easy",
-         "supporting_facts": [[f"Title {i}", 0]], "context": passages[10 * i : 10 * i + 10]}
-        for i in range(4)
+        {"id": str(i), "question": f"Where is person {10 * i}?", "answer": "Lima", "type": "bridge", "level": "easy",
+         "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
+         "context": {"title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
+                     "sentences": [[f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)]}}
+        for i in range(22)
     ]  # fmt: skip
-    Path("hotpot_dev_distractor_v1.json").write_text(json.dumps(questions))
-    with gzip.open("passages.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"title": title, "text": "".join(text)}) + "\n" for title, text in passages[40:])
+
+    def get(name, out, revision, say):
+        say(f"{name} comes from a hub")
+        (out / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(questions), out / name / "validation-00000-of-00001.parquet")
+
+    monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"^ *make (\w+)", text, re.M):
@@ -324,7 +332,8 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
         assert out.strip(), line
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    assert {"bm25", "full", "memagent"} == json.loads(Path("runs/eval/summary.json").read_text())["accuracy"].keys()
+    accuracy = json.loads(Path("runs/eval/summary.json").read_text())["accuracy"]
+    assert [*accuracy] == ["memagent", "full", "bm25", "none", "oracle"] and [*accuracy["oracle"]] == ["hotpotqa"]
 
 
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
@@ -355,6 +364,42 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     run("train", "--name", "killed", "--resume", "--steps", 5)  # and past its end
     assert len(numbers("killed")[0]) == 5
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
+
+
+def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_and_nothing_is_lost(tmp_path, monkeypatch):
+    """And one is killed: the third finishes what they left, every row once."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        sys.executable,
+        ROOT / "cli.py",
+        *"eval --lengths 8 --kinds one_fact --n 80 --agents memagent --in-flight 2 --name shared".split(),
+    ]
+    rows = Path("runs/shared/rows.jsonl")
+
+    def lines():
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
+
+    processes = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    while lines() < 10 and all(process.poll() is None for process in processes):
+        time.sleep(0.01)
+    processes[0].send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    _, said = processes[0].communicate(timeout=60)
+    assert processes[0].returncode == 130 and time.monotonic() - begun < 10  # about one second alone
+    assert "stopped" in said and "Traceback" not in said
+    processes[1].kill()
+    processes[1].communicate()
+    assert 10 <= lines() < 160
+    run(*words[2:])
+    made = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len(made) == 160 == len({(row["temperature"], row["id"]) for row in made})
+    assert {
+        leaf["n"]
+        for leaf in (
+            json.loads(Path("runs/shared/summary.json").read_text())["accuracy"]["memagent"]["one_fact"][t]["8"]
+            for t in ("1.0", "0.0")
+        )
+    } == {80}
 
 
 def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():
