@@ -67,7 +67,7 @@ def build(
     questions = suites.of_split(data.read(file), split)
     pool = data.read_passages(extra) if extra else None
     n = min(n, len(questions))
-    sets = {d: hqa.build(questions, d, n, pool, seed, compat_seed4, evidence) for d in documents}
+    sets = {d: hqa.build(questions, d, n, pool, seed, compat_seed4, evidence, documents) for d in documents}
     make_folder(out)
     asked = {} if evidence.anywhere else {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
     for d, tasks in sets.items():
@@ -172,8 +172,9 @@ def ask(
         engine = open_endpoint(endpoint.split(","), served_as, chat, model, 1, config.thinking, trust_remote_code)
     else:
         engine = open_engine(model, device, "auto", trust_remote_code, 1, config.thinking, engine_name, reserved([agent], config))
-    sections = len(engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over))
-    console.print(f"{file}: {len(engine.codec.encode(task.document)):,} tokens in {sections:,} sections of {config.chunk_tokens}")
+    cut = engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
+    sections = len(cut)
+    console.print(f"{file}: {len(cut.ids) + cut.left_out:,} tokens in {sections:,} sections of {config.chunk_tokens}")
     if not model:
         console.print(
             "[dim]The embedded policy knows generated English only (python cli.py data look world); for real text give --model.[/dim]"
@@ -202,17 +203,6 @@ def ask(
 # ---------------------------------------------------------------- trajectories
 
 
-# what `show` needs of a `rollout.record` and of its turns
-RECORD = {"id", "step", "sample", "question", "answers", "reward", "answer", "error", "turns"}
-TURN = {"final", "section", "memory", "response", "finish"}
-
-
-def is_record(value: object) -> bool:
-    if not (isinstance(value, dict) and RECORD <= value.keys() and isinstance(value["turns"], list)):
-        return False
-    return all(isinstance(turn, dict) and TURN <= turn.keys() for turn in value["turns"])
-
-
 def read_records(path: Path) -> list[dict]:
     """Trajectories of a run's folder (training's, else the evaluation's) or of a file of them."""
     if path.is_dir():
@@ -220,6 +210,8 @@ def read_records(path: Path) -> list[dict]:
         if not found:
             raise UserError(f"{path} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
         path = found[0]
+    from report import is_record
+
     records, number = [], 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
@@ -262,7 +254,10 @@ def fingerprint(model: str, dtype: object = "") -> str:
 
     folder = Path(model or EMBEDDED)
     if not any(folder.glob("*.safetensors")):
-        return f"{model} {dtype}"
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, "config.json")  # .../snapshots/COMMIT/config.json
+        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
     digest = hashlib.blake2b(str(dtype).encode(), digest_size=16)
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")):
         digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
@@ -287,9 +282,9 @@ def evaluation_folder(config: EvalConfig) -> Path:
     return folder
 
 
-def weights_of(config: EvalConfig) -> dict[str, list[str]]:
-    """Model -> the agents that answer with it, as they are named in --agents."""
-    groups: dict[str, list[str]] = {}
+def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
+    """Whether it is the policy before training -> the agents that answer with it, as they are named in --agents."""
+    groups: dict[bool, list[str]] = {}
     for name in config.agents:
         plain, at, weights = name.partition("@")
         pick(plain)
@@ -297,19 +292,19 @@ def weights_of(config: EvalConfig) -> dict[str, list[str]]:
             raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
         if at and not config.untrained:
             raise UserError(f"{name!r} answers with the policy before training: say by --untrained which that is.")
-        groups.setdefault(config.untrained if at else config.model, []).append(name)
+        groups.setdefault(bool(at), []).append(name)
     return groups
 
 
-def open_for(config: EvalConfig, agent_config: AgentConfig, model: str, agents: Sequence[str]):
-    """The engine that answers with these weights, and the fingerprint of what answers."""
-    if config.endpoint:
-        served = config.served_as if model == config.model else model  # the untrained policy is another model of the same server
-        tokenizer = config.model
+def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, agents: Sequence[str]):
+    """The engine that answers with the one or the other weights, and the fingerprint of what answers."""
+    if config.endpoint:  # the policy before training is another model of the same server
+        served = config.untrained if untrained else config.served_as
         engine = open_endpoint(
-            config.endpoint, served, config.chat, tokenizer, config.in_flight, agent_config.thinking, config.trust_remote_code
-        )
-        return engine, f"{'chat' if config.chat else 'completions'} {engine.model}"  # which replica answers plays no part
+            config.endpoint, served, config.chat, config.model, config.in_flight, agent_config.thinking, config.trust_remote_code
+        )  # which replica answers plays no part
+        return engine, f"{'chat' if config.chat else 'completions'} {engine.model} {engine.codec.fingerprint}"
+    model = config.untrained if untrained else config.model
     engine = open_engine(
         model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
         config.engine, reserved([name.partition("@")[0] for name in agents], agent_config), config.kv_gib,
@@ -317,7 +312,9 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, model: str, agents: 
     return engine, fingerprint(model, engine.dtype)
 
 
-DOCUMENT_CHARACTERS = 1 << 30  # of the documents in flight together; a character is about a byte, with the ids of its tokens two
+DOCUMENT_CHARACTERS = (
+    1 << 29
+)  # of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
 
 
 def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
@@ -338,10 +335,10 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
     # first what nobody else is at, then what others have been at
     for wait in (False, True):
-        for model, agents in groups.items():
+        for untrained, agents in groups.items():
             if wait and all((name, s.temperature, k) in done for name in agents for s in samplings for k in range(len(asked))):
                 continue
-            engine, fingerprinted = open_for(config, agent_config, model, agents)
+            engine, fingerprinted = open_for(config, agent_config, untrained, agents)
             make_folder(folder)
             settings.dump(folder / "config.yaml", eval=config, agent=agent_config)
             with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
@@ -360,14 +357,16 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                             engine, pick(name.partition("@")[0]), tasks, agent_config, sampling, name=name, question=column.question,
                             length=column.length, rows=folder / "rows.jsonl", model=fingerprinted, seed=config.seed, samples=samples,
                             in_flight=min(config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, most))),
-                            retries=config.retries, redo_failed=config.redo_failed, wait=wait,
+                            retries=config.retries, redo_failed=config.redo_failed and not wait, wait=wait,
                             record_to=folder / "transcripts.jsonl", n_records=config.transcripts,
                             progress=lambda row, shown=shown: progress.advance(shown),
                         )  # fmt: skip
                         if len(rows) == len(tasks) * samples:
                             done[name, sampling.temperature, k] = rows
+                    tasks = []  # one column's documents at a time
     rows = [row for name in config.agents for s in samplings for k in range(len(asked)) for row in done[name, s.temperature, k]]
     summary = summarise(rows, unit)
+    settings.dump(folder / "config.yaml", eval=config, agent=agent_config)  # again: another call may have come in between
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")
     console.print(table(summary, console.width))
@@ -389,27 +388,35 @@ def filter_questions(
     """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
     from eval import evaluate
     from graders import normalize_answer
-    from memagent import AgentConfig, no_context
+    from memagent import no_context
     from rollout import Sampling
     from tally import bootstrap
 
     tasks = data.read(file)
     if rule not in ("right", "contains"):
         raise UserError(f"The rule must be right or contains, not {rule!r}.")
+    if tasks[0].pool is None or any(task.pool is not tasks[0].pool for task in tasks) or out.suffix == ".parquet":
+        raise UserError(
+            f"{file} has no paragraphs to keep, or {out} is no name of JSON lines: filter questions, before `data build`."
+        )
+    samples = samples if temperature > 0 else 1
     make_folder(out.parent)
-    engine = open_engine(model, device, "auto", False, 256, name=engine_name, window=1024 + answer_tokens)
+    _, config = settings.resolve("default", model or EMBEDDED, {}, {"final_tokens": answer_tokens})
+    engine = open_engine(model, device, "auto", False, 256, config.thinking, engine_name, 1024 + answer_tokens)
     with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
         shown = progress.add_task("asking without the document", total=len(tasks) * samples, note="")
         rows = evaluate(
-            engine, no_context, tasks, AgentConfig(final_tokens=answer_tokens), Sampling(temperature, top_p), name="none", length=0,
+            engine, no_context, tasks, config, Sampling(temperature, top_p), name="none", length=0,
             rows=out.with_name(f"{out.name}.rows.jsonl"), model=fingerprint(model, engine.dtype), samples=samples,
             progress=lambda row: progress.advance(shown),
         )  # fmt: skip
     known: set[str] = set()
     for row in rows:
         said = f" {normalize_answer(row['response'])} "
-        if row["reward"] > 0 or (rule == "contains" and any(f" {normalize_answer(answer)} " in said for answer in row["answers"])):
+        golds = [words for answer in row["answers"] if (words := normalize_answer(answer))]
+        if row["reward"] > 0 or (rule == "contains" and any(f" {words} " in said for words in golds)):
             known.add(row["id"])
+    failed = len({row["id"] for row in rows if row["error"]} - known)
     kept = [task for task in tasks if task.id not in known]
     low, high = bootstrap([float(task.id in known) for task in tasks])
     share = f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, 95 % interval {low:.1%} to {high:.1%})"
@@ -418,4 +425,5 @@ def filter_questions(
     data.write_built(
         out, kept, source=file.name, no_context=str(model or "base_policy"), rule=rule, samples=samples, dropped=len(known)
     )
-    console.print(f"{share} are answered without the document and dropped; {len(kept)} are in {out}.")
+    unasked = f" Of these {failed} are there because asking failed." if failed else ""
+    console.print(f"{share} are answered without the document and dropped; {len(kept)} are in {out}.{unasked}")

@@ -102,9 +102,9 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """What tells one task from another: question, accepted answers and document."""
+        """What tells one task from another: question, accepted answers and how they are graded, document and evidence."""
         document = self.pool.digest(self.order) if self.pool is not None else (self.text or "").encode(errors="surrogatepass")
-        said = json.dumps([self.question, self.answers]).encode()
+        said = json.dumps([self.question, self.answers, self.gold, self.asks_for_all]).encode()
         return blake2b(said + b"\0" + document, digest_size=8).hexdigest()
 
     @property
@@ -367,7 +367,9 @@ def _flashrag(r: Record) -> tuple[Task, Document]:
     """FlashRAG's JSONL, with the document in `metadata`, and HotpotQA's parquet on the hub, with the same beside the question: {question, answer or golden_answers, context:
     {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}."""
     m = r if "context" in r.fields else r.inside("metadata")
-    dataset = "2wikimultihopqa" if "2wiki" in r.where else "hotpotqa"  # nothing in a record tells them apart
+    path = Path(r.where.rpartition(", ")[0])  # nothing in a record tells them apart
+    two = path.parent.name in ("2wiki", "2wikimultihopqa") or path.name.startswith("2wiki")
+    dataset = "2wikimultihopqa" if two else "hotpotqa"
     document = []
     for title, sentences in _columns(m, "context", "sentences", "content"):
         if not isinstance(sentences, list):

@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from data import Task
 from graders import normalize_answer, score, strip_thinking
-from memagent import TEMPLATES, Agent, AgentConfig, Finish, Trajectory, Turn
+from memagent import TEMPLATES, Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
 from rows import Rows
-from text import UserError
+from text import Codec, UserError, clip
 
 if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine, Sampling
@@ -135,6 +135,32 @@ def slim(turn: Turn, whole: bool = False) -> Turn:
     return replace(turn, prompt=prompt, prompt_ids=[], response_ids=[], logprobs=[], response=response)
 
 
+SHOWN = 20_000  # characters of a section that a transcript keeps
+
+
+def _thin(record: dict) -> dict:
+    """A transcript for people: without token ids and log-probs, long sections without their middle."""
+    left_out = ("prompt_ids", "response_ids", "logprobs")
+    turns = [
+        {k: v for k, v in turn.items() if k not in left_out} | {"section": clip(turn["section"], SHOWN)} for turn in record["turns"]
+    ]
+    return record | {"turns": turns}
+
+
+def guarded(agent: Agent) -> Agent:
+    """The agent, whose own mistakes fail the trajectory and not the evaluation."""
+
+    def steps(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+        try:
+            yield from agent(task, config, codec)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+
+    return steps
+
+
 FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
 
 
@@ -219,17 +245,20 @@ def evaluate(
     are waited for, and made here if their owners end without them; without, they are missing from what is returned.
 
     tasks: with ids of their own, taken one by one as the engine gets to them. The engine has the weights already.
-    retries: how often a trajectory that failed is begun anew before its failure is written. redo_failed: rows with an error that the
+    retries: how often a trajectory whose turn failed in the engine, or that failed before its first turn, is begun anew before its
+    failure is written; one that does not fit the window would fail again. redo_failed: rows with an error that the
     file has are made again (the last row of a name counts).
     record_to: sample 0 of the first `n_records` tasks is kept there whole (`rollout.record`, with `cell` and `settings`).
     progress: called with every row, found or new. A `UserError` of an agent's first step becomes a failed row.
     """
-    from rollout import record, rollout
+    from rollout import fitted, record, rollout
 
     cell = Cell(name, question, str(float(sampling.temperature)), length)
     templates = [agent_config.template(turn) for turn in TEMPLATES]
     agent_name = getattr(agent, "__qualname__", "")
-    settings = _hash(asdict(cell), agent_name, asdict(agent_config), templates, asdict(sampling), seed, model)
+    # who reads at once is cut to the engine's window; of an agent that reads by sections the window decides nothing but failures
+    effective = agent_config if agent_name == "memagent" else fitted(agent_config, engine)
+    settings = _hash(asdict(cell), agent_name, asdict(effective), templates, asdict(sampling), seed, model)
     found: dict[tuple[str, int], dict | None] = {}
     digests: dict[str, str] = {}  # id -> the task's
     readings: dict[tuple[str, int], Reading] = {}
@@ -293,10 +322,13 @@ def evaluate(
         todo: Iterable[tuple[Task, int]] = first()
         with engine.awake():
             while True:
-                for trajectory in rollout(engine, agent, jobs(todo), agent_config, sampling, seed, in_flight, keep):
+                for trajectory in rollout(engine, guarded(agent), jobs(todo), agent_config, sampling, seed, in_flight, keep):
                     task, sample = trajectory.task, trajectory.sample
                     reading = readings.pop((task.id, sample))
-                    if trajectory.error and failures[task.id, sample] < retries:
+                    passing = (
+                        not trajectory.turns or trajectory.turns[-1].finish is Finish.ERROR
+                    )  # else it would fail again the same way
+                    if trajectory.error and passing and failures[task.id, sample] < retries:
                         failures[task.id, sample] += 1
                         again.append((task, sample))
                         continue
@@ -307,7 +339,7 @@ def evaluate(
                     # the transcript goes first: killed between the two, there is one too many, which the report drops
                     if recorded(task, sample):
                         with Rows(record_to) as records:
-                            records.append(record(trajectory) | {"cell": asdict(of_kind), "settings": settings})
+                            records.append(_thin(record(trajectory)) | {"cell": asdict(of_kind), "settings": settings})
                     file.append(row)
                     file.release(repr((settings, (task.id, sample, digests[task.id]))))
                     take(row)

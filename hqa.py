@@ -6,6 +6,7 @@ Exercise it: `python cli.py data build FILE OUT --documents 50,200`. Read next: 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,9 @@ class Evidence:
 
     def gap(self, n_documents: int) -> int:
         """The least distance, in documents."""
-        return int(self.min_distance * n_documents) + 1 if self.min_distance < 1 else int(-(-self.min_distance // 1))
+        if self.min_distance >= 1:
+            return math.ceil(self.min_distance)
+        return math.floor(round(self.min_distance * n_documents, 6)) + 1  # .29 of 100 is 29, not 28.999..
 
     def holds(self, places: Sequence[int], n_documents: int) -> bool:
         """Whether evidence at `places`, in hop order, is where it may be."""
@@ -50,10 +53,17 @@ class Evidence:
         apart = self.min_distance == 0 or all(b - a >= self.gap(n_documents) for a, b in pairwise(near))
         return apart and (self.order == "any" or all((step > 0) == (self.order == "forward") for step in steps))
 
+    def _room(self, n_places: int, n_documents: int) -> tuple[int, int]:
+        gap = self.gap(n_documents) if self.min_distance else 1
+        return gap, n_documents - (n_places - 1) * (gap - 1)
+
+    def fits(self, n_places: int, n_documents: int) -> bool:
+        """Whether so many pieces can stand as asked at all."""
+        return self.anywhere or (n_places >= 2 and self._room(n_places, n_documents)[1] >= n_places)
+
     def draw(self, rng: random.Random, n_places: int, n_documents: int) -> list[int] | None:
         """Places in hop order, every possible choice equally likely; None if there is none."""
-        gap = self.gap(n_documents) if self.min_distance else 1
-        room = n_documents - (n_places - 1) * (gap - 1)
+        gap, room = self._room(n_places, n_documents)
         if room < n_places:
             return None
         places = [place + i * (gap - 1) for i, place in enumerate(sorted(rng.sample(range(room), n_places)))]
@@ -79,6 +89,7 @@ def build(
     seed: int = 0,
     compat_seed4: bool = False,
     evidence: Evidence = Evidence(),
+    lengths: Sequence[int] = (),
 ) -> list[Task]:
     """Tasks of `n_documents` documents: a question's own paragraphs among random others (spec memagent.md 8).
 
@@ -88,9 +99,10 @@ def build(
     task id, n_documents), so that places differ from task to task.
 
     evidence: questions without two pieces of it, or whose pieces cannot stand so far apart, are passed over when it asks for anything.
+    lengths: the numbers of documents of all sets that are to have the same questions; only those that fit in each are taken.
     compat_seed4: the originals' order, own paragraphs first and then one constant shuffle; at 50 documents the own ten always
     stand at 11, 18, 27, 29, 37, 41, 42, 43, 44 and 48. A policy can learn that. Evidence is then not placed: questions whose
-    evidence happens to be where it may are kept, as upstream does.
+    evidence happens to be where it may are kept, as upstream does; with `evidence` the sets of several lengths then differ in questions.
     """
     if any(task.pool is None or task.pool.frame != "documents" for task in questions):
         raise UserError("These tasks have no paragraphs of their own; build from HotpotQA's json or from JSONL with paragraphs.")
@@ -125,11 +137,10 @@ def build(
         gold = tuple(slots.index(slot) for slot in task.gold)
         if not evidence.anywhere:
             pieces = list(dict.fromkeys(task.gold))  # one paragraph may serve two hops
-            if len(pieces) < 2:
+            if not all(evidence.fits(len(pieces), n) for n in (n_documents, *lengths)):
                 continue
             if not compat_seed4 and not evidence.holds([slots.index(piece) for piece in pieces], n_documents):
-                if (drawn := evidence.draw(rng, len(pieces), n_documents)) is None:
-                    continue
+                drawn = evidence.draw(rng, len(pieces), n_documents)
                 others, at = iter([slot for slot in slots if slot not in pieces]), dict(zip(drawn, pieces, strict=True))
                 slots = [at[i] if i in at else next(others) for i in range(n_documents)]
                 gold = tuple(slots.index(slot) for slot in task.gold)

@@ -298,18 +298,23 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
 
     Where the window has no room for them all, the ones that match worst lose their ends, then go.
     """
+    yield _best_sections(task, config, codec)  # made elsewhere: while it is answered, no words of the document are held here
+
+
+def _best_sections(task: Task, config: AgentConfig, codec: Codec) -> Prompt:
     import bm25s
+
+    def words_of(text: str) -> list[str]:
+        return bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0]
 
     problem = codec.text(task.question)
     sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    words = [
-        bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0] for text in (task.question, *sections)
-    ]
+    asked, words = words_of(task.question), [words_of(section) for section in sections]
     best = [*range(len(sections))][: config.top_k]  # where neither side has a word to match: the beginning
-    if words[0] and any(words[1:]):
+    if asked and any(words):
         index = bm25s.BM25()
-        index.index(words[1:], show_progress=False)
-        best = index.retrieve([words[0]], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
+        index.index(words, show_progress=False)
+        best = index.retrieve([asked], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
     room = _room(problem, config, codec)
     cut = sections.left_out
     kept: dict[int, tuple[int, ...]] = {}
@@ -318,7 +323,7 @@ def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Tur
         cut += len(sections[k].ids) - len(kept[k])
         room = None if room is None else room - len(kept[k])
     ids = [i for k in sorted(kept) for i in kept[k]]
-    yield fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(ids))
+    return fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(ids))
 
 
 AGENTS: dict[str, Agent] = {"memagent": memagent, "full": full_context, "bm25": bm25, "none": no_context, "oracle": oracle}

@@ -28,20 +28,12 @@ import plots
 from eval import FATES, Cell
 from published import TABLES, TEN, Published
 from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, write_text
-from text import UserError, clean
+from text import UserError, clean, clip
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 # ---------------------------------------------------------------- a trajectory, step by step
-
-
-def clip(text: str, characters: int) -> str:
-    """The text with its middle left out, if it is longer than that."""
-    if (left_out := len(text) - characters) <= 0:
-        return text
-    head, tail = text[: characters - characters // 2], text[len(text) - characters // 2 :]
-    return f"{head} [… {left_out:,} characters left out …] {tail}"
 
 
 def diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -168,6 +160,18 @@ def _transcript(record: dict, unfolded: bool) -> str:
             f"<small>{esc(name)}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>")  # fmt: skip
 
 
+# what is needed of a trajectory that was kept (`rollout.record`), of its turns, and of the cell that it belongs to
+RECORD = {"id", "step", "sample", "question", "answers", "kind", "reward", "answer", "error", "turns"}
+TURN = {"final", "section", "memory", "response", "finish"}
+CELL = {"agent", "question", "temperature", "length"}
+
+
+def is_record(value: object) -> bool:
+    if not (isinstance(value, dict) and RECORD <= value.keys() and isinstance(value["turns"], list)):
+        return False
+    return all(isinstance(turn, dict) and TURN <= turn.keys() for turn in value["turns"])
+
+
 def _choose(records: Sequence[dict], most: int) -> list[dict]:
     """At most so many, in their order: of each agent and kind the last right and the last wrong one, then those before, and so on."""
     turns: dict[tuple, count] = {}
@@ -203,11 +207,11 @@ def _pivots(summary: dict, show: Callable[[Cell], str]) -> str:
 
 def _matches(table: Published, summary: dict, question: str) -> bool:
     """Whether a published table is about this kind of question, as it is named before a comma. Files that do not name their dataset
-    are taken for HotpotQA, which MemAgent's are."""
-    name = question.partition(",")[0]
-    if summary["unit"] == "documents" and name not in ("2wikimultihopqa", "musique", "squad"):
+    are taken for HotpotQA, which MemAgent's are; evidence that was placed makes another question."""
+    name, _, more = question.partition(",")
+    if summary["unit"] == "documents" and name == "questions":
         name = "hotpotqa"
-    return table.unit == summary["unit"] and table.question == name
+    return table.unit == summary["unit"] and table.question == name and not more.startswith(" evidence")
 
 
 def published_of(summary: dict, question: str) -> list[Published]:
@@ -337,7 +341,7 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     first = [accuracy[lead][q][t][n] for q, t, n in places]
     says = " and ".join(f"{100 * v['mean']:.3g} % [{100 * v['low']:.0f}, {100 * v['high']:.0f}] of the {q}" for (q, _, _), v in zip(places, first, strict=True))  # fmt: skip
     if len(first) > 3:  # RULER's tasks
-        says = f"{100 * fmean(leaf['mean'] for leaf in first):.3g} % of the answers to {len(first)} kinds of"
+        says = f"{100 * fmean(leaf['mean'] for leaf in first):.3g} % of {len(first)} kinds of"
     others = ""
     for agent in accuracy:
         if agent != lead:
@@ -354,7 +358,7 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
 
     seen = f", training saw at most {trained_on:,} {summary['unit']}" if trained_on and lead == "trained" else ""
     return (f"At {joined(f'{int(n):,}' for _, _, n in places)} {summary['unit']} the {lead} agent answers {says} questions right{others} "
-            f"(95 % intervals in brackets, n = {joined(v['n'] for v in first)} questions, temperature {joined(t for _, t, _ in places)}{seen}).")  # fmt: skip
+            f"({'' if len(first) > 3 else '95 % intervals in brackets, '}n = {joined(v['n'] for v in first)} questions, temperature {joined(t for _, t, _ in places)}{seen}).")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the page
@@ -403,7 +407,8 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
     for name, empty in (("metric", "reward"), ("paired", []), ("depths", {}), ("fates", {}), ("occupancy", {})):
         summary.setdefault(name, empty)  # a training's has none of them
     known = summary.get("settings", [])
-    return summary, [r for (settings, _, _), r in records.items() if settings is None or settings in known]
+    kept = [r for (settings, _, _), r in records.items() if settings is None or settings in known]
+    return summary, [r for r in kept if is_record(r) and {*r.get("cell", CELL)} >= CELL]
 
 
 def _training(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, str]]:
@@ -458,7 +463,7 @@ def write_report(folder: Path, title: str = "") -> Path:
     leaves, metrics, unit = dict(cells(summary["accuracy"])), summary["metrics"], summary["unit"]
 
     def value(metric: str, cell: Cell) -> float:
-        return metrics[metric][cell.agent][cell.question][cell.temperature][str(cell.length)]
+        return metrics[metric][cell.agent][cell.question][cell.temperature][str(cell.length)] if metric in metrics else 0.0
 
     def share(cell: Cell) -> str:
         leaf = leaves[cell]
@@ -516,14 +521,15 @@ def write_report(folder: Path, title: str = "") -> Path:
     if leaves:
         section("Cost of one question", _pivots(summary, cost),
                 "Mean tokens read and written, and seconds from first prompt to answer with others in flight beside it.")  # fmt: skip
-    if leaves and any(tokens for _, tokens in cells(metrics["document_tokens"])):
+    if leaves and any(tokens for _, tokens in cells(metrics.get("document_tokens", {}))):
         section("Growth with the document", f'<div class="plots">{plots.growth(summary)}</div>',
                 "Seconds of one question with the others in flight beside it; memory of the process, the documents in flight among it. With "
                 "--in-flight 1 it is one document's.")  # fmt: skip
     if leaves:
-        shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds")]
+        shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds") and metric in metrics]
         rows = [
-            [esc(c.question), esc(c.agent), c.temperature, f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)] for c in leaves
+            [esc(c.question), esc(c.agent), esc(c.temperature), f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)]
+            for c in leaves
         ]
         note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
         section(

@@ -21,15 +21,15 @@ from pathlib import Path
 
 from text import UserError
 
+BLOCK = 1 << 24  # bytes that are read at once
+
 
 class Rows:
     """The file, open for reading and appending. What cannot be opened or written is a `UserError`."""
 
     def __init__(self, path: Path):
         self.path, self._read, self._number = path, 0, 0  # bytes and lines that were read so far
-        self._fd = self._open(path)
-        # POSIX locks go when any descriptor of the file is closed, so this file is opened here and nowhere else
-        self._claims = self._open(path.with_name(path.name + ".claims"))
+        self._fd, self._claims = self._open(path), -1
 
     @staticmethod
     def _open(path: Path) -> int:
@@ -39,9 +39,17 @@ class Rows:
             raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
     @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be locked or written: {error.strerror}.") from error
+
+    @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process appends; a last line that one has left torn is cut off."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        with self._said():
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             size = os.fstat(self._fd).st_size
             end, step = size, 1 << 16
@@ -61,29 +69,32 @@ class Rows:
         """Rows that came since the last call, whoever wrote them; only lines that are `wanted` are parsed. A line that is no JSON is
         a `UserError` with its number."""
         with self._alone():
-            content = os.pread(self._fd, os.fstat(self._fd).st_size - self._read, self._read)
-        self._read += len(content)
-        for line in content.split(b"\n")[:-1]:
-            self._number += 1
-            if wanted(line):
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise UserError(
-                        f"{self.path}, line {self._number} is damaged: delete it, its question is asked again."
-                    ) from None
+            size = os.fstat(self._fd).st_size
+        rest = b""
+        while self._read < size:
+            content = os.pread(self._fd, min(size - self._read, BLOCK), self._read)
+            self._read += len(content)
+            *lines, rest = (rest + content).split(b"\n")
+            for line in lines:
+                self._number += 1
+                if wanted(line):
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        raise UserError(
+                            f"{self.path}, line {self._number} is damaged: delete it, its question is asked again."
+                        ) from None
 
     def append(self, row: dict) -> None:
         # half a surrogate pair becomes \udc80, which is how JSON spells it
         raw = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
         with self._alone():
-            try:
+            with self._said():
                 written = os.write(self._fd, raw)
-            except OSError as error:
-                raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
             if written < len(raw):
                 raise UserError(f"{self.path}: the disk is full; make room and call again, the rows so far are kept.")
-            os.fsync(self._fd)
+            with self._said():
+                os.fsync(self._fd)
 
     @staticmethod
     def _offset(name: str) -> int:
@@ -91,18 +102,23 @@ class Rows:
 
     def claim(self, name: str) -> bool:
         """Whether the row of this name is this process's to make; it stays so until `release`, `close` or the process's end."""
-        try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(name))
-        except (BlockingIOError, PermissionError):
-            return False
+        if self._claims < 0:  # POSIX locks go when any descriptor of the file is closed: it is opened here and nowhere else
+            self._claims = self._open(self.path.with_name(self.path.name + ".claims"))
+        with self._said():
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(name))
+            except (BlockingIOError, PermissionError):
+                return False
         return True
 
     def release(self, name: str) -> None:
-        fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, self._offset(name))
+        if self._claims >= 0:
+            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, self._offset(name))
 
     def close(self) -> None:
         os.close(self._fd)
-        os.close(self._claims)
+        if self._claims >= 0:
+            os.close(self._claims)
 
     def __enter__(self) -> Rows:
         return self

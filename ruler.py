@@ -355,7 +355,7 @@ def make_tasks(
     frame = "documents" if family == "qa" else FRAME[NIAH[kind].haystack if family == "niah" else kind]
 
     def count(text: str) -> int:
-        return len(codec.encode(text))
+        return len(codec.ids(text))
 
     def of(pieces: Iterable) -> Pool:
         return pool_of(pieces if family == "qa" else (("", piece) for piece in pieces), frame)

@@ -393,6 +393,20 @@ class EvalConfig:
         need(self, "lengths n samples in_flight", *COUNT)
         need(self, "suite", lambda name: name in ("", "ruler-hqa", "ruler"), "ruler-hqa or ruler, or empty")
         need(self, "evidence_order", *one_of("any", "forward", "reverse"))
+        of_suites = {
+            "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split",
+            "ruler": "ruler_tasks haystack squad filler source_split",
+        }
+        used = of_suites.get(self.suite, "").split()
+        for name in {name for names in of_suites.values() for name in names.split()} - {*used}:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise UserError(
+                    f"{name} means nothing {f'to the suite {self.suite}' if self.suite else 'without --suite'}: leave it out."
+                )
+        if not self.suite and self.data != ("world",) and self.lengths:
+            raise UserError(
+                "lengths mean nothing to files as they are, which have their own: leave them out, or give --suite ruler-hqa."
+            )
         need(self, "engine", *one_of("transformers", "vllm"))
         need(self, "transcripts temperatures kv_gib retries min_distance", *NOT_NEGATIVE)
         need(self, "top_p", *TOP_P)

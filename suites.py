@@ -61,24 +61,30 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
 
 def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
     """Files as they are: one column each."""
-    found: list[tuple[str, str, int, list[Task]]] = []  # file, question, length, tasks
+    found: list[tuple[str, str, int, bool]] = []  # file, question, length, whether that is tokens
+
+    def read(
+        file: str,
+    ) -> list[Task]:  # again when it is asked: with their texts, files of all lengths may be more than the memory holds
+        return data.read(file)[: config.n]
+
     for file in config.data:
-        tasks = data.read(file)[: config.n]
+        tasks = read(file)
         in_tokens = all(task.tokens for task in tasks)
         names = {task.kind if in_tokens else task.dataset for task in tasks}
         sizes = {task.tokens if in_tokens else task.n_documents for task in tasks}
         question = (len(names) == 1 and clean(names.pop())) or "questions"
         if len(sizes) > 1:  # HotpotQA's own questions have 2 to 10 passages: one column, which says so
-            question += f", {min(sizes)} to {max(sizes)} documents"
-        found.append((file, question, max(sizes), tasks))
-    units = {"tokens" if tasks[0].tokens else "documents" for _, _, _, tasks in found}
+            question += f", {min(sizes)} to {max(sizes)} {'tokens' if in_tokens else 'documents'}"
+        found.append((file, question, max(sizes), in_tokens))
+    units = {"tokens" if in_tokens else "documents" for _, _, _, in_tokens in found}
     if len(units) > 1:
         raise UserError("RULER's sets are measured in tokens, the other files in documents: evaluate them apart.")
     times = Counter((question, length) for _, question, length, _ in found)
     asked = []
-    for file, question, length, tasks in found:
+    for file, question, length, _ in found:
         name = question if times[question, length] == 1 else f"{question}, {'/'.join(Path(file).parts[-2:])}"
-        asked.append(Asked(name, length, lambda tasks=tasks: tasks))
+        asked.append(Asked(name, length, lambda file=file: read(file)))
     if len({(a.question, a.length) for a in asked}) < len(asked):
         raise UserError("Two files of --data have one name and length, their results could not be told apart: rename one.")
     return units.pop(), asked
@@ -118,10 +124,14 @@ def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
     for file in sources(config, "hotpotqa"):
         questions = of_split(data.read(file), config.source_split)
         n = min(config.n, len(questions))
-        name = questions[0].dataset or Path(file).name.partition(".")[0]
+        name = clean(questions[0].dataset or Path(file).name.partition(".")[0])
+        if not evidence.anywhere:  # another kind of question, which published numbers are not about
+            name += f", evidence {evidence.order} {evidence.min_distance:g}"
 
         def column(length: int, questions=questions, n=n, name=name) -> Asked:
-            return Asked(name, length, lambda: hqa.build(questions, length, n, extra, config.seed, config.compat_seed4, evidence))
+            return Asked(
+                name, length, lambda: hqa.build(questions, length, n, extra, config.seed, config.compat_seed4, evidence, lengths)
+            )
 
         columns += [column(length) for length in lengths]
     if len({(a.question, a.length) for a in columns}) < len(columns):

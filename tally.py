@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -224,12 +224,11 @@ def csv_of(summary: dict) -> str:
 
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow(["agent", "question", "temperature", summary["unit"], "n", summary["metric"], "low", "high", *METRICS[1:]])
+    others = [name for name in METRICS if name in summary["metrics"] and name != summary["metric"]]
+    writer.writerow(["agent", "question", "temperature", summary["unit"], "n", summary["metric"], "low", "high", *others])
     for cell, leaf in cells(summary["accuracy"]):
-        metrics = [summary["metrics"][name][cell.agent][cell.question][cell.temperature][str(cell.length)] for name in METRICS[1:]]
-        writer.writerow(
-            [cell.agent, cell.question, cell.temperature, cell.length, leaf["n"], leaf["mean"], leaf["low"], leaf["high"], *metrics]
-        )
+        values = [summary["metrics"][name][cell.agent][cell.question][cell.temperature][str(cell.length)] for name in others]
+        writer.writerow([*astuple(cell), leaf["n"], leaf["mean"], leaf["low"], leaf["high"], *values])
     return clean(file.getvalue())
 
 
@@ -261,12 +260,12 @@ def table(summary: dict, width: int = 80) -> Table:
     for length in lengths:
         shown.add_column(f"{length:,}", justify="right", no_wrap=True)
     for question in dict.fromkeys(cell.question for cell in leaves):
-        shown.add_row(Text(question, "bold"))
+        shown.add_row(Text(clean(question), "bold"))
         for agent, temperature in dict.fromkeys((cell.agent, cell.temperature) for cell in leaves if cell.question == question):
             values = [leaves.get(Cell(agent, question, temperature, length)) for length in lengths]
             texts = [
                 Text.assemble(_short(v["mean"]), (f" {_short(v['low'])}-{_short(v['high'])}" * whole, "dim")) if v else ""
                 for v in values
             ]
-            shown.add_row(Text(f" {agent}"), Text(temperature), *texts)
+            shown.add_row(Text(f" {clean(agent)}"), Text(clean(temperature)), *texts)
     return shown

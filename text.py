@@ -32,6 +32,14 @@ def clean(text: object) -> str:
     return CONTROL.sub("\ufffd", str(text).replace("\r\n", "\n"))
 
 
+def clip(text: str, characters: int) -> str:
+    """The text with its middle left out, if it is longer than that."""
+    if (left_out := len(text) - characters) <= 0:
+        return text
+    head, tail = text[: characters - characters // 2], text[len(text) - characters // 2 :]
+    return f"{head} [… {left_out:,} characters left out …] {tail}"
+
+
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Around a library's loader of the user's files: what it raises becomes one sentence, and its own long reports are not printed.
@@ -76,7 +84,7 @@ class Sections(Sequence[Text]):
     """A document in sections of `n_tokens` ids, the last one shorter. The document stands here once, as ids of four bytes each; a section
     becomes text when it is read, and the latest ones are remembered: the members of a group read the same at about the same time."""
 
-    REMEMBERED = 64
+    REMEMBERED = 1 << 13  # tokens, and at least two sections
 
     def __init__(self, ids: Iterable[int], n_tokens: int, left_out: int, decode: Callable[[Sequence[int]], Text]):
         self.ids, self.n_tokens = array("I", ids), n_tokens
@@ -90,11 +98,10 @@ class Sections(Sequence[Text]):
     def __getitem__(self, k: int | slice) -> Text | list[Text]:
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
-        if not 0 <= k < len(self):
-            raise IndexError(k)
+        k = range(len(self))[k]
         if k not in self._latest:
             self._latest[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
-            if len(self._latest) > self.REMEMBERED:
+            if len(self._latest) > max(2, self.REMEMBERED // self.n_tokens):
                 self._latest.popitem(last=False)
         return self._latest[k]
 
@@ -176,6 +183,13 @@ class Codec:
         if not found:
             raise UserError("The model's chat template drops the user's message; give another --model.")
         return head, tail
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells one tokenizer and chat template from another."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        said = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        return blake2b(repr((said, self._head, self._tail, sorted(self.eos_ids))).encode(), digest_size=8).hexdigest()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of one piece, without special tokens around it or in it. A `Text` gives the ids it carries."""

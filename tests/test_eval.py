@@ -518,3 +518,39 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
     again = run(codec, tmp_path / "failed", some, engine, redo_failed=True)
     assert timeless(again)[1:] == timeless(rows)[1:] and not again[0]["error"]
     assert run(codec, tmp_path / "failed", some, engine) == again and len(lines(tmp_path / "failed")) == 5  # the last one counts
+
+
+def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):
+    some = list(tasks(4))
+
+    def careless(task, config, codec):
+        yield fill(config.template("final"), 24, final=True, problem=task.question, memory="m")
+        if task is some[1]:
+            raise ZeroDivisionError("by\nzero")
+
+    rows = run(codec, tmp_path / "rows", some, agent=careless)
+    assert [row["error"] for row in rows] == ["", "ZeroDivisionError: by zero", "", ""] and rows[1]["sub_em"] == 0
+    assert rows[1]["tries"] == 1  # it would make it again
+
+
+def test_what_decides_an_answer_decides_which_rows_are_found(codec, tmp_path):
+    path, some = tmp_path / "rows", list(tasks(2))
+    run(codec, path, some, agent=full_context)
+    for change in ({"gold": (1,)}, {"dataset": "ruler", "kind": "vt"}):
+        engine = Counting(codec, script)
+        run(codec, path, [replace(task, **change) for task in some], engine, agent=full_context)
+        assert engine.finals == 2, change  # what the oracle reads, and how it is graded
+    for agent, again in ((full_context, 2), (memagent, 0)):  # who reads at once is cut to the engine's window
+        run(codec, tmp_path / agent.__name__, some, agent=agent)
+        engine = Counting(codec, script)
+        engine.window = 400
+        run(codec, tmp_path / agent.__name__, some, engine, agent=agent)
+        assert engine.finals == again
+
+
+def test_transcripts_hold_no_token_ids_and_no_document_of_megabytes(codec, tmp_path):
+    task = Task("a", "q?", ("b",), text="word " * 20_000)
+    run(codec, tmp_path / "rows", [task], agent=full_context, record_to=tmp_path / "records")
+    (record,) = lines(tmp_path / "records")
+    assert (tmp_path / "records").stat().st_size < 30_000 and not {"prompt_ids", "logprobs"} & {*record["turns"][0]}
+    assert record["turns"][0]["section"].strip().startswith("word word") and "characters left out" in record["turns"][0]["section"]

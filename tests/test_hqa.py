@@ -186,6 +186,19 @@ def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
         build(source, 20, 1, EXTRA, evidence=Evidence("reverse", 20))
 
 
+def test_questions_of_many_hops_are_the_same_at_every_length(tmp_path):
+    source = [replace(task, gold=tuple(range(2 + k % 3))) for k, task in enumerate(questions(tmp_path, 9))]
+    far, lengths = Evidence("reverse", 30), (60, 90, 150)
+    apart = [[t.id for t in build(source, n, 3, EXTRA, evidence=far)] for n in lengths]
+    assert len({*map(tuple, apart)}) > 1  # at 60 documents three hops cannot stand so far apart
+    sets = [[t.id for t in build(source, n, 3, EXTRA, evidence=far, lengths=lengths)] for n in lengths]
+    assert len({*map(tuple, sets)}) == 1
+
+
+def test_a_share_of_the_documents_is_exceeded():
+    assert [Evidence("any", x).gap(n) for x, n in ((0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100))] == [30, 26, 26, 8]
+
+
 def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
     source = [replace(task, gold=(k % 10, (3 * k + 1) % 10)) for k, task in enumerate(questions(tmp_path, 8))]
     source = [task for task in source if task.gold[0] != task.gold[1]]

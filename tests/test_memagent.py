@@ -20,7 +20,7 @@ from memagent import (
     split_template,
 )
 from memory import overwrite
-from text import UserError
+from text import Codec, UserError
 
 CONFIG = base.AGENT
 
@@ -214,3 +214,23 @@ def test_prompt_text_is_its_pieces():
 def test_bm25_where_there_is_no_word_to_match(codec, document):
     (prompt,) = drive(bm25, Task("a", "?", ("b",), text=document), CONFIG, codec, ["x"])
     assert prompt.section.strip() == document
+
+
+def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
+    import gc
+    import tracemalloc
+
+    def held(n):
+        task = worlds.make_task("x", n, "one_fact")
+        gc.collect()
+        tracemalloc.start()
+        steps = bm25(task, AgentConfig(24, 13, 24), Codec(codec.tokenizer))
+        prompt = next(steps)
+        gc.collect()
+        bytes_, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert prompt and steps
+        return bytes_
+
+    held(10)
+    assert (held(2000) - held(200)) / (1800 * 24) < 12  # bytes a token: its ids, no words, no index

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import report
+from published import TEN
 from report import diff, headline, render_trajectory, steps_of, write_report
 from tally import METRICS, bootstrap, summarise, write_summary
 from text import UserError, clean
@@ -219,10 +220,43 @@ def test_metrics_that_are_torn_or_not_numbers(tmp_path):
 
 
 def test_published_numbers_stand_beside_documents_only(tmp_path):
-    rows = [row(length=n, sub_em_upstream=0.25) for n in (50, 200)]
-    found = page(tmp_path / "hqa", rows, unit="documents")
-    assert "RL-MemAgent-14B published 0.836 0.820 0.844" in found.text and "trained, one_fact 1.0 0.250" in found.text
-    assert "RL-MemAgent" not in page(tmp_path / "world", rows).text
+    def rows(question="hotpotqa"):
+        return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
+
+    for name in ("hotpotqa", "questions, a/b.json", "hotpotqa, a/b.json"):  # files that do not name their dataset are MemAgent's
+        found = page(tmp_path / "hqa", rows(name), unit="documents").text
+        assert "RL-MemAgent-14B published 0.836 0.820 0.844" in found and f"trained, {name} 1.0 0.250" in found
+    assert "ReMemR1-3B published 0.535" in page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
+    assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
+    for name in ("triviaqa", "musique", "hotpotqa, evidence reverse 0.5"):
+        assert "RL-MemAgent" not in page(tmp_path / "other", rows(name), unit="documents").text
+
+
+def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
+    rows = [row(question=task, length=8192, reward=0.5 + k / 20, metric="x") for k, task in enumerate((*TEN, "cwe"))]
+    found = page(tmp_path / "ruler", rows, unit="tokens").text
+    assert (
+        "mean of the paper's ten 0.72" in found and "RULER, task by length" in found and "RL-MemAgent-14B published 0.975" in found
+    )
+    assert "vt, RULER's match" in found
+    assert "the trained agent answers 75 % of 11 kinds of questions right" in found and "brackets" not in found
+    assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
+
+
+def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
+    folder = folder_of(
+        tmp_path / "old",
+        GRID,
+        records=[record(cell={"agent": "a"}), {"id": "x", "sample": 0, "settings": "s"}, record(question="whole?")],
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("depths", "fates", "occupancy", "paired", "metric"):
+        del summary[name]
+    for name in ("document_tokens", "mib", "memory_tokens", "sub_em"):
+        del summary["metrics"][name]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = write_report(folder).read_text()
+    assert Page(text) and "whole?" in text and "Every cell" in text
 
 
 def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):

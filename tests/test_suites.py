@@ -10,6 +10,7 @@ import base
 import commands
 import ruler
 import suites
+from memagent import Finish
 from rollout import ScriptedEngine
 from settings import EMBEDDED, EvalConfig
 from text import Codec, UserError
@@ -53,7 +54,8 @@ def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
 def test_ruler_hqa_with_distant_evidence_and_one_split(codec, questions, filler):
     other = dict(suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(50,), n=5)
     _, _, made = asked(codec, **other, evidence_order="reverse", min_distance=0.5)
-    assert all(t.gold[0] - t.gold[1] > 25 for t in made["made", 50]) and len(made["made", 50]) == 5
+    assert all(t.gold[0] - t.gold[1] > 25 for t in made["made, evidence reverse 0.5", 50])
+    assert len(made["made, evidence reverse 0.5", 50]) == 5
     assert asked(codec, **other, source_split="train")[0] == "documents"
     with pytest.raises(UserError, match="no split 'dev'; there are train"):
         asked(codec, **other, source_split="dev")
@@ -95,8 +97,10 @@ def asked_names(**other):
 
 
 def test_the_haystack_is_named(questions):
-    assert suites.haystack_name(replace(QUICK, haystack=("a/essays",), data=("b/q.jsonl",))) == "essays"
-    assert suites.haystack_name(replace(QUICK, data=("b/q.jsonl",), filler=("c/f.gz",))) == "passages of q.jsonl, f.gz"
+    assert suites.haystack_name(replace(QUICK, suite="ruler", haystack=("a/essays",), data=("b/q.jsonl",))) == "essays"
+    assert (
+        suites.haystack_name(replace(QUICK, suite="ruler", data=("b/q.jsonl",), filler=("c/f.gz",))) == "passages of q.jsonl, f.gz"
+    )
 
 
 # ---------------------------------------------------------------- who answers
@@ -104,7 +108,9 @@ def test_the_haystack_is_named(questions):
 
 def test_agents_and_their_weights():
     config = replace(QUICK, model="m", untrained="u", agents=("memagent", "memagent@untrained", "full", "bm25@untrained"))
-    assert commands.weights_of(config) == {"m": ["memagent", "full"], "u": ["memagent@untrained", "bm25@untrained"]}
+    assert commands.weights_of(config) == {False: ["memagent", "full"], True: ["memagent@untrained", "bm25@untrained"]}
+    same = replace(config, untrained="m")  # over an endpoint --model is no more than the tokenizer
+    assert commands.weights_of(same) == commands.weights_of(config)
     for agents, words in (
         (("other",), "Unknown agent 'other'"),
         (("full@m",), "only @untrained"),
@@ -138,7 +144,6 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     page = (folder / "report.html").read_text()
     for part in (
         "Paired differences",
-        "Beside published numbers",
         "By depth of the evidence",
         "What was lost where",
         "Growth with the document",
@@ -171,3 +176,76 @@ def scripted(script):
     made = ScriptedEngine(Codec(base.make_tokenizer()), script)
     made.dtype = "float32"
     return made
+
+
+@pytest.mark.parametrize("endpoint", [(), ("http://x/v1",)])
+def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, endpoint):
+    """Also where the tokenizer of an endpoint is that of the policy before training."""
+    opened = []
+
+    def answers(word):
+        made = scripted(lambda prompt: f"\\boxed{{{word}}}")
+        made.model = word
+        return made
+
+    def open_engine(model, *rest):
+        opened.append(model)
+        return answers("old" if model == "u" else "new")
+
+    def open_endpoint(urls, served, *rest):
+        opened.append(served)
+        return answers("old" if served == "u" else "new")
+
+    monkeypatch.setattr(commands, "open_engine", open_engine)
+    monkeypatch.setattr(commands, "open_endpoint", open_endpoint)
+    monkeypatch.setattr(commands, "fingerprint", lambda model, dtype: model)
+    config = replace(
+        QUICK, agents=("full", "full@untrained"), lengths=(1,), kinds=("one_fact",), runs=str(tmp_path), name="e", untrained="u"
+    )
+    config = replace(config, model="u" if endpoint else "m", endpoint=endpoint, served_as="m" if endpoint else "")
+    folder = commands.run_suite(config, base.AGENT)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert {(row["agent"], row["prediction"]) for row in rows} == {("full", "new"), ("full@untrained", "old")}
+    assert opened == ["m", "u"] and len({row["settings"] for row in rows}) == 2
+
+
+def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
+    asked = []
+
+    def script(prompt):
+        asked.append(prompt)
+        return "\\boxed{x}"
+
+    class Refusing(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                turn.finish, turn.error = Finish.ERROR, "HTTP 500"
+            return done
+
+    def opened(*args):
+        made = Refusing(Codec(base.make_tokenizer()), script)
+        made.dtype = "float32"
+        return made
+
+    monkeypatch.setattr(commands, "open_engine", opened)
+    config = replace(QUICK, agents=("none",), lengths=(1,), kinds=("one_fact",), runs=str(tmp_path), name="e", retries=0)
+    folder = commands.run_suite(config, base.AGENT)
+    commands.run_suite(config, base.AGENT)
+    assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
+    commands.run_suite(replace(config, redo_failed=True), base.AGENT)
+    assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
+    assert json.loads((folder / "summary.json").read_text())["metrics"]["failed"]["none"]["one_fact"]["0.0"]["1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"evidence_order": "reverse"}, "evidence_order means nothing without --suite"), ({"haystack": ("x",)}, "haystack"), ({"filler": ("x",)}, "filler"),
+        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4 means nothing to the suite ruler"), ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
+        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths mean nothing to files"),
+    ],
+)  # fmt: skip
+def test_what_a_suite_does_not_use_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        EvalConfig(**fields)
