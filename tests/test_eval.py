@@ -550,7 +550,7 @@ def test_what_decides_an_answer_decides_which_rows_are_found(codec, tmp_path):
 
 def test_transcripts_hold_no_token_ids_and_no_document_of_megabytes(codec, tmp_path):
     task = Task("a", "q?", ("b",), text="word " * 20_000)
-    run(codec, tmp_path / "rows", [task], agent=full_context, record_to=tmp_path / "records")
+    run(codec, tmp_path / "rows", [task], agent=full_context, config=replace(base.AGENT, window=0), record_to=tmp_path / "records")
     (record,) = lines(tmp_path / "records")
     assert (tmp_path / "records").stat().st_size < 30_000 and not {"prompt_ids", "logprobs"} & {*record["turns"][0]}
     assert record["turns"][0]["section"].strip().startswith("word word") and "characters left out" in record["turns"][0]["section"]
