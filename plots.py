@@ -92,7 +92,7 @@ def accuracy(summary: dict, published: Callable[[str], Sequence[Published]] = la
             handles = handles[: len(labels)]
             if any(marks):
                 handles.append(Line2D([], [], color=INK, alpha=0.3, linewidth=0.8, marker="."))
-                labels.append("published (its metric): other model, other questions")
+                labels.append("published, by its own metric:\nother model, other questions")
             axes.figure.legend(handles, labels, loc="outside lower center", ncols=2 if any(marks) else 3)
 
         panels.append(_svg(draw, f"accuracy{len(panels)}", f"Accuracy by {unit}, {question}"))
