@@ -203,7 +203,7 @@ def test_an_evaluation_with_it_answers_greedily_as_with_the_transformers_engine(
     answers = {}
     for name in ("transformers", "vllm"):
         config = EvalConfig(
-            name=name, runs=str(tmp_path), engine=name, lengths=(2,), n=6, temperatures=(0.0,), agents=("memagent", "full_context"),
+            name=name, runs=str(tmp_path), engine=name, lengths=(2,), n=6, temperatures=(0.0,), agents=("memagent", "full"),
             kv_gib=0.1,
         )  # fmt: skip
         folder = run_suite(config, CONFIG)
