@@ -309,12 +309,11 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
         model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
         config.engine, reserved([name.partition("@")[0] for name in agents], agent_config), config.kv_gib,
     )  # fmt: skip
-    return engine, fingerprint(model, engine.dtype)
+    return engine, f"{config.engine} {fingerprint(model, engine.dtype)}"
 
 
-DOCUMENT_CHARACTERS = (
-    1 << 29
-)  # of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
+# most of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
+DOCUMENT_CHARACTERS = 1 << 29
 
 
 def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:

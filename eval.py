@@ -245,9 +245,8 @@ def evaluate(
     are waited for, and made here if their owners end without them; without, they are missing from what is returned.
 
     tasks: with ids of their own, taken one by one as the engine gets to them. The engine has the weights already.
-    retries: how often a trajectory whose turn failed in the engine, or that failed before its first turn, is begun anew before its
-    failure is written; one that does not fit the window would fail again. redo_failed: rows with an error that the
-    file has are made again (the last row of a name counts).
+    retries: how often a trajectory with a turn that failed in the engine is begun anew before its failure is written. redo_failed: rows
+    with an error that the file has are made again (the last row of a name counts).
     record_to: sample 0 of the first `n_records` tasks is kept there whole (`rollout.record`, with `cell` and `settings`).
     progress: called with every row, found or new. A `UserError` of an agent's first step becomes a failed row.
     """
@@ -325,10 +324,9 @@ def evaluate(
                 for trajectory in rollout(engine, guarded(agent), jobs(todo), agent_config, sampling, seed, in_flight, keep):
                     task, sample = trajectory.task, trajectory.sample
                     reading = readings.pop((task.id, sample))
-                    passing = (
-                        not trajectory.turns or trajectory.turns[-1].finish is Finish.ERROR
-                    )  # else it would fail again the same way
-                    if trajectory.error and passing and failures[task.id, sample] < retries:
+                    # what does not fit, and an agent's own mistake, would fail again the same way
+                    passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
+                    if passing and failures[task.id, sample] < retries:
                         failures[task.id, sample] += 1
                         again.append((task, sample))
                         continue

@@ -391,6 +391,10 @@ class EvalConfig:
     def __post_init__(self):
         need_values(self, "data agents kinds temperatures")
         need(self, "lengths n samples in_flight", *COUNT)
+        for name in ("agents", "temperatures", "lengths", "kinds"):
+            values = getattr(self, name)
+            if twice := [value for k, value in enumerate(values) if value in values[:k]]:
+                raise UserError(f"{name} has {twice[0]!r} twice.")
         need(self, "suite", lambda name: name in ("", "ruler-hqa", "ruler"), "ruler-hqa or ruler, or empty")
         need(self, "evidence_order", *one_of("any", "forward", "reverse"))
         of_suites = {

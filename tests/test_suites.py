@@ -243,7 +243,8 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
     [
         ({"evidence_order": "reverse"}, "evidence_order means nothing without --suite"), ({"haystack": ("x",)}, "haystack"), ({"filler": ("x",)}, "filler"),
         ({"suite": "ruler", "compat_seed4": True}, "compat_seed4 means nothing to the suite ruler"), ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
-        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths mean nothing to files"),
+        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths mean nothing to files"), ({"agents": ("full", "bm25", "full")}, "agents has 'full' twice"),
+        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures has 0.0 twice"), ({"lengths": (4, 4)}, "lengths has 4 twice"),
     ],
 )  # fmt: skip
 def test_what_a_suite_does_not_use_is_refused(fields, words):
