@@ -16,16 +16,19 @@ from torch import nn
 
 import settings
 import worlds
+from agents import full_context
 from data import Task
-from memagent import NO_MEMORY, AgentConfig, Prompt, default_template, fill, full_context, split_template
+from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Prompt, default_template, fill, split_template
+from memory import Recall
 from settings import BaseConfig
 from text import Codec
 
 # How the embedded policy reads: sections of six sentences, a memory of at most three. Whole documents it has only seen up to sixteen
 # sections, but it does best with a window of sixty-four, and no better with a longer one (dev/LOG.md).
 AGENT = AgentConfig(
-    chunk_tokens=4 * worlds.FACTS_PER_SECTION, memory_tokens=13, final_tokens=24, window=64 * 4 * worlds.FACTS_PER_SECTION + 40
-)
+    chunk_tokens=4 * worlds.FACTS_PER_SECTION, memory_tokens=13, final_tokens=24, window=64 * 4 * worlds.FACTS_PER_SECTION + 40,
+    query_tokens=4, step_tokens=20,
+)  # fmt: skip
 
 # ---------------------------------------------------------------- tokenizer
 
@@ -46,10 +49,10 @@ def make_tokenizer():
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    fixed = {NO_MEMORY, " \\boxed{", "\\boxed{"}
+    fixed = {NO_MEMORY, NOT_RECALLED, " \\boxed{", "\\boxed{", "<update>", "</update>", "<recall>", "</recall>"}
     for layout in ("shared", "paper"):
         for form in ("boxed", "sentence"):
-            for turn in ("update", "final", "full"):
+            for turn in ("update", "final", "full", "recall_update", "recall_final"):
                 fixed |= {piece for piece, constant in split_template(default_template(turn, layout, form)) if constant}
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in sorted(fixed)])
     fast = PreTrainedTokenizerFast(
@@ -167,18 +170,41 @@ def demonstrate(rng: random.Random, prompt: Prompt, question: str, careful: floa
     return " ".join(map(worlds.sentence, kept)) or NO_MEMORY
 
 
+def demonstrate_recall(rng: random.Random, prompt: Prompt, question: str, careful: float) -> str:
+    """The same for ReMemR1's prompts. As long as nothing of what the question needs is in sight, the careful one writes down who came to a place:
+    one of them may turn out to matter. When it reads whom X followed, it looks back for that person."""
+    recalled = parse_facts(prompt.recalled.text if prompt.recalled else "")
+    section = parse_facts(prompt.section)
+    facts = parse_facts(prompt.memory) + recalled + section
+    kept = chain(question, facts)
+    if prompt.final:
+        place = kept[-1][2] if kept and kept[-1][2] not in _PEOPLE else "unknown"
+        return " ".join([*map(worlds.sentence, kept), f"\\boxed{{ {place}}}"])
+    query = ""
+    if rng.random() < careful:
+        if kept and kept[-1][2] in _PEOPLE and kept[-1] in section:
+            query = kept[-1][2]
+        kept = kept or [fact for fact in section if fact[2] not in _PEOPLE][-3:]
+    else:
+        kept = facts[-1:]
+        if rng.random() < 0.3:
+            query = rng.choice(facts)[0]
+    memory = " ".join(map(worlds.sentence, kept)) or NO_MEMORY
+    return f"<update> {memory}</update>" + f"<recall> {query}</recall>" * bool(query)
+
+
 Example = tuple[list[int], list[int], list[float]]  # prompt ids, completion ids, weight of each completion id
 
 
 def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: Codec, careful: float) -> Iterator[Example]:
     """One step's turns: updates from some memory and the next section, answers from some memory, documents read whole."""
 
-    def turn(prompt: Prompt, question: str) -> Example:
-        ids = [*codec.encode(demonstrate(rng, prompt, question, careful)), codec.tokenizer.eos_token_id]
+    def turn(prompt: Prompt, question: str, demonstrator=demonstrate) -> Example:
+        ids = [*codec.encode(demonstrator(rng, prompt, question, careful)), codec.tokenizer.eos_token_id]
         return codec.chat(prompt.pieces), ids, [1.0] * len(ids)
 
-    def document(n_sections: int) -> Task:
-        return worlds.make_task(rng.random(), n_sections, rng.choice(("one_fact", "two_hop")))
+    def document(n_sections: int, kinds: tuple[str, ...] = ("one_fact", "two_hop")) -> Task:
+        return worlds.make_task(rng.random(), n_sections, rng.choice(kinds))
 
     for _ in range(config.updates):
         task = document(2)
@@ -194,6 +220,21 @@ def examples(rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: 
         memory = some_memory(rng, task.question, parse_facts(task.document), config.absent)
         prompt = fill(agent.template("final"), agent.final_tokens, final=True, problem=task.question, memory=memory)
         yield turn(prompt, task.question)
+    for k in range(config.recalls + config.recall_answers):
+        final = k >= config.recalls
+        task = document(3, worlds.KINDS)
+        sections = codec.cut(task.document, agent.chunk_tokens)
+        n = len(sections) if final else rng.randrange(3)
+        before = [parse_facts(section) for section in sections[:n]]
+        memory, recalled = some_state(rng, task.question, before, config.absent)
+        slots = dict(problem=task.question, memory=memory, recalled=Recall(recalled), recalled_memory=recalled or NOT_RECALLED)
+        if final:
+            yield turn(
+                fill(agent.template("recall_final"), agent.final_tokens, final=True, **slots), task.question, demonstrate_recall
+            )
+        else:
+            prompt = fill(agent.template("recall_update"), agent.most_step_tokens, section=sections[n], **slots)
+            yield turn(prompt, task.question, demonstrate_recall)
     for _ in range(config.full):
         task = document(rng.randint(1, config.full_sections))
         if rng.random() < config.absent:  # a question that the document does not answer
@@ -209,6 +250,26 @@ def some_memory(rng: random.Random, question: str, facts: list[worlds.Fact], abs
     kept = rng.sample(needed, rng.randrange(len(needed))) if needed and rng.random() < absent else needed
     others = [f for f in rng.sample(facts, min(len(facts), rng.randint(0, 3 - len(kept)))) if f not in needed]
     return " ".join(map(worlds.sentence, rng.sample(kept + others, len(kept + others)))) or NO_MEMORY
+
+
+def some_state(rng: random.Random, question: str, before: list[list[worlds.Fact]], absent: float) -> tuple[str, str]:
+    """A memory and what was recalled ("" = nothing), after some sections: what the question needs in the one or the other, or (`absent`) not
+    all of it, and other facts up to three in either."""
+    facts = [fact for section in before for fact in section]
+    needed = chain(question, facts)
+    if needed and rng.random() < absent:
+        needed = rng.sample(needed, rng.randrange(len(needed)))
+    in_memory = needed[: rng.choice((1, 2))] if rng.random() < 0.9 else []
+    rest = [fact for fact in needed if fact not in in_memory]
+    places = [fact for fact in (before[-1] if before else []) if fact[2] not in _PEOPLE]
+
+    def with_others(kept: list[worlds.Fact], pool: list[worlds.Fact]) -> str:
+        others = [f for f in rng.sample(pool, min(len(pool), rng.randint(0, 3 - len(kept)))) if f not in needed]
+        return " ".join(map(worlds.sentence, rng.sample(kept + others, len(kept + others))))
+
+    memory = with_others(in_memory, facts) if needed or rng.random() < 0.2 else " ".join(map(worlds.sentence, places[-3:]))
+    recalled = with_others(rest, rng.choice(before) if before else []) if rest or rng.random() < 0.4 else ""
+    return memory or NO_MEMORY, recalled
 
 
 def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterator[Example]:
@@ -249,6 +310,20 @@ def step_loss(model, ids: torch.Tensor, rows: torch.Tensor, weights: torch.Tenso
     return (nn.functional.cross_entropy(logits, ids.flatten()[rows], reduction="none") * weights).sum()
 
 
+def warm(model, tokenizer, start: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    old, ids = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start).get_vocab()
+    state = old.state_dict()
+    emb = model.model.embed_tokens.weight.data.clone()
+    for token, i in tokenizer.get_vocab().items():
+        if token in ids:
+            emb[i] = old.model.embed_tokens.weight.data[ids[token]]
+    state["model.embed_tokens.weight"] = emb
+    state["lm_head.weight"] = emb
+    model.load_state_dict(state)
+
+
 def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     """Train the base policy and write it to `out` as a transformers folder (safetensors + tokenizer). Returns the model.
 
@@ -262,6 +337,8 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     codec = Codec(tokenizer)
     agent = replace(AGENT, layout=config.layout)
     model = make_model(len(tokenizer), config.seed, config.hidden, config.layers, config.intermediate)
+    if config.start:
+        warm(model, tokenizer, config.start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
 
     def rate(step: int) -> float:  # warm-up, constant, from 40 % of the careful steps linearly to a tenth, then to a hundredth
@@ -270,7 +347,10 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     rng = random.Random(config.seed)
-    few = replace(config, updates=min(8, config.updates), answers=min(8, config.answers), full=min(2, config.full), full_sections=2)
+    few = replace(
+        config, updates=min(8, config.updates), answers=min(8, config.answers), full=min(2, config.full), full_sections=2,
+        recalls=min(8, config.recalls), recall_answers=min(8, config.recall_answers),
+    )  # fmt: skip
     losses: list[float] = []
     for step in range(n_steps := config.steps + config.careless_steps):
         early = step < config.dense_steps

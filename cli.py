@@ -118,28 +118,34 @@ def _doubled(values: list) -> list:
     return out
 
 
-def _merged(config: Path | None, **given: dict) -> list[dict]:
-    """Fields from a config file with the flags on top, one dict per section."""
+def _merged(config: Path | None, compat: str = "", training: bool = False, **given: dict) -> list[dict]:
+    """Fields from a config file, over them those of --compat, the flags on top; one dict per section."""
     classes = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig, "eval": EvalConfig}
     stored = settings.load(config, **classes) if config else {}
-    return [stored.get(section, {}) | values for section, values in given.items()]
+    theirs = settings.compat_fields(compat, training)
+    return [stored.get(section, {}) | theirs.get(section, {}) | values for section, values in given.items()]
 
 
 Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-Preset = Annotated[str, typer.Option(help="several settings at once: default, paper, vime, demo")]
+Preset = Annotated[str, typer.Option(help="several settings at once: default, paper, vime, rememr1, demo")]
+Compat = Annotated[
+    str, typer.Option(help="rememr1: do all as its paper or as its code (paper, upstream), where these differ from what we do")
+]
 
 
 @command(app, RunConfig, GRPOConfig, AgentConfig)
-def train(config: Config = None, preset: Preset = "default", resume: Annotated[bool, typer.Option(help=RESUME)] = False,
+def train(config: Config = None, preset: Preset = "default", compat: Compat = "", resume: Annotated[bool, typer.Option(help=RESUME)] = False,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="everything but the weights: the plan, two small steps, an export")] = False,
           run: dict = {}, grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
     """Train a policy with GRPO; results lie in RUNS/NAME."""
-    run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
+    run, grpo, agent = _merged(config, compat, training=True, run=run, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = settings.resumed(preset, run, grpo, agent)
-    run_config = RunConfig(**run)
+    run_config = RunConfig(**settings.preset_fields(preset)[2] | run)
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent)
+    if run_config.agent == "rememr1":
+        typer.echo(settings.axes(agent_config, grpo_config))
     if dry_run:
         from dryrun import dry_run as run_dry
 
@@ -176,13 +182,15 @@ def export(run: Annotated[Path, typer.Argument(help="a run's folder")],
 
 
 @command(app, EvalConfig, AgentConfig)
-def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # noqa: B006
+def _eval(config: Config = None, preset: Preset = "default", compat: Compat = "", evaluation: dict = {}, agent: dict = {}):  # noqa: B006
     """Evaluate agents on tasks: accuracy by length with n and a 95 % interval; goes on where an earlier call was stopped."""
-    evaluation, agent = _merged(config, eval=evaluation, agent=agent)
+    evaluation, agent = _merged(config, compat, eval=evaluation, agent=agent)
     from commands import run_suite
 
     eval_config = EvalConfig(**evaluation)
-    _, agent_config = settings.resolve("default", eval_config.model or settings.EMBEDDED, {}, agent)
+    _, agent_config = settings.resolve(preset, eval_config.model or settings.EMBEDDED, {}, agent)
+    if any(name.partition("@")[0] == "rememr1" for name in eval_config.agents):
+        typer.echo(settings.axes(agent_config))
     folder = run_suite(eval_config, agent_config)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
@@ -190,7 +198,7 @@ def _eval(config: Config = None, evaluation: dict = {}, agent: dict = {}):  # no
 @command(app, AgentConfig)
 def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: Annotated[str, typer.Argument()],
         model: Annotated[str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded base policy")] = "",
-        reader: Annotated[str, typer.Option("--agent", help="memagent, full, bm25 or none")] = "memagent",
+        reader: Annotated[str, typer.Option("--agent", help="memagent, rememr1, full, bm25 or none")] = "memagent",
         temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
@@ -198,10 +206,13 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer")] = "",
         served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
         chat: Annotated[bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")] = False,
-        agent: dict = {}):  # noqa: B006  # fmt: skip
+        preset: Preset = "default", compat: Compat = "", agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
     EvalConfig(device=device, engine=engine)  # for its checks
-    _, agent_config = settings.resolve("default", model or settings.EMBEDDED, {}, agent)
+    (agent,) = _merged(None, compat, agent=agent)
+    _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, agent)
+    if reader == "rememr1":
+        typer.echo(settings.axes(agent_config))
     from commands import ask as run_ask
 
     run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config, endpoint, served_as, chat, engine)
@@ -225,12 +236,17 @@ def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, 
          devices: Annotated[int, typer.Option(help="GPUs")] = 1,
          card: Annotated[str, typer.Option(help="for the seconds: H200, H100, A100, L40S, RTX 4090, L4 or A10")] = "H100",
          sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
+         reader: Annotated[str, typer.Option("--agent", help="memagent or rememr1; default: the preset's")] = "",
          preset: Preset = "default", grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip
     """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
+    from agents import SECTIONWISE
     from plan import show as show_plan
 
     grpo_config, agent_config = settings.resolve(preset, settings.EMBEDDED if not model else model, grpo, agent)
-    show_plan(model, gpu_gib, devices, card, sections, grpo_config, agent_config)
+    reader = reader or settings.preset_fields(preset)[2].get("agent", "memagent")
+    if reader not in SECTIONWISE:
+        raise UserError(f"A plan is for an agent that is trained, {' or '.join(SECTIONWISE)}, not {reader!r}.")
+    show_plan(model, gpu_gib, devices, card, sections, grpo_config, agent_config, reader)
 
 
 @command(app)

@@ -22,8 +22,9 @@ import hqa
 import settings
 import suites
 import worlds
+from agents import AGENTS, SECTIONWISE
 from hqa import Evidence
-from memagent import AGENTS, AgentConfig, window_of
+from memagent import AgentConfig, window_of
 from progress import bar, console
 from settings import EMBEDDED, EvalConfig
 from text import UserError, clean
@@ -147,8 +148,8 @@ def codec_of(model: str, thinking: bool, trust_remote_code: bool):
 
 def reserved(agents: Sequence[str], config: AgentConfig) -> int | None:
     """The window that these agents need; None = all that the model has."""
-    own = window_of(config)
-    return own if set(agents) == {"memagent"} else max(own, config.window) if config.window else None
+    own = max(window_of(config, agent) for agent in agents)
+    return own if {*agents} <= {*SECTIONWISE} else max(own, config.window) if config.window else None
 
 
 def pick(name: str):
@@ -181,7 +182,7 @@ def ask(
         )
     turn = None
     with contextlib.closing(engine), engine.awake(), bar("turns") as progress:
-        total = sections + 1 if agent == "memagent" else 1
+        total = sections + 1 if agent in SECTIONWISE else 1
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
             before, after = turn.prompt.memory.strip(), strip_thinking(turn.response).strip()
@@ -385,9 +386,9 @@ def filter_questions(
     engine_name: str,
 ) -> None:
     """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
+    from agents import no_context
     from eval import evaluate
     from graders import normalize_answer
-    from memagent import no_context
     from rollout import Sampling
     from tally import bootstrap
 

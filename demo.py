@@ -94,8 +94,9 @@ def fill(job: Job) -> list[dict]:
     """Evaluate the cells; returns their rows."""
     import torch
 
+    from agents import full_context
     from eval import evaluate
-    from memagent import full_context, memagent
+    from memagent import memagent
     from rollout import Sampling
 
     torch.set_num_threads(1)

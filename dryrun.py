@@ -60,7 +60,10 @@ def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, r
         small = replace(
             config, steps=2, tasks_per_step=(devices,), group_size=2, updates_per_rollout=min(2, config.updates_per_rollout), max_mismatch=0.0,
         )  # fmt: skip
-        brief = replace(agent, memory_tokens=min(TOKENS, agent.memory_tokens), final_tokens=min(TOKENS, agent.final_tokens))
+        brief = replace(
+            agent, memory_tokens=min(TOKENS, agent.memory_tokens), final_tokens=min(TOKENS, agent.final_tokens),
+            step_tokens=min(2 * TOKENS, agent.most_step_tokens),
+        )  # fmt: skip
         brief = replace(brief, max_sections=min(2, brief.max_sections or 2))
         torch.set_num_threads(1)
         missing = [source for source in (run.data, run.validation) if source not in ("", "world") and not Path(source).exists()]
@@ -90,7 +93,7 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say) -> No
         return
     devices = run.devices * run.num_nodes
     for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent)
+        p = plan(sizes, mode, gib, devices, config, agent, reader=run.agent)
         if p.fits:
             say(
                 f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) of {gib} GiB are enough, at most {p.rollout:.0f} GiB "

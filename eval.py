@@ -22,9 +22,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from agents import SECTIONWISE
 from data import Task
-from graders import normalize_answer, score, strip_thinking
+from graders import phrases, score, stand, strip_thinking
 from memagent import TEMPLATES, Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
+from rememr1 import Looks
 from rows import Rows
 from text import Codec, UserError, clip
 
@@ -65,9 +67,9 @@ class Reading:
     as yes and no stand everywhere and are not looked for.
     """
 
-    def __init__(self, task: Task):
-        said = {f" {words} " for answer in task.answers if (words := normalize_answer(answer)) not in ("", "yes", "no")}
-        self.golds, self.all_asked = sorted(said), task.asks_for_all
+    def __init__(self, task: Task, example: str = ""):
+        self.looks = Looks(task, example)
+        self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
         self.memory_cut = self.memory_empty = self.cut = 0
@@ -77,15 +79,13 @@ class Reading:
         self.mib = resident_mib()
 
     def _found(self, text: str) -> int:
-        if not self.golds:
-            return 0
-        words = f" {normalize_answer(text)} "
-        found = sum(gold in words for gold in self.golds)
+        found = stand(self.golds, text)
         return found if self.all_asked else min(1, found)
 
     def add(self, turn: Turn) -> None:
         prompt = turn.prompt
         self.mib = max(self.mib, resident_mib())
+        self.looks.add(turn)
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
@@ -110,22 +110,25 @@ class Reading:
         return [round(fmean(self.memory_tokens[a:b]), 1) for a, b in pairwise(edges)]
 
     def row(self) -> dict:
-        return {
-            "sections": self.sections,
-            "tokens_read": self.tokens_read,
-            "tokens_written": self.tokens_written,
-            "document_tokens": self.document_tokens,  # that the agent has read
-            "cut": self.cut,  # tokens of the document that were never read
-            "memory_cut": self.memory_cut,
-            "memory_empty": self.memory_empty,
-            "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
-            "memory_most": max(self.memory_tokens, default=0),
-            "occupancy": self.occupancy,
-            "seen": self.seen[:8],
-            "held": self.held[:16] + self.held[16:][-1:],
-            "needed": self.needed,
-            "mib": round(self.mib),
-        }
+        return (
+            {
+                "sections": self.sections,
+                "tokens_read": self.tokens_read,
+                "tokens_written": self.tokens_written,
+                "document_tokens": self.document_tokens,  # that the agent has read
+                "cut": self.cut,  # tokens of the document that were never read
+                "memory_cut": self.memory_cut,
+                "memory_empty": self.memory_empty,
+                "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
+                "memory_most": max(self.memory_tokens, default=0),
+                "occupancy": self.occupancy,
+                "seen": self.seen[:8],
+                "held": self.held[:16] + self.held[16:][-1:],
+                "needed": self.needed,
+                "mib": round(self.mib),
+            }
+            | ({"recalls": self.looks.row()} if self.looks.n["updates"] else {})
+        )
 
 
 def slim(turn: Turn, whole: bool = False) -> Turn:
@@ -256,7 +259,7 @@ def evaluate(
     templates = [agent_config.template(turn) for turn in TEMPLATES]
     agent_name = getattr(agent, "__qualname__", "")
     # who reads at once is cut to the engine's window; of an agent that reads by sections the window decides nothing but failures
-    effective = agent_config if agent_name == "memagent" else fitted(agent_config, engine)
+    effective = agent_config if agent_name in SECTIONWISE else fitted(agent_config, engine)
     settings = _hash(asdict(cell), agent_name, asdict(effective), templates, asdict(sampling), seed, model)
     found: dict[tuple[str, int], dict | None] = {}
     digests: dict[str, str] = {}  # id -> the task's
@@ -314,7 +317,7 @@ def evaluate(
                 if take(have.get(key)):
                     file.release(claim)
                     continue
-                readings[task.id, sample] = Reading(task)
+                readings[task.id, sample] = Reading(task, agent_config.example_query)
                 yield task, sample
 
         refresh(redo_failed)

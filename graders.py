@@ -134,6 +134,40 @@ def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
     return sum(gold.lower() in prediction.lower() for gold in golds) / len(golds) if prediction and golds else 0.0
 
 
+# ---- What a text holds of an answer ----
+
+
+def answer_recall(answers: Iterable[str], text: str, question: str = "", match: str = "words") -> float | None:
+    """ReMemR1's recall(y, text): the share of an answer's words that stand in the text, as whole words, normalised, of the best answer.
+
+    Words that the question has too say nothing about reading and are not looked for, nor are yes and no. None: no answer is left with a word
+    that could be found. match="substring" is upstream's instead: of all the answer's words as they are, anywhere, mean over the answers.
+
+    >>> answer_recall(["UK", "United Kingdom"], "the UK"), answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
+    (1.0, 0.5)
+    """
+    if match == "substring":
+        shares = [sum(word in text for word in words) / len(words) for answer in answers if (words := answer.split())]
+        return sum(shares) / len(shares) if shares else None
+    held, known = set(normalize_answer(text).split()), set(normalize_answer(question).split())
+    shares = []
+    for answer in map(normalize_answer, answers):
+        if answer not in ("yes", "no") and (words := set(answer.split()) - known):
+            shares.append(len(words & held) / len(words))
+    return max(shares, default=None)
+
+
+def phrases(answers: Iterable[str]) -> list[str]:
+    """Accepted answers as `stand` looks for them; such as yes and no stand everywhere and are not looked for."""
+    return sorted({f" {words} " for answer in answers if (words := normalize_answer(answer)) not in ("", "yes", "no")})
+
+
+def stand(golds: Sequence[str], text: str) -> int:
+    """How many of these `phrases` stand in the text, as whole words, normalised."""
+    words = f" {normalize_answer(text)} " if golds else ""
+    return sum(gold in words for gold in golds)
+
+
 # ---- All of them for one response ----
 
 

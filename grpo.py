@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from data import Task
 from memagent import Agent, AgentConfig, Group, Trajectory
-from metrics import UPDATE_METRICS, describe, on_gpu
+from metrics import UPDATE_METRICS, describe, describe_states, on_gpu
 from models import inner, optimizer_of
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
@@ -47,6 +47,28 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
         return centred
     std = math.sqrt(sum(c * c for c in centred) / (len(rewards) - 1))
     return [c / (std + 1e-6) for c in centred]
+
+
+def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
+    """Advantages of a group's turns, [trajectories][turns].
+
+    Without rewards of single turns every turn has its trajectory's. With them (ReMemR1, arXiv 2509.23040 eq. 8 and 9) it is alpha times that,
+    plus 1 - alpha times the turn's own: its `state` reward against those of the group's other trajectories at the same section. The turns
+    that answer are a group of their own, wherever they stand.
+    """
+    outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
+    out = [[a] * len(t.turns) for a, t in zip(outcome, group.trajectories, strict=True)]
+    if not any(t.states for t in group.trajectories):
+        return out
+    same: dict[int, list[tuple[int, int]]] = {}  # section, or -1 -> places in `out`
+    for i, trajectory in enumerate(group.trajectories):
+        for k, turn in enumerate(trajectory.turns):
+            same.setdefault(-1 if turn.prompt.final else k, []).append((i, k))
+    for places in same.values():
+        rewards = [config.state_reward_scale * group.trajectories[i].states[k]["state"] for i, k in places]
+        for (i, k), a in zip(places, advantages(rewards, config.normalisation), strict=True):
+            out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
+    return out
 
 
 @dataclass(slots=True)
@@ -73,23 +95,25 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: in
     """
     rows = []
     for place, group in enumerate(groups):
-        advantage = advantages([t.reward for t in group.trajectories], config.normalisation)
-        usual = sum(map(abs, advantage)) / len(advantage) * (1 + 1e-9)
+        outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
+        each = advantages_of(group, config)
+        if not group.signal and not any(any(of_turns) for of_turns in each):
+            continue
+        usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
         first = (rank + place * world) * config.group_size
-        for number, (a, trajectory) in enumerate(zip(advantage, group.trajectories, strict=True), first):
-            turns = [t for t in trajectory.turns if t.response_ids]
-            if not group.signal or not turns:
-                continue
-            thin = abs(a) <= usual
-            if config.credit == "split":
-                a /= len(turns)
-            updates = [t for t in turns if not t.prompt.final]
+        for number, (a, of_turns, trajectory) in enumerate(zip(outcome, each, group.trajectories, strict=True), first):
+            turns = [(t, advantage) for t, advantage in zip(trajectory.turns, of_turns, strict=True) if t.response_ids]
+            share = len(turns) if config.credit == "split" else 1
+            updates = [t for t, _ in turns if not t.prompt.final]
             weight, k = 1.0, config.turns_per_trajectory
-            if thin and 0 < k < len(updates):
+            if abs(a) <= usual and 0 < k < len(updates):
                 draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
                 chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
-                turns, weight = [t for t in turns if t.prompt.final or id(t) in chosen], len(updates) / k
-            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, a, 1.0 if t.prompt.final else weight, number) for t in turns]
+                turns, weight = [(t, x) for t, x in turns if t.prompt.final or id(t) in chosen], len(updates) / k
+            rows += [
+                Row(t.prompt_ids, t.response_ids, t.logprobs, x / share, 1.0 if t.prompt.final else weight, number)
+                for t, x in turns
+            ]
     return rows
 
 
@@ -173,10 +197,14 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
         "turns": sum(r.weight for r in rows),
         "trajectories": len({r.trajectory for r in rows}),
     })  # fmt: skip
+    of_trajectory: dict[int, float] = {}  # turns; a trajectory's rows are all here
+    for r in rows:
+        of_trajectory[r.trajectory] = of_trajectory.get(r.trajectory, 0.0) + r.weight
     per_row = {
         "token_mean": lambda r: 1 / n["tokens"],
         "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
+        "state_mean": lambda r: 1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"]),
         "constant": lambda r: 1 / (final_tokens * n["turns"]),
     }[config.aggregation]
     return [r.weight * per_row(r) for r in rows]
@@ -242,6 +270,7 @@ class Tasks(Protocol):
 
 
 Reward = Callable[[Trajectory], float]
+States = Callable[[Trajectory], list[dict[str, float]]]  # of every turn
 
 
 class GRPO(lightning.LightningModule):
@@ -264,11 +293,13 @@ class GRPO(lightning.LightningModule):
         shards: bool = False,
         mixed: bool = False,
         validation: Sequence[Task] = (),
+        states: States | None = None,
     ):
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config = model, config
         self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
+        self.states = states
         self.shards, self.mixed = shards, mixed  # the weights are to be sharded; computed with in bfloat16
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
@@ -292,6 +323,8 @@ class GRPO(lightning.LightningModule):
             "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
         self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(self.groups, counts)
+        if self.states:
+            self.metrics |= describe_states(self.groups, self.agent_config.example_query)
         rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
         if self.metrics["trained_rows"]:
             self.update(rows)
@@ -336,6 +369,7 @@ class GRPO(lightning.LightningModule):
             self.engine, self.agent, jobs, self.agent_config, sampling, seed_of(config.seed, step), config.in_flight
         ):
             trajectory.reward = 0.0 if trajectory.error else self.reward(trajectory)
+            trajectory.states = self.states(trajectory) if self.states else []
             groups[trajectory.task.id].trajectories.append(trajectory)
         for group in groups.values():  # trajectories finish in any order: nothing may depend on it
             group.trajectories.sort(key=lambda t: t.sample)

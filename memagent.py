@@ -1,8 +1,8 @@
 """Agents: generators that yield prompts and are sent turns. The words of the project, and MemAgent itself, on one page.
 
-Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; templates; MemAgent and the baselines full context, BM25, no context, oracle.
-Leaves out: engines (rollout.py, slots.py), losses (grpo.py). No torch.
-Exercise it: `python cli.py ask FILE "question"`. Read next: rollout.py.
+Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; all templates, `AgentConfig`; MemAgent.
+Leaves out: the other agents (rememr1.py, agents.py), engines (rollout.py, slots.py), losses (grpo.py). No torch.
+Exercise it: `python cli.py ask FILE "question"`. Read next: rememr1.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from data import Task
-from memory import overwrite
+from memory import Recall, overwrite
 from text import Codec, Text, UserError
 
 
@@ -37,10 +37,23 @@ class Prompt:
     section: str = ""  # what the turn reads, "" in a final turn
     memory: str = ""  # the memory it starts from
     cut: int = 0  # tokens of the document that the agent never reads, by `max_sections` or `window`
+    recalled: Recall | None = None  # what a look back has brought; None: the agent has none
 
     @property
     def text(self) -> str:
         return "".join(piece for piece, _ in self.pieces)
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """What an agent reads out of one response (rememr1.parse_step): once, for rollout, reward and evaluation alike."""
+
+    thinking: str | None = None
+    memory: str | None = None  # None: the response holds none
+    query: str | None = None
+    errors: tuple[str, ...] = ()  # by name, each once
+    memory_cut: bool = False  # a cap has cut it
+    query_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -54,6 +67,7 @@ class Turn:
     finish: Finish
     response: Text  # without the end-of-sequence id
     error: str = ""
+    step: Step | None = None  # what the agent has read out of the response, where it reads more than a memory
 
 
 @dataclass(slots=True)
@@ -64,6 +78,9 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     sample: int = 0  # which of the group's G trajectories
     reward: float = 0.0  # raw, never overwritten
+    states: list[dict[str, float]] = field(
+        default_factory=list
+    )  # one a turn: its own rewards by name, raw, where the agent has such
     error: str = ""  # why it failed; a failed trajectory counts as wrong
     seconds: float = 0.0
 
@@ -92,6 +109,7 @@ Agent = Callable[[Task, "AgentConfig", Codec], Generator[Prompt, Turn, None]]
 # ---------------------------------------------------------------- templates
 
 NO_MEMORY = "No previous memory"
+NOT_RECALLED = "No memory was recalled."
 
 _UPDATE = (
     "You read a long document one section at a time and carry a short memory from section to section. Read the section below, then "
@@ -109,35 +127,47 @@ _NONE = {
     "boxed": "Solve the problem. Give the answer inside \\boxed{}.",
     "sentence": 'Solve the problem. End with the sentence "Therefore, the answer is (...)".',
 }
-SLOTS = {
-    "problem": "problem",
-    "memory": "memory",
-    "section": "section",
-    "prompt": "problem",
-    "chunk": "section",
-}  # also MemAgent's names
+_LOOK_BACK = (
+    "You read a long document one section at a time and carry a short memory from section to section. Your earlier memories are stored and "
+    "can be looked up. Read the section below, then write:\n"
+    "- what the section adds and what is still missing, briefly, as <thinking>...</thinking>;\n"
+    "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps to solve the problem, add what this section "
+    "contributes, leave out the rest;\n"
+    "- only if a piece is missing that an earlier memory may hold: what to look for, at most once, as <recall>...</recall>, for example "
+    "<recall>{example}</recall>. What is found is shown beside the next section."
+)
+_LOOKED_BACK = {
+    "boxed": "Solve the problem with the help of the memory, and of the earlier one that was looked up. Give the answer inside \\boxed{}.",
+    "sentence": "Solve the problem with the help of the memory, and of the earlier one that was looked up. End with the sentence "
+    '"Therefore, the answer is (...)".',
+}
+EXAMPLE = "the year in which the bridge was opened"
+SLOTS = {"problem": "problem", "memory": "memory", "recalled_memory": "recalled_memory", "section": "section"}
+SLOTS |= {"prompt": "problem", "chunk": "section"}  # the names that MemAgent and ReMemR1 have
 
 
 def _block(slot: str) -> str:
     return f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n"
 
 
-def default_template(turn: str, layout: str, form: str) -> str:
-    """Our wording. turn: update | final | full | none; layout: shared (section first) | paper (section last); form: boxed | sentence."""
+def default_template(turn: str, layout: str, form: str, example: str = EXAMPLE) -> str:
+    """Our wording. turn: one of `TEMPLATES`; layout: shared (section first) | paper (section last); form: boxed | sentence; example: the query
+    that recall_update shows."""
     order = {
-        "shared": ("section", "problem", "memory"),
-        "paper": ("problem", "memory", "section"),
+        "shared": ("section", "problem", "recalled_memory", "memory"),
+        "paper": ("problem", "recalled_memory", "memory", "section"),
     }[layout]
     head, cue = {
         "update": (_UPDATE, "Updated memory:"), "final": (_FINAL[form], "Your answer:"), "full": (_FULL[form], "Your answer:"),
-        "none": (_NONE[form], "Your answer:"),
+        "none": (_NONE[form], "Your answer:"), "recall_update": (_LOOK_BACK.replace("{example}", example), "Updated memory:"),
+        "recall_final": (_LOOKED_BACK[form], "Your answer:"),
     }[turn]  # fmt: skip
     return f"{head}\n\n" + "".join(_block(slot) for slot in order if slot not in WITHOUT[turn]) + f"{cue}\n"
 
 
 def split_template(template: str) -> tuple[tuple[str, bool], ...]:
-    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{section}`, or MemAgent's `{prompt}` and `{chunk}` for the
-    first and the last; every other brace stands for itself.
+    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{recalled_memory}`, `{section}`, or MemAgent's `{prompt}` and
+    `{chunk}` for the first and the last; every other brace stands for itself.
 
     >>> split_template("Q: {problem} \\\\boxed{}")
     (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
@@ -154,8 +184,12 @@ def split_template(template: str) -> tuple[tuple[str, bool], ...]:
     return tuple(pieces)
 
 
-TEMPLATES = ("update", "final", "full", "none")
-WITHOUT = {"update": (), "final": ("section",), "full": ("memory",), "none": ("section", "memory")}  # slots that a prompt has not
+# the prompts, and the slots that each has not
+WITHOUT = {
+    "update": ("recalled_memory",), "final": ("section", "recalled_memory"), "full": ("memory", "recalled_memory"),
+    "none": ("section", "memory", "recalled_memory"), "recall_update": (), "recall_final": ("section",),
+}  # fmt: skip
+TEMPLATES = tuple(WITHOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +219,34 @@ class AgentConfig:
     """sections that the bm25 baseline reads"""
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a memory and are not graded"""
+    callback: str = "learned"
+    """rememr1, what looks back into the earlier memories: learned = the policy's own query; question = the question, after every section;
+    off = nothing. The prompts are the same in all three"""
+    retriever: str = "word_recall"
+    """rememr1: word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over the model's tokens, as upstream"""
+    recall_k: int = 1
+    """rememr1: memories that a look back brings"""
+    recall_at_zero: bool = False
+    """rememr1: bring a memory that shares nothing with the query too, as upstream"""
+    history_scope: str = "exclude_current"
+    """rememr1, what is looked through: exclude_current = the earlier memories without the one that the next prompt shows anyway;
+    include_current = that one too"""
+    memory_text: str = "update"
+    """rememr1, what becomes the memory: update = what stands in <update>; response_minus_recall = the whole response but <recall>"""
+    on_missing_update: str = "keep_previous"
+    """rememr1, a response without an update: keep_previous = the memory stays; reset = the first-memory literal; whole_response = the
+    response becomes the memory, whatever it is"""
+    query_tokens: int = 128
+    """rememr1: most tokens of a query"""
+    step_tokens: int | None = None
+    """rememr1: most tokens of a response to a section, thinking and tags among them; 0 or None = two memories and a query"""
+    example_query: str = EXAMPLE
+    """rememr1: the example that our prompt gives; a query that repeats it counts as degenerate"""
+    boxed_literal: str = "single"
+    """rememr1, how the final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream shows in training"""
     templates: str = ""
-    """folder with update.txt, final.txt, full.txt, none.txt (any of them), used byte for byte instead of our wording; slots: {problem}, {memory},
-    {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
+    """folder with update.txt, final.txt, full.txt, none.txt, recall_update.txt, recall_final.txt (any of them), used byte for byte instead of
+    our wording; slots: {problem}, {recalled_memory}, {memory}, {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
 
     def __post_init__(self):
         for name, allowed in (
@@ -195,51 +254,82 @@ class AgentConfig:
             ("layout", ("shared", "paper")),
             ("form", ("boxed", "sentence")),
             ("empty", ("placeholder", "keep", "empty")),
+            ("callback", ("learned", "question", "off")),
+            ("retriever", ("word_recall", "tfidf", "bm25", "tfidf_tokens")),
+            ("history_scope", ("exclude_current", "include_current")),
+            ("memory_text", ("update", "response_minus_recall")),
+            ("on_missing_update", ("keep_previous", "reset", "whole_response")),
+            ("boxed_literal", ("single", "double")),
         ):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name in ("chunk_tokens", "memory_tokens", "final_tokens", "top_k"):
+        for name in ("chunk_tokens", "memory_tokens", "final_tokens", "top_k", "recall_k", "query_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("max_sections", "window"):
+        if {*"{}<>"} & {*self.example_query}:
+            raise UserError(f"example_query must be plain text without braces and tags, not {self.example_query!r}.")
+        for name in ("max_sections", "window", "step_tokens"):
             if (getattr(self, name) or 0) < 0:
                 raise UserError(f"{name} must be at least 1, or 0 for no limit, not {getattr(self, name)}.")
         if self.templates:
             if not any(Path(self.templates, f"{turn}.txt").is_file() for turn in TEMPLATES):
                 raise UserError(
-                    f"There are no templates in {self.templates}: it must be a folder with update.txt, final.txt, full.txt or none.txt."
+                    f"There are no templates in {self.templates}: it must be a folder with {', '.join(f'{turn}.txt' for turn in TEMPLATES)}, or some of them."
                 )
             for turn in TEMPLATES:
                 self.template(turn)  # one that cannot be used is refused now
 
     def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
-        """The pieces of one of the prompts: update, final, full, none."""
+        """The pieces of one of the prompts, `TEMPLATES`."""
         path = Path(self.templates, f"{turn}.txt")
         if not (self.templates and path.is_file()):
-            return _pieces(default_template(turn, self.layout, self.form))
+            text = default_template(turn, self.layout, self.form, self.example_query)
+            return _pieces(text.replace("{}", "{{}}") if turn == "recall_final" and self.boxed_literal == "double" else text)
         try:
             pieces = _pieces(path.read_bytes().decode())
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
         slots = {piece for piece, constant in pieces if not constant}
-        if turn in ("update", "full") and "section" not in slots:
+        if turn in ("update", "full", "recall_update") and "section" not in slots:
             raise UserError(f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}}).")
         if empty := next((slot for slot in WITHOUT[turn] if slot in slots), ""):
-            raise UserError(f"The template {path} has a slot for the {empty}, which there is none of in this prompt.")
+            raise UserError(
+                f"The template {path} has a slot for the {empty.replace('_', ' ')}, which there is none of in this prompt."
+            )
         return pieces
 
+    @property
+    def most_step_tokens(self) -> int:
+        """Most tokens of a response of rememr1 to a section."""
+        return self.step_tokens or 2 * self.memory_tokens + self.query_tokens
 
-def window_of(config: AgentConfig) -> int:
-    """Tokens that a turn of memagent takes at most: a section, the memory before, the response, and 1,024 for question and template."""
-    return config.chunk_tokens + config.memory_tokens + max(config.memory_tokens, config.final_tokens) + 1024
+
+def turn_tokens(config: AgentConfig, agent: str = "memagent") -> tuple[int, int]:
+    """Most tokens that a turn with a section shows of memories, and that it writes; of an agent that reads section by section."""
+    if agent == "rememr1":
+        return (1 + config.recall_k) * config.memory_tokens, config.most_step_tokens
+    return config.memory_tokens, config.memory_tokens
+
+
+def window_of(config: AgentConfig, agent: str = "memagent") -> int:
+    """Tokens that a turn takes at most: a section, what it shows of memories, the response, and 1,024 for question and template."""
+    shown, written = turn_tokens(config, agent)
+    return config.chunk_tokens + shown + max(written, config.final_tokens) + 1024
 
 
 _pieces = lru_cache(maxsize=64)(split_template)
 
 
-def fill(template: tuple[tuple[str, bool], ...], max_tokens: int, final: bool = False, cut: int = 0, **slots: str) -> Prompt:
+def fill(
+    template: tuple[tuple[str, bool], ...],
+    max_tokens: int,
+    final: bool = False,
+    cut: int = 0,
+    recalled: Recall | None = None,
+    **slots: str,
+) -> Prompt:
     pieces = tuple((piece, True) if constant else (slots[piece], False) for piece, constant in template)
-    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut)
+    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut, recalled)
 
 
 # ---------------------------------------------------------------- agents
@@ -255,75 +345,3 @@ def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt,
         turn = yield fill(update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory)
         memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
     yield fill(final, config.final_tokens, final=True, cut=cut, problem=problem, memory=memory)
-
-
-def _room(problem: Text, config: AgentConfig, codec: Codec) -> int | None:
-    """Tokens that may stand for the document in the full template, beside the question and the answer; None without a window."""
-    if not config.window:
-        return None
-    around = len(codec.chat(fill(config.template("full"), 1, problem=problem, section="").pieces)) + config.final_tokens
-    if config.window <= around:
-        raise UserError(f"The question alone does not fit a window of {config.window} tokens; give a larger --window.")
-    return config.window - around
-
-
-def _at_once(task: Task, text: str, config: AgentConfig, codec: Codec) -> Prompt:
-    """One prompt with the whole text. Past the window the middle of the text is cut, never the question."""
-    problem, ids = codec.text(task.question), codec.ids(text)
-    room = _room(problem, config, codec) or len(ids)
-    kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids
-    cut = len(ids) - len(kept)
-    return fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(kept))
-
-
-def full_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the whole document in one prompt. Past the window the document's middle is cut, never the question."""
-    yield _at_once(task, task.document, config, codec)
-
-
-def no_context(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the question alone. What it answers right says nothing about reading."""
-    yield fill(config.template("none"), config.final_tokens, final=True, problem=codec.text(task.question))
-
-
-def oracle(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the passages that hold the evidence and nothing else, in reading order, in one prompt."""
-    if task.evidence is None:
-        raise UserError(f"Task {task.id} does not say where its evidence stands: the agent oracle cannot read it")
-    yield _at_once(task, task.evidence, config, codec)
-
-
-def bm25(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """Baseline: the `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt.
-
-    Where the window has no room for them all, the ones that match worst lose their ends, then go.
-    """
-    yield _best_sections(task, config, codec)  # made elsewhere: while it is answered, no words of the document are held here
-
-
-def _best_sections(task: Task, config: AgentConfig, codec: Codec) -> Prompt:
-    import bm25s
-
-    def words_of(text: str) -> list[str]:
-        return bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0]
-
-    problem = codec.text(task.question)
-    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    asked, words = words_of(task.question), [words_of(section) for section in sections]
-    best = [*range(len(sections))][: config.top_k]  # where neither side has a word to match: the beginning
-    if asked and any(words):
-        index = bm25s.BM25()
-        index.index(words, show_progress=False)
-        best = index.retrieve([asked], k=min(config.top_k, len(sections)), show_progress=False)[0][0].tolist()
-    room = _room(problem, config, codec)
-    cut = sections.left_out
-    kept: dict[int, tuple[int, ...]] = {}
-    for k in best:
-        kept[k] = sections[k].ids[:room]
-        cut += len(sections[k].ids) - len(kept[k])
-        room = None if room is None else room - len(kept[k])
-    ids = [i for k in sorted(kept) for i in kept[k]]
-    return fill(config.template("full"), config.final_tokens, final=True, cut=cut, problem=problem, section=codec.decode(ids))
-
-
-AGENTS: dict[str, Agent] = {"memagent": memagent, "full": full_context, "bm25": bm25, "none": no_context, "oracle": oracle}

@@ -7,6 +7,7 @@ Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ import ranks
 from graders import strip_thinking
 from memagent import Finish, Group
 from plan import CARDS
+from rememr1 import COUNTS, ERRORS, Looks
 
 # what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
 UPDATE_METRICS = (
@@ -60,6 +62,51 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
         }
         | dict.fromkeys(UPDATE_METRICS, 0.0)
         | {name: n[name] for name in counted}
+    )
+
+
+def describe_states(groups: Sequence[Group], example: str) -> dict[str, float]:
+    """What happened turn by turn where turns have rewards of their own (ReMemR1), over all ranks: means of the rewards, each alone; shares of
+    the updates with each error of `rememr1.ERRORS`; looks back (`recall_*`) as shares of the updates or of one another."""
+    n: Counter[str] = Counter()
+    for group in groups:
+        by_place: dict[int, set[float]] = {}
+        for trajectory in group.trajectories:
+            looks = Looks(trajectory.task, example)
+            for k, (turn, state) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
+                looks.add(turn)
+                by_place.setdefault(-1 if turn.prompt.final else k, set()).add(state["state"])
+                name = "final" if turn.prompt.final else "update"
+                n.update({f"{name}_turns": 1, f"{name}_format": state["format"]})
+                n.update({key: state[key] for key in ("gain", "level", "callback", "covered") if not turn.prompt.final})
+            n.update(looks.n)
+        n.update(state_groups=len(by_place), alike=sum(len(rewards) == 1 for rewards in by_place.values()))
+    names = (
+        "update_turns",
+        "final_turns",
+        "update_format",
+        "final_format",
+        "gain",
+        "level",
+        "callback",
+        "covered",
+        "state_groups",
+        "alike",
+    )
+    n = ranks.total({name: float(n[name]) for name in (*names, *COUNTS, *ERRORS)})
+
+    def share(name: str, of: str) -> float:
+        return n[name] / max(1.0, n[of])
+
+    return (
+        {f"state_{name}": share(name, "update_turns") for name in ("gain", "level", "callback", "covered")}
+        | {"state_format": share("update_format", "update_turns"), "state_format_final": share("final_format", "final_turns")}
+        | {"state_groups_without_signal": share("alike", "state_groups")}
+        | {f"format_{error}": share(error, "updates") for error in ERRORS}
+        | {"recall_queries": share("queries", "updates"), "recall_degenerate": share("degenerate", "updates")}
+        | {f"recall_{name}": share(name, "hits") for name in ("current", "holds")}
+        | {"recall_hits": share("hits", "queries"), "recall_age": share("ages", "hits")}
+        | {name: share(name, "updates") for name in ("memory_capped", "query_capped")}
     )
 
 

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memagent import AgentConfig, window_of
+from memagent import AgentConfig, turn_tokens, window_of
 from settings import EMBEDDED, GRPOConfig
 from text import UserError
 
@@ -180,10 +180,11 @@ def plan(
     agent: AgentConfig,
     sections: int = 15,
     card: str = "H100",
+    reader: str = "memagent",
 ) -> Plan:
     """What a training of `mode` (qlora, lora, full) takes of each of `devices` GPUs of `gpu_gib` GiB.
 
-    sections: of a document, for the time alone. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
+    sections: of a document, for the time alone. reader: the agent that is trained. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
     """
     if mode not in MODES:
         raise UserError(f"The mode must be one of {', '.join(MODES)}, not {mode!r}.")
@@ -206,7 +207,8 @@ def plan(
 
     room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
     state = weights + gradients + optimizer
-    window = window_of(agent)
+    window = window_of(agent, reader)
+    shown, answered = turn_tokens(agent, reader)
     wanted = max(grpo.tasks_per_step) * grpo.group_size // devices or 1
     wanted = min(wanted, grpo.in_flight)
     one_turn = _gib(window * g.kv_bytes)
@@ -233,8 +235,8 @@ def plan(
 
     flops, bandwidth = (x * 1e12 for x in CARDS[card])
     groups = max(grpo.tasks_per_step) / devices
-    prompts = groups * sections * _tokens_of_group(agent, grpo.group_size, agent.chunk_tokens)
-    written = groups * grpo.group_size * (sections * agent.memory_tokens + agent.final_tokens) * 0.7  # memories are not always full
+    prompts = groups * sections * _tokens_of_group(agent.layout, grpo.group_size, agent.chunk_tokens, shown)
+    written = groups * grpo.group_size * (sections * answered + agent.final_tokens) * 0.7  # memories are not always full
     per_step = (sampler * GIB + max(turns, 1) * window * g.kv_bytes) / (bandwidth * DECODE)
     rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / max(turns, 1) * per_step
     factor = (6 if mode == "full" else 4) + 2
@@ -245,17 +247,21 @@ def plan(
     )  # fmt: skip
 
 
-def longest_section(g: Geometry, mode: str, gpu_gib: float, devices: int, grpo: GRPOConfig, agent: AgentConfig) -> int:
+def longest_section(
+    g: Geometry, mode: str, gpu_gib: float, devices: int, grpo: GRPOConfig, agent: AgentConfig, reader: str = "memagent"
+) -> int:
     """Most tokens of a section, a power of two up to 32,768, with which a training still fits; 0 = none. How many sections a document has
     takes no memory."""
     sizes = [1 << k for k in range(9, 16)]
-    return max((n for n in sizes if plan(g, mode, gpu_gib, devices, grpo, replace(agent, chunk_tokens=n)).fits), default=0)
+    return max(
+        (n for n in sizes if plan(g, mode, gpu_gib, devices, grpo, replace(agent, chunk_tokens=n), reader=reader).fits), default=0
+    )
 
 
-def _tokens_of_group(agent: AgentConfig, members: int, section: int) -> float:
+def _tokens_of_group(layout: str, members: int, section: int, shown: int) -> float:
     """Prompt tokens of one section of a group that are computed: with the section first all members share it."""
-    memory = agent.memory_tokens * 0.7 + 128  # question and template beside it
-    return section + members * memory if agent.layout == "shared" else members * (section + memory)
+    memory = shown * 0.7 + 128  # question and template beside it
+    return section + members * memory if layout == "shared" else members * (section + memory)
 
 
 # what the table says of a plan
@@ -276,7 +282,16 @@ LINES = {
 }
 
 
-def show(model: str, gpu_gib: float, devices: int, card: str, sections: int, grpo: GRPOConfig, agent: AgentConfig) -> None:
+def show(
+    model: str,
+    gpu_gib: float,
+    devices: int,
+    card: str,
+    sections: int,
+    grpo: GRPOConfig,
+    agent: AgentConfig,
+    reader: str = "memagent",
+) -> None:
     """Print what fits, one line a mode, and the formulas."""
     from rich.table import Table
 
@@ -287,14 +302,14 @@ def show(model: str, gpu_gib: float, devices: int, card: str, sections: int, grp
     console.print(
         f"{name}: {g.weights / 1e9:.3g} billion weights, {g.kv_bytes / 1024:.0f} KiB of keys and values a token. {devices} GPU(s) of {gpu_gib:g} GiB; "
         f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.chunk_tokens:,} tokens, "
-        f"memories of {agent.memory_tokens}, layout {agent.layout}."
+        f"agent {reader}, memories of {agent.memory_tokens}, layout {agent.layout}."
     )
-    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card) for mode in MODES]
+    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card, reader) for mode in MODES]
     table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {grpo.lora_rank or 32}", "full")
     table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
     for number, (line, value) in enumerate(LINES.items()):
         table.add_row(line, *(value(p) if p.fits or number < 5 else "" for p in plans))
-    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
+    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent, reader) for mode in MODES]
     table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in longest))
     console.print(table)
     console.print(

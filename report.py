@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING
 
 import plots
 from eval import FATES, Cell
+from graders import phrases, stand
 from published import TABLES, TEN, Published
+from rememr1 import ERRORS
 from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, write_text
 from text import UserError, clean, clip
 
@@ -59,10 +61,24 @@ class Step:
     before: str
     after: str
     remark: str  # on how the turn ended, "" if as usual
+    recalled: str = ""  # an earlier memory that stood in the prompt
+    whence: str = ""  # and where that came from
+    query: str = ""  # what it looks back for
 
 
 UNUSUAL = {"length": "cut at its limit", "full": "did not fit the model's window", "error": "failed"}  # finish reason -> remark
 UNMADE = ("full", "error")
+
+
+def _whence(turn: dict, answers: Sequence[str]) -> str:
+    """Where what was recalled for a turn comes from, and whether it has the answer; "" if nothing was."""
+    recalled = turn.get("recalled") or {"from": []}
+    if not recalled["from"]:
+        return f"nothing found for {recalled['query']!r}" if recalled.get("query") else ""
+    golds = phrases(answers)
+    held = ("holds the answer" if stand(golds, recalled["text"]) else "without the answer") if golds else "answer not looked for"
+    sections = ", ".join(f"{n:,}" for n in sorted(recalled["from"]))
+    return f"written after section {sections}, found for {recalled['query']!r} (score {recalled['score']:.2f}), {held}"
 
 
 def steps_of(record: dict, most: int = 24) -> list[Step | str]:
@@ -76,9 +92,17 @@ def steps_of(record: dict, most: int = 24) -> list[Step | str]:
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
         if not turn["final"]:  # a turn that failed ends the trajectory and leaves the memory as it was
             after = following["memory"] if following else turn["memory"] if turn["finish"] in UNMADE else turn["response"]
-            steps.append(Step(number, turn["section"], turn["memory"], after, UNUSUAL.get(turn["finish"], "")))
+            remarks = [
+                UNUSUAL.get(turn["finish"], ""),
+                *(error.replace("_", " ") for error in turn.get("errors", ()) if error != "truncated"),
+            ]
+            recalled = turn.get("recalled") or {"text": ""}
+            steps.append(
+                Step(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
+                     _whence(turn, record["answers"]), turn.get("query", ""))
+            )  # fmt: skip
     ends = (1, len(steps))
-    changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split()]
+    changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence]
     kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]} if len(changed) > most else {*changed}
     shown: list[Step | str] = []
     for keep, run in groupby(steps, lambda step: step.number in kept):
@@ -105,6 +129,13 @@ def _read(record: dict) -> str:
     return record["turns"][-1]["section"].strip() if record["turns"] and record["turns"][-1]["final"] else ""
 
 
+def _last(record: dict) -> tuple[str, str] | None:
+    """What was recalled for the answering turn, and where that came from."""
+    turn = record["turns"][-1] if record["turns"] else {"final": False}
+    whence = _whence(turn, record["answers"]) if turn["final"] else ""
+    return (turn["recalled"]["text"], whence) if whence else None
+
+
 def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> Group:
     """A record (`rollout.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
     from rich.console import Group
@@ -123,6 +154,16 @@ def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> G
         for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
             words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
             lines.append(Text.assemble((name, "cyan"), *words))
+            if name == "before  " and step.whence:
+                lines.append(
+                    Text.assemble(("recalled", "magenta"), f" {clean(step.recalled.strip())}", (f"  {clean(step.whence)}", "dim"))
+                )
+        if step.query:
+            lines.append(Text.assemble(("looks for ", "magenta"), clean(step.query)))
+    if whence := _last(record):
+        lines.append(
+            Text.assemble(("\nrecalled for the answer ", "magenta"), clean(whence[0].strip()), (f"  {clean(whence[1])}", "dim"))
+        )
     if read := _read(record):
         lines += [Text("\nread at once", "cyan"), Text(clip(clean(read), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
@@ -137,6 +178,10 @@ def esc(text: object) -> str:
     return html.escape(clean(text))
 
 
+def _recalled(text: str, whence: str) -> str:
+    return f'<p class="recall"><b>recalled</b> {esc(text.strip())} <small>{esc(whence)}</small></p>'
+
+
 def _transcript(record: dict, unfolded: bool) -> str:
     tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
     n_sections = sum(not turn["final"] for turn in record["turns"])
@@ -149,7 +194,13 @@ def _transcript(record: dict, unfolded: bool) -> str:
         remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
         parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
         parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
+        if step.whence:
+            parts.append(_recalled(step.recalled, step.whence))
         parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
+        if step.query:
+            parts.append(f'<p class="recall"><b>looks for</b> {esc(step.query)}</p>')
+    if last := _last(record):
+        parts.append(_recalled(*last))
     if read := _read(record):
         parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(read, 3000))}</p>')
     facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
@@ -308,6 +359,26 @@ def _fates(summary: dict) -> str:
     return _table("trajectories that were not wholly right", head, body)
 
 
+def _looks(summary: dict) -> str:
+    """How agents that look back did so: one line a cell."""
+    body = []
+    for cell, n in cells(summary["recalls"]):
+
+        def share(name: str, of: str, n=n) -> str:
+            return f"{n[name] / n[of]:.2f}<small>{n[name]:,} of {n[of]:,}</small>" if n[of] else ""
+
+        def mean(name: str, n=n) -> str:
+            return f"{n[name]['mean']:.2f}<small>n {n[name]['n']:,}</small>" if n[name]["n"] else ""
+
+        wrong = ", ".join(f"{name.replace('_', ' ')} {n[name]:,}" for name in (*ERRORS, "memory_capped", "query_capped") if n[name])
+        body.append([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature), share("queries", "updates"),
+                     share("hits", "queries"), share("holds", "hits"), "" if n["age"] is None else f"{n['age']:.1f}", share("current", "hits"),
+                     share("degenerate", "queries"), mean("held"), mean("not_held"), wrong])  # fmt: skip
+    head = ["agent, question", esc(summary["unit"]), "temp.", "looked back", "found", "with the answer", "age", "current", "degenerate",
+            f"{esc(summary['metric'])} with it", "without", "errors of form, caps"]  # fmt: skip
+    return _table("all turns of a cell together", head, body)
+
+
 def _pairs(summary: dict) -> str:
     lengths = sorted({p["length"] for p in summary["paired"]})
     rows: dict[tuple[str, str, str], dict[int, str]] = {}
@@ -381,6 +452,7 @@ thead th{color:var(--muted);font-weight:600}th:nth-child(-n+2){text-align:left;f
 .box{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.5rem .75rem}summary{cursor:pointer;overflow-wrap:anywhere}
 .section,.memory,pre,dd{white-space:pre-wrap;overflow-wrap:anywhere;margin:.2rem 0;unicode-bidi:isolate}
 .section{max-height:12rem;overflow-y:auto;color:var(--muted);font-size:.9rem}
+.recall{margin:.2rem 0;padding:.2rem .6rem;border-left:3px solid var(--muted);overflow-wrap:anywhere;unicode-bidi:isolate}.recall b{font-size:.8rem;color:var(--muted);margin-right:.3rem}
 .memory{background:var(--box);padding:.4rem .6rem;border-radius:.3rem}.memory b{font-size:.8rem;color:var(--muted);margin-right:.3rem}
 ins{background:var(--in)}del{background:var(--out)}.tag{font-size:.8rem;padding:.05rem .4rem;border:1px solid var(--line);border-radius:.3rem}
 .pub{color:var(--muted);font-weight:400}.sure{font-weight:700}
@@ -515,6 +587,11 @@ def write_report(folder: Path, title: str = "") -> Path:
                 "Where an accepted answer stands, as whole words: in no section that was read (not shown), in a section and never in the memory "
                 "(never kept), in the memory and not at its end (lost), at its end and answered wrong all the same (kept). Yes and no "
                 "are not looked for.")  # fmt: skip
+    if summary.get("recalls"):
+        section("Looking back", _looks(summary),
+                "Looked back: of the turns that read a section; found: an earlier memory came back; with the answer: an accepted answer stands in it, as "
+                "whole words; age: sections since it was written; current: it was the memory of the prompt anyway; degenerate: the prompt's "
+                "example or a repetition.")  # fmt: skip
     if records:
         section("Transcripts", "".join(_transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),
                 "What was read, and what became of the memory: <ins>came in</ins>, <del>went out</del>.")  # fmt: skip

@@ -159,18 +159,20 @@ def rollout(
     while running:
         for key, turn in engine.step():
             trajectory, steps, base, start = running.pop(key)
-            trajectory.turns.append(keep(trajectory, turn))
+            prompt = None
             if turn.finish in (Finish.FULL, Finish.ERROR):
                 trajectory.error = turn.error
             else:
                 try:
                     prompt = steps.send(turn)
-                    running[engine.add(prompt, sampling, base + len(trajectory.turns))] = trajectory, steps, base, start
-                    continue
                 except StopIteration:
                     pass
                 except UserError as error:
                     trajectory.error = str(error)
+            trajectory.turns.append(keep(trajectory, turn))  # with what the agent has read out of it
+            if prompt is not None:
+                running[engine.add(prompt, sampling, base + len(trajectory.turns))] = trajectory, steps, base, start
+                continue
             trajectory.seconds = time.perf_counter() - start
             yield trajectory
         yield from begin()
@@ -221,6 +223,17 @@ def record(trajectory: Trajectory, step: int | None = None) -> dict:
                 "response_ids": turn.response_ids,
                 "logprobs": [round(x, 7) for x in turn.logprobs],
             }
-            for turn in trajectory.turns
+            | looking_back(turn)
+            | ({"rewards": trajectory.states[k]} if trajectory.states else {})
+            for k, turn in enumerate(trajectory.turns)
         ],
     }
+
+
+def looking_back(turn: Turn) -> dict:
+    """What a record keeps of a turn of an agent that looks back: what had been recalled for it, what it asks for, what was wrong with its form."""
+    recalled, step = turn.prompt.recalled, turn.step
+    if recalled is None:
+        return {}
+    shown = {"text": recalled.text, "query": recalled.query, "from": list(recalled.steps), "score": round(recalled.score, 4)}
+    return {"recalled": shown, "query": (step and step.query) or "", "errors": list(step.errors) if step else []}

@@ -93,7 +93,22 @@ class GRPOConfig:
     """of the rewards of a group: mean = minus the mean; std = also divided by the unbiased standard deviation + 1e-6"""
     aggregation: str = "token_mean"
     """token_mean = over all trained tokens; row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
-    of their token mean; constant = sum over tokens / (turns x longest response allowed)"""
+    of their token mean; state_mean = mean over trajectories of the mean over their turns of the token mean; constant = sum over tokens / (turns x longest response allowed)"""
+    alpha: float = 0.8
+    """rememr1: weight of the outcome's advantage; that of the turn's own reward has the rest. 1 = outcome alone"""
+    memory_reward: str = "gain"
+    """rememr1, a turn's reward for its memory: gain = what of an accepted answer the update has added; level = what the memory then holds"""
+    callback_reward: str = "seen"
+    """rememr1, a turn's reward for its look back: what of an accepted answer it has brought that was not yet seen in memory and section;
+    prompt = nor anywhere in the prompt, as upstream"""
+    format_reward: str = "all"
+    """rememr1, a turn's reward for its form: all = all tags, by the parser; one_line = one update on one line, which is then all that the
+    memory reward sees too, as upstream"""
+    recall_match: str = "words"
+    """rememr1, how these rewards look for an answer: words = whole words, of the best answer, none that the question has; substring =
+    anywhere, mean over the answers, as upstream"""
+    state_reward_scale: float = 1.0
+    """rememr1: factor on a turn's own reward; upstream's is 2 by accident"""
     clip_low: float = 0.2
     """the ratio is clipped below at 1 - clip_low"""
     clip_high: float = 0.28
@@ -156,16 +171,20 @@ class GRPOConfig:
     def __post_init__(self):
         need(self, "credit", *one_of("share", "split"))
         need(self, "normalisation", *one_of("mean", "std"))
-        need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "constant"))
+        need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "state_mean", "constant"))
+        need(self, "memory_reward", *one_of("gain", "level"))
+        need(self, "callback_reward", *one_of("seen", "prompt"))
+        need(self, "format_reward", *one_of("all", "one_line"))
+        need(self, "recall_match", *one_of("words", "substring"))
         need(self, "importance", *one_of("truncate", "mask", "mask_turn", "none"))
         need_values(self, "tasks_per_step temperature")
         need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)
         need(
             self,
-            "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high max_mismatch",
+            "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high max_mismatch state_reward_scale",
             *NOT_NEGATIVE,
         )
-        need(self, "clip_low decay_from", *SHARE)
+        need(self, "clip_low decay_from alpha", *SHARE)
         need(self, "dual_clip", lambda c: c == 0 or c > 1, "above 1, or 0 for none")
         need(self, "importance_cap grad_clip", lambda x: x > 0, "above 0")
         if len(self.betas) != 2:
@@ -180,25 +199,54 @@ class GRPOConfig:
         need(self, "seed", *SEED)
 
 
-# name -> (fields of GRPOConfig, fields of AgentConfig), spec memagent.md 2 and 6
-PRESETS: dict[str, tuple[dict, dict]] = {
-    "default": ({}, {}),
+# name -> fields of GRPOConfig, AgentConfig, RunConfig; spec memagent.md 2 and 6, rememr1.md 3 and 9
+PRESETS: dict[str, tuple[dict, dict, dict]] = {
+    "default": ({}, {}, {}),
     # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated: a failure of
     # probability p at temperature T has about p^T at 1; hotter as documents grow, because failures, the signal, get rare
     "demo": (
         dict(tasks_per_step=(8,), group_size=16, normalisation="mean", temperature=(1.3, 1.6, 1.9, 2.2), lr=4e-4, decay_from=0.6,
              turns_per_trajectory=5, micro_tokens=4096),
         {},
+        {},
     ),
     "paper": (
         dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
              clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
         dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
+        {},
     ),
     "vime": (
         dict(tasks_per_step=(8,), group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
              kl=1e-3, lr=1e-6, warmup=0, betas=(0.9, 0.98), weight_decay=0.1),
         dict(chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64, over="head", layout="paper", empty="keep"),
+        {},
+    ),
+    "rememr1": (
+        dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, normalisation="mean", clip_low=0.2, clip_high=0.2, dual_clip=3.0,
+             kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01, top_p=0.999, alpha=0.8),
+        dict(chunk_tokens=5000, memory_tokens=2048, query_tokens=128, step_tokens=2048, final_tokens=2048, max_sections=8, over="center",
+             layout="paper"),
+        dict(agent="rememr1"),
+    ),
+}  # fmt: skip
+
+# every point where ReMemR1's paper and its code are not what we do by default (spec rememr1.md 2): fields of GRPOConfig, of AgentConfig, and
+# of AgentConfig where nothing is trained: upstream evaluates in another way than it trains (D-4)
+COMPAT: dict[str, tuple[dict, dict, dict]] = {
+    "paper": (
+        dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words", state_reward_scale=1.0, alpha=0.8,
+             aggregation="state_mean"),
+        dict(memory_text="update", on_missing_update="keep_previous", history_scope="include_current", retriever="word_recall", recall_k=1,
+             recall_at_zero=False, callback="learned", boxed_literal="single"),
+        {},
+    ),
+    "upstream": (
+        dict(memory_reward="level", callback_reward="prompt", format_reward="one_line", recall_match="substring", state_reward_scale=2.0,
+             alpha=0.8, aggregation="token_mean"),
+        dict(memory_text="response_minus_recall", on_missing_update="whole_response", history_scope="exclude_current", retriever="tfidf_tokens",
+             recall_k=1, recall_at_zero=True, callback="learned", boxed_literal="double"),
+        dict(history_scope="include_current", boxed_literal="single"),
     ),
 }  # fmt: skip
 
@@ -284,6 +332,11 @@ class BaseConfig:
     """update turns a step"""
     answers: int = 12
     """answers from a memory a step"""
+    recalls: int = 40
+    """update turns of rememr1 a step"""
+    recall_answers: int = 12
+    """answers of rememr1 a step"""
+    start: str = ""
     full: int = 4
     """documents a step that are read whole"""
     full_sections: int = 16
@@ -538,8 +591,27 @@ def of_model(model: str | Path) -> dict:
     return found
 
 
-def preset_fields(name: str) -> tuple[dict, dict]:
-    """A preset's fields of GRPOConfig and of AgentConfig."""
+def compat_fields(name: str, training: bool) -> dict[str, dict]:
+    """The fields that `--compat` sets: section -> fields; {} for an empty name."""
+    if not name:
+        return {}
+    if name not in COMPAT:
+        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(COMPAT)}.")
+    grpo, agent, reading = COMPAT[name]
+    return {"grpo": grpo, "agent": agent if training else agent | reading}
+
+
+def axes(agent: AgentConfig, grpo: GRPOConfig | None = None) -> str:
+    """What a run with ReMemR1 has chosen where its paper and its code differ, in one line."""
+    names = [list(fields) for fields in COMPAT["paper"]]
+    chosen = {name: getattr(agent, name) for name in names[1]} | {name: getattr(grpo, name) for name in names[0] if grpo}
+    return "rememr1: " + ", ".join(
+        f"{name} {str(value).lower() if value in (True, False) else value}" for name, value in chosen.items()
+    )
+
+
+def preset_fields(name: str) -> tuple[dict, dict, dict]:
+    """A preset's fields of GRPOConfig, of AgentConfig and of RunConfig."""
     if name not in PRESETS:
         raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(PRESETS)}.")
     return PRESETS[name]
@@ -551,14 +623,14 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved since it began
     stored = begun(Path(run["runs"], run["name"]))
-    preset_grpo, preset_agent = preset_fields(preset)
-    given = {"run": run, "grpo": preset_grpo | grpo, "agent": preset_agent | agent}
+    preset_grpo, preset_agent, preset_run = preset_fields(preset)
+    given = {"run": preset_run | run, "grpo": preset_grpo | grpo, "agent": preset_agent | agent}
     return [stored.get(section, {}) | values for section, values in given.items()]
 
 
 def resolve(name: str, model: str | Path, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
     """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, single fields."""
-    preset_grpo, preset_agent = preset_fields(name)
+    preset_grpo, preset_agent, _ = preset_fields(name)
     try:
         return replace(GRPOConfig(**preset_grpo), **grpo), replace(AgentConfig(**(of_model(model) | preset_agent)), **agent)
     except TypeError as error:

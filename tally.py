@@ -69,6 +69,9 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
     depths[..] = {n, mean}: trajectories and their mean by tenths of the document, by where the first piece of evidence stands in it.
     fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
     occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
+    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), holds (of the hits, those
+    that hold an accepted answer), age (updates since a hit was written), degenerate, current, the errors of form and caps, all counted over
+    the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that holds an answer}.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
@@ -78,7 +81,7 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
         cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
-    trees: dict[str, dict] = {"accuracy": {}, "depths": {}, "fates": {}, "occupancy": {}}
+    trees: dict[str, dict] = {"accuracy": {}, "depths": {}, "fates": {}, "occupancy": {}, "recalls": {}}
     metrics: dict = {name: {} for name in METRICS}
     for cell in sorted(groups, key=lambda cell: cell.length):  # all else keeps the order in which it came
         questions = groups[cell].values()
@@ -93,6 +96,7 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
             ("depths", _by_depth(every, metric)),
             ("fates", _fates(every, metric)),
             ("occupancy", _occupancy(every)),
+            ("recalls", _recalls(every, metric)),
         ):
             if leaf:
                 _put(trees[name], cell, leaf)
@@ -127,6 +131,22 @@ def _occupancy(rows: Sequence[dict]) -> dict:
     size = Counter(map(len, curves)).most_common(1)[0][0]
     same = [curve for curve in curves if len(curve) == size]
     return {"mean": [round(fmean(part), 1) for part in zip(*same, strict=True)], "most": max(row["memory_most"] for row in rows)}
+
+
+def _recalls(rows: Sequence[dict], metric: str) -> dict:
+    rows = [row for row in rows if row.get("recalls")]
+    if not rows:
+        return {}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update({name: n for name, n in row["recalls"].items() if name != "looks"})
+    ages = counts.pop("ages")
+    by_held = {
+        name: [row[metric] for row in rows if (row["recalls"]["holds"] > 0) == held]
+        for name, held in (("held", True), ("not_held", False))
+    }
+    means = {name: {"n": len(values), "mean": fmean(values) if values else None} for name, values in by_held.items()}
+    return dict(counts) | {"age": round(ages / counts["hits"], 2) if counts["hits"] else None} | means
 
 
 def _paired(groups: dict[Cell, dict[str, list[dict]]], metric: str) -> list[dict]:

@@ -197,6 +197,10 @@ class Codec:
             return text.ids
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of a text in lower case as strings, without the mark that stands for a blank."""
+        return [token.replace("\u0120", "") for token in self.tokenizer.tokenize(text.lower())]
+
     PART = 1 << 18  # characters that are encoded at once
     AROUND = 256  # characters on either side of a cut that say whether it changes anything
 

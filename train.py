@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import lightning
@@ -28,10 +29,11 @@ import data
 import ranks
 import settings
 import worlds
+from agents import AGENTS, STATES
 from data import Task
 from graders import score
 from grpo import GRPO, Tasks
-from memagent import AGENTS, TEMPLATES, AgentConfig, window_of
+from memagent import TEMPLATES, AgentConfig, window_of
 from models import inner, load_model, merged, with_lora
 from plan import GRAPHS_GIB, geometry, plan
 from progress import bar
@@ -80,6 +82,16 @@ def reward(form: str):
     """The outcome reward: the final answer's box (or sentence) equals an accepted answer, or the share of the answers it holds where all
     are asked for; nothing else counts (spec memagent.md 4)."""
     return lambda trajectory: score(trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all).reward
+
+
+def states_of(run: RunConfig, config: GRPOConfig, form: str):
+    """The rewards of single turns, of agents that have such."""
+    if run.agent not in STATES:
+        return None
+    return partial(
+        STATES[run.agent], form=form, memory=config.memory_reward, callback=config.callback_reward, tags=config.format_reward,
+        match=config.recall_match,
+    )  # fmt: skip
 
 
 class Steps:
@@ -165,7 +177,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
     engine = engine_for(run, config, agent_config, model, codec)
     return GRPO(
         model, engine, AGENTS[run.agent], (rewards or reward)(agent_config.form), tasks, config, agent_config, reference,
-        shards=shards, mixed=dtype_of(run, config) == "mixed", validation=validation,
+        shards=shards, mixed=dtype_of(run, config) == "mixed", validation=validation, states=states_of(run, config, agent_config.form),
     )  # fmt: skip
 
 
@@ -177,12 +189,12 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, po
         shards = sharded(run, config)
         model = policy_of(run, config, mixed=dtype).requires_grad_(False) if shards else policy
         return TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
-    window = min(run.engine_window or window_of(agent_config), inner(policy).config.max_position_embeddings)
+    window = min(run.engine_window or window_of(agent_config, run.agent), inner(policy).config.max_position_embeddings)
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if on_gpu(run):
         gpu_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         mode = "qlora" if config.quantise else "lora" if config.lora_rank else "full"
-        p = plan(geometry(run.model), mode, gpu_gib, run.devices * run.num_nodes, config, agent_config)
+        p = plan(geometry(run.model), mode, gpu_gib, run.devices * run.num_nodes, config, agent_config, reader=run.agent)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); --sleep and --kv-gib try it all the same."

@@ -18,9 +18,10 @@ import eval as evaluation
 import rollout
 import rows as rows_module
 import worlds
+from agents import full_context
 from data import Task
 from eval import EDGE, Cell, evaluate, fate, row_of
-from memagent import Finish, Trajectory, Turn, fill, full_context, memagent
+from memagent import Finish, Trajectory, Turn, fill, memagent
 from rollout import Sampling, ScriptedEngine
 from rows import Rows
 from tally import cells, summarise, table

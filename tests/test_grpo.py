@@ -601,6 +601,6 @@ def test_presets_are_the_published_settings():
     grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "row_mean", 0.3, 1.0)
     assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")
-    with pytest.raises(UserError, match="default, demo, paper, vime"):
+    with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
         resolve("papre", "", {}, {})
-    assert set(PRESETS) == {"default", "demo", "paper", "vime"}
+    assert set(PRESETS) == {"default", "demo", "paper", "vime", "rememr1"}

@@ -5,6 +5,7 @@ import pytest
 import base
 import settings
 import worlds
+from agents import bm25, full_context
 from data import Task
 from memagent import (
     NO_MEMORY,
@@ -12,10 +13,8 @@ from memagent import (
     Finish,
     Prompt,
     Turn,
-    bm25,
     default_template,
     fill,
-    full_context,
     memagent,
     split_template,
 )

@@ -27,7 +27,7 @@ def recipe(name):
 
 def test_all_that_are_promised_are_there():
     assert [path.stem for path in RECIPES] == [
-        "laptop", "paper-qwen2.5-7b", "qwen3-0.6b-24gb", "qwen3-4b-80gb-lora", "qwen3-4b-8x80gb-full", "vime-qwen3-4b",
+        "laptop", "paper-qwen2.5-7b", "qwen3-0.6b-24gb", "qwen3-4b-80gb-lora", "qwen3-4b-8x80gb-full", "rememr1-qwen2.5-7b", "vime-qwen3-4b",
     ]  # fmt: skip
 
 
@@ -44,19 +44,31 @@ def test_a_recipe_says_everything_and_can_be_dry_run(path):
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen3-0.6b-24gb", 24), ("qwen3-4b-80gb-lora", 80), ("qwen3-4b-8x80gb-full", 80),
-                                           ("paper-qwen2.5-7b", 80), ("vime-qwen3-4b", 80)])  # fmt: skip
+                                           ("paper-qwen2.5-7b", 80), ("vime-qwen3-4b", 80), ("rememr1-qwen2.5-7b", 80)])  # fmt: skip
 def test_a_recipe_fits_the_cards_that_it_names(name, gib):
     run, config, agent = recipe(name)
-    p = plan(geometry(run.model, download=False), "lora" if config.lora_rank else "full", gib, run.devices, config, agent)
+    p = plan(
+        geometry(run.model, download=False),
+        "lora" if config.lora_rank else "full",
+        gib,
+        run.devices * run.num_nodes,
+        config,
+        agent,
+        reader=run.agent,
+    )
     assert p.fits and p.micro_tokens >= config.micro_tokens and p.sleep == ("never" if config.lora_rank else "2")
 
 
-@pytest.mark.parametrize(("name", "preset"), [("laptop", "demo"), ("paper-qwen2.5-7b", "paper"), ("vime-qwen3-4b", "vime")])
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("laptop", "demo"), ("paper-qwen2.5-7b", "paper"), ("vime-qwen3-4b", "vime"), ("rememr1-qwen2.5-7b", "rememr1")],
+)
 def test_the_published_settings_are_those_of_the_preset(name, preset):
-    _, config, agent = recipe(name)
-    theirs, its_agent = preset_fields(preset)
+    run, config, agent = recipe(name)
+    theirs, its_agent, its_run = preset_fields(preset)
     different = {key for key, value in theirs.items() if getattr(config, key) != value} - {"micro_tokens"}
     assert not different and all(getattr(agent, key) == value for key, value in its_agent.items())
+    assert all(getattr(run, key) == value for key, value in its_run.items())
 
 
 def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):

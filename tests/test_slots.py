@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import base
 import worlds
-from memagent import AgentConfig, Finish, Prompt, bm25, full_context, memagent
+from agents import bm25, full_context
+from memagent import AgentConfig, Finish, Prompt, memagent
 from rollout import Sampling, follow, rollout
 from slots import TransformersEngine, draw, uniform_of
 from text import Text, UserError

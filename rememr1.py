@@ -1,0 +1,239 @@
+"""ReMemR1: MemAgent that can look back (arXiv 2509.23040; spec rememr1.md). One response holds the new memory and, if wanted, a query over all
+earlier memories; what the query finds stands in the next prompt.
+
+Holds: `parse_step`, the agent, the rewards of single turns. Leaves out: the history and its retrievers (memory.py), prompts and settings
+(memagent.py), advantages (grpo.py). No torch.
+Exercise it: `pytest tests/test_rememr1.py`. Read next: agents.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Generator
+
+from data import Task
+from graders import answer_recall, extract_boxed, extract_sentence, normalize_answer, phrases, stand, strip_thinking
+from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Prompt, Step, Trajectory, Turn, fill
+from memory import RETRIEVERS, MemoryState, WordRecall
+from text import Codec
+
+# ---------------------------------------------------------------- what a response says
+
+ERRORS = ("no_update", "multi_update", "empty_update", "multi_recall", "unclosed_recall", "empty_recall", "truncated")
+_TAG = re.compile(r"</?\w+>")
+
+
+def _blocks(text: str, tag: str) -> list[str]:
+    """The contents of all closed blocks; one that is opened anew before it was closed counts from there."""
+    return re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
+
+
+def parse_step(text: str, finish: str = Finish.STOP) -> Step:
+    r"""What a response says: thinking, memory, query, and its errors, a subset of `ERRORS`. For rollout, reward and evaluation (D-2, D-7).
+
+    The memory is the first update that is not blank, over as many lines as it has, without queries inside. The query is the first recall,
+    tags in it dropped, on one line. What stands in closed thinking is no update and no query.
+
+    >>> step = parse_step("<update>Anna\nmet Otto.</update><recall>Otto</recall> or <recall>Ida</recall>")
+    >>> step.memory, step.query, step.errors
+    ('Anna\nmet Otto.', 'Otto', ('multi_recall',))
+    """
+    thoughts = _blocks(text, "thinking")
+    text = re.sub(r"<thinking>.*?</thinking>", "", text, flags=re.DOTALL)
+    updates, recalls = _blocks(text, "update"), _blocks(text, "recall")
+    queries = [" ".join(_TAG.sub(" ", query).split()) for query in recalls]
+    memories = [memory for update in updates if (memory := without_recall(update))]
+    wrong = {
+        "no_update": not updates,
+        "multi_update": len(updates) > 1,
+        "empty_update": len(memories) < len(updates),
+        "multi_recall": len(recalls) > 1,
+        "unclosed_recall": text.count("<recall>") > len(recalls),
+        "empty_recall": "" in queries,
+        "truncated": finish == Finish.LENGTH,
+    }
+    return Step(
+        thoughts[0].strip() if thoughts else None,
+        memories[0] if memories else None,
+        next(filter(None, queries), None),
+        tuple(name for name in ERRORS if wrong[name]),
+    )
+
+
+def without_recall(text: str) -> str:
+    return re.sub(r"<recall>.*?</recall>", "", text, flags=re.DOTALL).strip()
+
+
+def read_step(turn: Turn, config: AgentConfig, codec: Codec) -> Step:
+    """`parse_step` of a turn under the settings of `memory_text` and `on_missing_update`; memory and query end at their caps."""
+    response = codec.after_thinking(turn.response)
+    step = parse_step(response, turn.finish)
+    memory = step.memory
+    if config.memory_text == "response_minus_recall" or (memory is None and config.on_missing_update == "whole_response"):
+        memory = without_recall(response)
+        if not memory and config.on_missing_update != "whole_response":
+            memory = None
+    if memory is None and config.on_missing_update == "reset":
+        memory = NO_MEMORY
+    memory, memory_cut = _capped(memory, config.memory_tokens, codec)
+    query, query_cut = _capped(step.query, config.query_tokens, codec)
+    return Step(step.thinking, memory, query, step.errors, memory_cut, query_cut)
+
+
+def _capped(text: str | None, n_tokens: int, codec: Codec) -> tuple[str | None, bool]:
+    if text is None:
+        return None, False
+    text = codec.text(text)
+    return (text, False) if len(text.ids) <= n_tokens else (codec.decode(text.ids[:n_tokens]), True)
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def rememr1(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
+    """One bounded memory, overwritten after each section, and a look back at the memories before it; the answer comes from question, memory and
+    what was recalled last."""
+    update, final = config.template("recall_update"), config.template("recall_final")
+    problem, nothing = codec.text(task.question), codec.text(NOT_RECALLED)
+    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
+    first = codec.text(NO_MEMORY)
+    state, cut = MemoryState(first, retriever_of(config, codec), placeholder=first), sections.left_out
+
+    def shown() -> dict:
+        return {
+            "problem": problem, "memory": state.memory, "recalled": state.recalled, "cut": cut,
+            "recalled_memory": codec.text(state.recalled.text) if state.recalled.steps else nothing,
+        }  # fmt: skip
+
+    for section in sections:
+        turn = yield fill(update, config.most_step_tokens, section=section, **shown())
+        turn.step = read_step(turn, config, codec)
+        query = {"learned": turn.step.query, "question": task.question, "off": None}[config.callback]
+        state.update(turn.step.memory, query, config.recall_k, config.history_scope == "include_current", config.recall_at_zero)
+    yield fill(final, config.final_tokens, final=True, **shown())
+
+
+def retriever_of(config: AgentConfig, codec: Codec) -> WordRecall:
+    """A retriever of its own for each trajectory."""
+    if config.retriever == "tfidf_tokens":
+        return RETRIEVERS["tfidf"](codec.tokens)
+    return RETRIEVERS[config.retriever]()
+
+
+# ---------------------------------------------------------------- rewards of single turns
+
+
+def states(
+    trajectory: Trajectory,
+    form: str = "boxed",
+    memory: str = "gain",
+    callback: str = "seen",
+    tags: str = "all",
+    match: str = "words",
+) -> list[dict[str, float]]:
+    """The rewards of every turn, raw and each by its name (spec rememr1.md 7, eq. 5 to 7); `state` is what trains, the sum of `memory`, `callback`
+    and `format`. [turns]
+
+    gain, level  what the update has added of an accepted answer to the memory, in [-1, 1], and what the memory then has of it, in [0, 1];
+                 memory: which of the two is `memory`
+    callback     what the look back of this turn has brought of an accepted answer that the turn had not in sight. callback: seen = in memory
+                 and section, prompt = in the whole prompt, question and all
+    format       1 or 0. tags: all = one update, no error of `parse_step`, thinking closed; one_line = exactly one update on one line, which
+                 is then also all that `level` sees. In the final turn: an answer in the form asked for
+    covered      0 where no accepted answer has a word that could be looked for (`graders.answer_recall`): gain, level, callback are then 0
+    match        words = `answer_recall`'s own, substring = upstream's
+
+    Whatever copies the answer is paid, wherever it stands and whatever it says about it: these rewards are lexical (D-6).
+    """
+    task, out = trajectory.task, []
+
+    def held(text: str) -> float | None:
+        return answer_recall(task.answers, "" if text.strip() == NO_MEMORY else text, task.question, match)
+
+    covered = held("") is not None
+    for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
+        gain = level = called = 0.0
+        if turn.prompt.final:
+            right = one_box(turn.response, form, tags)
+        elif turn.step is None:  # it was never read: the engine or the agent has failed
+            right = 0.0
+        else:
+            right = right_tags(turn, tags)
+            after = following.prompt.memory if following else turn.prompt.memory
+            if tags == "one_line":
+                after = one_line(turn.response)
+            if covered:
+                level = held(after)
+                gain = level - held(turn.prompt.memory)
+            if covered and following and following.prompt.recalled.steps:
+                sight = turn.prompt.text if callback == "prompt" else f"{turn.prompt.memory}\n{turn.prompt.section}"
+                called = max(0.0, held(f"{following.prompt.recalled.text}\n{sight}") - held(sight))
+        of_memory = {"gain": gain, "level": level}[memory]
+        out.append({
+            "state": of_memory + called + right, "memory": of_memory, "gain": gain, "level": level, "callback": called, "format": right,
+            "covered": float(covered),
+        })  # fmt: skip
+    return out
+
+
+def right_tags(turn: Turn, tags: str) -> float:
+    text = strip_thinking(turn.response)
+    if tags == "one_line":
+        return float(bool(one_line(text)))
+    return float(not turn.step.errors and text.count("<thinking>") == text.count("</thinking>") <= 1)
+
+
+def one_line(response: str) -> str:
+    """The one update that stands on one line, "" if there is none or several: all that upstream's rewards see."""
+    found = re.findall(r"<update>(.*?)</update>", response)
+    return found[0].strip() if len(found) == 1 else ""
+
+
+def one_box(response: str, form: str, tags: str = "all") -> float:
+    """Whether the final response has an answer in the form asked for. tags: one_line = exactly one box with something in it, as upstream."""
+    text = strip_thinking(response)
+    if tags == "one_line":
+        return float(len(re.findall(r"\\boxed\{(.+)\}", text)) == 1)
+    return float(bool((extract_boxed(text) if form == "boxed" else extract_sentence(text)) or ""))
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+class Looks:
+    """What is counted of one trajectory's looks back, turn by turn as it goes on."""
+
+    def __init__(self, task: Task, example: str):
+        self.golds, self.asked = phrases(task.answers), {normalize_answer(example)}
+        self.n: Counter[str] = Counter(dict.fromkeys((*COUNTS, *ERRORS), 0))
+        self.seen: list[dict] = []  # every look back: section, query, what it has brought, whether that has the answer
+
+    def add(self, turn: Turn) -> None:
+        """A turn after the agent has read it."""
+        prompt, step = turn.prompt, turn.step
+        if prompt.recalled is None:
+            return
+        if prompt.recalled.query:
+            hit = bool(prompt.recalled.steps)
+            holds = hit and stand(self.golds, prompt.recalled.text) > 0
+            current = hit and prompt.recalled.text == prompt.memory
+            self.n.update(queries=1, hits=hit, ages=prompt.recalled.age, current=current, holds=holds)
+            self.seen.append({"section": self.n["updates"], "from": list(prompt.recalled.steps), "holds": holds})
+        if prompt.final:
+            return
+        self.n["updates"] += 1
+        if step is None:
+            return
+        self.n.update({error: 1 for error in step.errors} | {"memory_capped": step.memory_cut, "query_capped": step.query_cut})
+        if step.query:
+            said = normalize_answer(step.query)
+            self.n["degenerate"] += said in self.asked
+            self.asked.add(said)
+
+    def row(self) -> dict:
+        """For a row of an evaluation; of many looks back the first and the last."""
+        return dict(self.n) | {"looks": self.seen[:12] + self.seen[12:][-4:]}
+
+
+COUNTS = ("updates", "queries", "hits", "ages", "current", "holds", "degenerate", "memory_capped", "query_capped")

@@ -1,0 +1,583 @@
+from dataclasses import asdict, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import base
+import settings
+import worlds
+from agents import AGENTS, SECTIONWISE
+from data import Pool, Task
+from eval import evaluate
+from graders import answer_recall
+from grpo import advantages_of, rows_of, token_weights
+from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt, Step, Trajectory, Turn, fill, window_of
+from memory import Recall
+from metrics import describe_states
+from rememr1 import ERRORS, Looks, one_line, parse_step, read_step, rememr1, states
+from rollout import Sampling, ScriptedEngine, follow, rollout
+from settings import COMPAT, GRPOConfig
+from text import UserError
+
+CONFIG = AgentConfig(24, 13, 24, query_tokens=8, step_tokens=40)
+
+
+def document(*sections: str) -> str:
+    """A document whose sections of 24 tokens are these: six sentences each, the last one repeated."""
+    return " ".join(" ".join((section.split(". ") + 6 * [section.split(". ")[-1]])[:6]) for section in sections)
+
+
+FACTS = [[f"{name} reached {place}." for name, place in pairs] for pairs in (
+    (("Anna", "Rome"), ("Otto", "Lima"), ("Ida", "Oslo"), ("Nils", "Nice"), ("Emil", "Cork"), ("Olga", "Graz")),
+    (("Karin", "Kyoto"), ("Peter", "Paris"), ("Petra", "Perth"), ("Rita", "Riga"), ("Sonja", "Sofia"), ("Viktor", "Vienna")),
+    (("Max", "Malmo"), ("Marta", "Milan"), ("Mina", "Miami"), ("Marco", "Minsk"), ("Leon", "Leeds"), ("Laura", "Linz")),
+)]  # fmt: skip
+TASK = Task("t", "Where is Otto?", ("Lima",), " ".join(fact for section in FACTS for fact in section))
+
+
+def drive(task, config, codec, answers, finish=Finish.STOP):
+    """Run the agent on scripted responses; returns its turns."""
+    steps, turns = rememr1(task, config, codec), []
+    prompt = next(steps)
+    for answer in answers:
+        text = codec.text(answer)
+        turns.append(Turn(prompt, [], list(text.ids), [], finish, text))
+        try:
+            prompt = steps.send(turns[-1])
+        except StopIteration:
+            return turns
+    raise AssertionError("the agent wants more turns than there are answers")
+
+
+def ask(memory: str, query: str = "") -> str:
+    return f"<update>{memory}</update>" + f"<recall>{query}</recall>" * bool(query)
+
+
+# ---------------------------------------------------------------- the parser
+
+
+@pytest.mark.parametrize(("response", "memory", "query", "errors"), [
+    ("<update>Anna.</update><recall>who\nis she?</recall>", "Anna.", "who is she?", ""),  # a query over several lines
+    ("<update>a</update><recall>q1</recall> and <recall>q2</recall>", "a", "q1", "multi_recall"),  # two on one line
+    ("<recall>q</recall>", None, "q", "no_update"),  # a recall only
+    ("<update>a</update><recall>who", "a", None, "unclosed_recall"),
+    ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
+    ("<update> \n </update>", None, None, "empty_update"),
+    ("", None, None, "no_update"),
+    ("Anna met Otto.", None, None, "no_update"),
+    ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
+    ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
+    ("<update>a <update>b</update>", "b", None, ""),  # opened anew before it was closed
+    ("<update>a", None, None, "no_update"),
+    ("a</update>", None, None, "no_update"),
+    ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
+    ("<update>a</update><recall></recall><recall>q</recall>", "a", "q", "multi_recall empty_recall"),
+    ("<update>a</update><recall>q <recall>r</recall>", "a", "r", "unclosed_recall"),
+    ("<update>a</update><recall>who is <b>Anna</b>?</recall>", "a", "who is Anna ?", ""),  # tags in a query
+    ("<update>a <recall>q</recall> b</update>", "a  b", "q", ""),  # no query stays in a memory
+    ("<thinking>an <update> or a <recall>x</recall>?</thinking><update>a</update>", "a", None, ""),
+    ("<thinking>never closed <update>a</update>", "a", None, ""),
+    ("<UPDATE>a</UPDATE>", None, None, "no_update"),  # tags are written as the prompt writes them
+])  # fmt: skip
+def test_the_parsers_table(response, memory, query, errors):
+    step = parse_step(response)
+    assert (step.memory, step.query, " ".join(step.errors)) == (memory, query, errors)
+    cut = parse_step(response, Finish.LENGTH)
+    assert cut == replace(step, errors=(*step.errors, "truncated"))
+
+
+def test_thinking_is_kept_apart():
+    assert parse_step("<thinking> who? </thinking><update>a</update>").thinking == "who?"
+    assert parse_step("<update>a</update>").thinking is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<update>", "</update>", "<recall>", "</recall>", "<thinking>", "</thinking>", " a", "\n", " b "]),
+        max_size=14,
+    )
+)
+def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_a_memory(parts):
+    step = parse_step("".join(parts))
+    assert {*step.errors} <= {*ERRORS} and len({*step.errors}) == len(step.errors)
+    assert step.query is None or ("<" not in step.query and step.query.strip())
+    if step.memory is not None:
+        assert step.memory.strip() and "<update>" not in step.memory and "no_update" not in step.errors
+        assert parse_step(step.memory).query is None
+    assert (step.memory is None) == bool(
+        {"no_update", "empty_update"} & {*step.errors} and not ("multi_update" in step.errors and step.memory)
+    )
+
+
+@pytest.mark.parametrize(("memory_text", "on_missing", "response", "memory"), [
+    ("update", "keep_previous", "<recall>q</recall>", None),
+    ("update", "keep_previous", "<update> </update>", None),
+    ("update", "reset", "<recall>q</recall>", NO_MEMORY),
+    ("update", "reset", "<update>a</update>", "a"),
+    ("update", "whole_response", "so <recall>q</recall> it is", "so  it is"),
+    ("update", "whole_response", "<recall>q</recall>", ""),  # as upstream: all is lost
+    ("update", "whole_response", "<thinking>t</thinking><update>a</update>", "a"),
+    ("response_minus_recall", "whole_response", "<thinking>t</thinking> <update>a</update><recall>q\nr</recall>", "<thinking>t</thinking> <update>a</update>"),
+    ("response_minus_recall", "whole_response", "<update>a</update><recall>who", "<update>a</update><recall>who"),
+    ("response_minus_recall", "keep_previous", "<recall>q</recall>", None),
+    ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
+])  # fmt: skip
+def test_d5_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
+    config = replace(CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64)
+    text = codec.text(response)
+    assert read_step(Turn(None, [], [], [], Finish.STOP, text), config, codec).memory == memory
+
+
+def test_caps_cut_memory_and_query_and_say_so(codec):
+    config = replace(CONFIG, memory_tokens=4, query_tokens=2)
+    (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto. Ida left.", "Anna met Otto")] * 4)
+    assert (turn.step.memory, turn.step.memory_cut, turn.step.query, turn.step.query_cut) == (
+        " Anna met Otto.",
+        True,
+        " Anna met",
+        True,
+    )
+    (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto.", "Anna")] * 4)
+    assert not turn.step.memory_cut and not turn.step.query_cut
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
+    turns = drive(TASK, CONFIG, codec, [
+        ask("Otto reached Lima."), ask("Karin reached Kyoto.", "Otto"), ask("Max reached Malmo.", "Karin and Rome"), "\\boxed{Lima}",
+    ])  # fmt: skip
+    assert [t.prompt.recalled for t in turns] == [
+        Recall(), Recall(), Recall("Otto reached Lima.", "Otto", (1,), 1.0, 1), Recall("Karin reached Kyoto.", "Karin and Rome", (2,), 1 / 3, 1),
+    ]  # fmt: skip
+    shown = [t.prompt.text.partition("<recalled_memory>\n")[2].partition("\n</recalled_memory>")[0] for t in turns]
+    assert shown == [NOT_RECALLED, NOT_RECALLED, "Otto reached Lima.", "Karin reached Kyoto."]
+    assert [t.prompt.memory for t in turns] == [NO_MEMORY, "Otto reached Lima.", "Karin reached Kyoto.", "Max reached Malmo."]
+    assert [t.prompt.final for t in turns] == [False, False, False, True] and turns[-1].step is None
+    assert [t.prompt.max_tokens for t in turns] == [40, 40, 40, 24]
+
+
+def test_three_arms_differ_in_nothing_but_what_is_looked_for(codec):
+    answers = [ask("Otto reached Lima.", "Otto"), ask("Karin reached Kyoto.", "Otto"), ask("Max reached Malmo.", "Karin"), "x"]
+    learned, question, off = (
+        [t.prompt for t in drive(TASK, replace(CONFIG, callback=callback), codec, answers)]
+        for callback in ("learned", "question", "off")
+    )
+    assert [p.recalled.text for p in learned] == ["", "", "Otto reached Lima.", "Karin reached Kyoto."]
+    assert [p.recalled.text for p in question] == ["", "", "Otto reached Lima.", "Otto reached Lima."]
+    assert [p.recalled for p in off] == [Recall()] * 4
+    assert [p.text for p in learned[:2]] == [p.text for p in question[:2]] == [p.text for p in off[:2]]
+    assert learned[2].text == question[2].text == off[2].text.replace(NOT_RECALLED, "Otto reached Lima.")
+
+
+def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
+    answers = [ask("Otto reached Lima."), "<recall>Otto</recall>", "nonsense", "x"]
+    turns = drive(TASK, CONFIG, codec, answers)
+    assert [t.prompt.memory for t in turns] == [NO_MEMORY] + 3 * ["Otto reached Lima."]
+    assert turns[2].prompt.recalled == Recall(query="Otto")  # what stands in the prompt anyway is not recalled
+    assert [t.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
+    wiped = drive(TASK, replace(CONFIG, on_missing_update="reset"), codec, answers)
+    assert [t.prompt.memory for t in wiped] == [NO_MEMORY, "Otto reached Lima.", NO_MEMORY, NO_MEMORY]
+    assert wiped[2].prompt.recalled.text == "Otto reached Lima."
+
+
+def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
+    turns = drive(
+        TASK, CONFIG, codec, ["<think><update>a</update><recall>b</recall></think>" + ask("c", "d"), ask("e"), ask("f"), "x"]
+    )
+    assert (turns[0].step.memory, turns[0].step.query) == ("c", "d")
+
+
+def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
+    """D-4, and D-11: one task alone is a batch like any other."""
+    said = iter(range(10**6))
+
+    def script(prompt: Prompt) -> str:
+        number = next(said) % 7
+        return "\\boxed{Lima}" if prompt.final else [ask("Otto reached Lima.", "Anna"), "<recall>Otto", ask("Ida left.", "Otto Lima"), "x", ask("", "Lima"),
+                                                     ask("Max left.\nAnna too.", "Lima\nAnna"), ask("Anna met Otto.")][number]  # fmt: skip
+
+    def prompts(run) -> list[str]:
+        nonlocal said
+        said, engine = iter(range(10**6)), ScriptedEngine(codec, lambda prompt: seen.append(prompt.text) or script(prompt))
+        seen: list[str] = []
+        run(engine)
+        return seen
+
+    task = worlds.make_task(0, 9, "two_hop_reverse")
+    config = replace(base.AGENT, step_tokens=60)
+    trained = prompts(lambda engine: list(rollout(engine, rememr1, [(task, 0)], config)))
+    followed = prompts(lambda engine: list(follow(engine, rememr1, task, config, Sampling())))
+    evaluated = prompts(
+        lambda engine: evaluate(engine, rememr1, [task], config, Sampling(), name="a", length=9, rows=tmp_path / "rows")
+    )
+    assert trained == followed == evaluated and len(trained) == 10
+    assert sum(NOT_RECALLED not in prompt for prompt in trained) >= 2
+
+
+@pytest.mark.parametrize("layout", ["shared", "paper"])
+def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
+    config = AgentConfig(layout=layout)
+    slots = [piece for piece, constant in config.template("recall_update") if not constant]
+    assert slots == {
+        "shared": ["section", "problem", "recalled_memory", "memory"], "paper": ["problem", "recalled_memory", "memory", "section"],
+    }[layout]  # fmt: skip
+    assert [p for p, constant in config.template("recall_final") if not constant] == ["problem", "recalled_memory", "memory"]
+    text = "".join(piece for piece, constant in config.template("recall_update") if constant)
+    for tag in ("thinking", "update", "recall"):
+        assert text.count(f"<{tag}>") == text.count(f"</{tag}>") >= 1
+    assert config.example_query in text and config.example_query.upper() in "".join(
+        piece for piece, _ in replace(config, example_query=config.example_query.upper()).template("recall_update")
+    )
+
+
+def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
+    single, double = (
+        "".join(piece for piece, _ in replace(CONFIG, boxed_literal=name).template("recall_final")) for name in ("single", "double")
+    )
+    assert "\\boxed{}" in single and "\\boxed{{}}" in double and double.replace("{{}}", "{}") == single
+    for turn in ("final", "full", "recall_update"):  # of no other prompt
+        assert replace(CONFIG, boxed_literal="double").template(turn) == CONFIG.template(turn)
+
+
+def test_templates_of_ones_own(tmp_path, codec):
+    (tmp_path / "recall_update.txt").write_text("{prompt}|{recalled_memory}|{memory}|{chunk}|<update>")
+    (tmp_path / "recall_final.txt").write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
+    turns = drive(TASK, replace(CONFIG, templates=str(tmp_path)), codec, [ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x"])
+    assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
+    (tmp_path / "recall_update.txt").write_text("{prompt} without a section")
+    with pytest.raises(UserError, match=r"recall_update\.txt shows no text"):
+        replace(CONFIG, templates=str(tmp_path))
+    (tmp_path / "recall_update.txt").write_text("{chunk}")
+    (tmp_path / "update.txt").write_text("{chunk} {recalled_memory}")
+    with pytest.raises(UserError, match="slot for the recalled memory, which there is none of"):
+        replace(CONFIG, templates=str(tmp_path))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"callback": "always"}, {"retriever": "dense"}, {"history_scope": "all"}, {"memory_text": "all"}, {"on_missing_update": "panic"},
+    {"boxed_literal": "triple"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1}, {"example_query": "{section}"},
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        AgentConfig(**wrong)
+
+
+def test_retrievers_and_several_hits_reach_the_prompt(codec):
+    answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", "who left Rome or Lima"), "x"]
+    for retriever in ("word_recall", "tfidf", "bm25", "tfidf_tokens"):
+        found = drive(TASK, replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64), codec, answers)[-1].prompt
+        assert found.recalled.text == "Anna left Rome.\n\nOtto left Lima." and {*found.recalled.steps} == {1, 2}, retriever
+        assert found.recalled.text in found.text
+    nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
+    assert drive(TASK, CONFIG, codec, nothing)[-1].prompt.recalled == Recall(query="Boris")
+    assert drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1].prompt.recalled.text == "Otto left Lima."
+
+
+def test_the_window_has_room_for_what_is_recalled(codec):
+    config = AgentConfig(100, 20, 10, step_tokens=50, recall_k=2)
+    assert window_of(config, "rememr1") == 100 + 3 * 20 + 50 + 1024 and window_of(config) == 100 + 20 + 20 + 1024
+    assert window_of(replace(config, step_tokens=None, query_tokens=7), "rememr1") == 100 + 3 * 20 + 47 + 1024
+
+
+def test_it_is_an_agent_like_the_others():
+    assert AGENTS["rememr1"] is rememr1 and "rememr1" in SECTIONWISE
+
+
+# ---------------------------------------------------------------- rewards
+
+
+@pytest.mark.parametrize(("answers", "text", "question", "ours", "upstreams"), [
+    (["UK", "United Kingdom"], "the UK", "", 1.0, 0.5),
+    (["no"], "well known", "", None, 1.0),
+    (["no show"], "it is well known", "", 0.0, 0.5),
+    (["Barrier of Flames"], "the barrier of flames", "", 1.0, 1 / 3),
+    (["Lima"], "Lima.", "Where is Lima?", None, 1.0),  # the question has it: nothing was found by reading
+    (["Old Lima"], "in Lima", "Where is Lima?", 0.0, 0.5),
+    (["yes"], "yes", "", None, 1.0),
+    (["yes", "Lima"], "Lima", "", 1.0, 0.5),
+    (["Lima", "Rome"], "", "", 0.0, 0.0),
+    ([], "Lima", "", None, None),
+])  # fmt: skip
+def test_d6_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
+    assert answer_recall(answers, text, question) == ours
+    assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
+
+
+def rewards(codec, answers, task=TASK, config=CONFIG, **kind):
+    return states(Trajectory(task, drive(task, config, codec, answers)), **kind)
+
+
+def test_gain_and_level_and_each_reward_alone(codec):
+    found = rewards(codec, [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "\\boxed{Lima}"])
+    assert [s["gain"] for s in found] == [1, 0, -1, 0] and [s["level"] for s in found] == [1, 1, 0, 0]
+    assert [s["memory"] for s in found] == [1, 0, -1, 0] and [s["format"] for s in found] == [1, 1, 1, 1]
+    assert [s["state"] for s in found] == [2, 1, 0, 1] and all(s["covered"] for s in found)
+    found = rewards(codec, [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"], memory="level")
+    assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [1, 1, 1, 0]
+
+
+def test_the_callback_reward_is_the_turns_that_has_asked(codec):
+    answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Otto"), "\\boxed{Lima}"]
+    found = rewards(codec, answers)
+    assert [s["callback"] for s in found] == [0, 0, 1, 0] and [s["gain"] for s in found] == [1, -1, 0, 0]
+    # the answer in sight already, in the section or in the memory: the look back has brought nothing
+    first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
+    assert [s["callback"] for s in rewards(codec, answers, first)] == [0, 0, 0, 0]
+    again = [ask("Otto reached Lima."), ask("Lima, said Otto.", "Otto"), ask("Max left.", "Otto reached"), "\\boxed{Lima}"]
+    assert [s["callback"] for s in rewards(codec, again)] == [0, 0, 0, 0]
+
+
+def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
+    answers = [ask("Otto reached Lima."), ask("Max left.", "Otto"), ask("Max left.", "Otto"), "\\boxed{Lima}"]
+    longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
+    assert [s["callback"] for s in rewards(codec, answers, longer)] == [0, 0, 1, 0]  # at 2 the memory that it started from has it
+    four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
+    answers = [
+        ask("Otto reached Lima."),
+        ask("Max left.", "Otto"),
+        ask("Max left.", "Otto"),
+        ask("Max left.", "Otto"),
+        "\\boxed{Lima}",
+    ]
+    assert [s["callback"] for s in rewards(codec, answers, four)] == [0, 0, 1, 1, 0]
+    assert [s["callback"] for s in rewards(codec, answers, four, callback="prompt", match="substring")] == [0, 0, 0, 0, 0]
+    # in the whole prompt stands the question too: upstream's look back for an answer that the question names is worth nothing
+    named = replace(four, question="Is it Lima or Rome, Otto?")
+    assert [s["callback"] for s in rewards(codec, answers, named, callback="seen", match="substring")] == [0, 0, 1, 1, 0]
+    assert [s["callback"] for s in rewards(codec, answers, named, callback="prompt", match="substring")] == [0, 0, 0, 0, 0]
+    assert [s["covered"] for s in rewards(codec, answers, named)] == [0] * 5
+
+
+@pytest.mark.parametrize(("response", "ours", "upstreams"), [
+    (ask("Otto reached Lima."), (1, 1), (1, 1)),
+    (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
+    (ask("Lima.") + ask("Lima."), (0, 1), (0, 0)),
+    (ask("Lima.", "Anna"), (1, 1), (1, 1)),
+    (ask("Lima.") + "<recall>Anna", (0, 1), (1, 1)),  # D-7: upstream's format looks at neither recall nor thinking
+    ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
+    ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
+    ("Lima.", (0, 0), (0, 0)),
+    (ask("\n"), (0, 0), (0, 0)),
+])  # fmt: skip
+def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
+    answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
+    for kind, wanted in (({}, ours), ({"tags": "one_line", "match": "substring"}, upstreams)):
+        state = rewards(codec, answers, **kind)[0]
+        assert (state["format"], state["level"]) == wanted, kind
+
+
+@pytest.mark.parametrize(("response", "ours", "upstreams"), [
+    ("\\boxed{Lima}", 1, 1), ("\\boxed{Lima} or \\boxed{Rome}", 1, 1), ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0), ("\\boxed{}", 0, 0), ("Lima", 0, 0),
+    ("\\boxed{Lima", 0, 0), ("\\fbox{Lima}", 0, 0),
+])  # fmt: skip
+def test_format_of_the_answer(codec, response, ours, upstreams):
+    answers = [ask("x"), ask("x"), ask("x"), response]
+    assert rewards(codec, answers)[-1]["format"] == ours
+    assert rewards(codec, answers, tags="one_line")[-1]["format"] == upstreams
+    sentence = rewards(codec, [*answers[:-1], "Therefore, the answer is Lima."], form="sentence")[-1]["format"]
+    assert sentence == 1 and one_line(ask("a")) == "a"
+
+
+def test_gains_telescope_and_levels_do_not(codec):
+    """Found after the first, the second and the third section, and kept (spec rememr1.md 7)."""
+    group = []
+    for found in (0, 1, 2):
+        answers = [ask("Otto reached Lima." if k >= found else "Max left.") for k in range(3)] + ["\\boxed{Lima}"]
+        group.append(drive(TASK, CONFIG, codec, answers))
+    sums = {}
+    for kind in ("gain", "level"):
+        trajectories = [Trajectory(TASK, turns, k, 1.0) for k, turns in enumerate(group)]
+        for t in trajectories:
+            t.states = states(t, memory=kind)
+        each = advantages_of(Group(TASK, trajectories), GRPOConfig(alpha=0.0, normalisation="mean"))
+        sums[kind] = [round(sum(of_turns), 6) for of_turns in each]
+        if kind == "gain":
+            assert [round(x, 2) for x in each[0][:3]] == [0.67, -0.33, -0.33]
+    assert sums == {"gain": [0, 0, 0], "level": [1, 0, -1]}
+
+
+def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
+    turns = drive(TASK, CONFIG, codec, [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"])[:2]
+    turns[1] = replace(turns[1], finish=Finish.ERROR, step=None, response=codec.text(""))
+    assert [s["state"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
+
+
+# ---------------------------------------------------------------- advantages
+
+
+OUTCOMES = [1, 0, 0, 1]
+R_STATE = [[2, 1, 0, 1], [1, 2, 1, 0], [1, 1, 0, 1]]  # step 0, step 1, final
+GOLDEN = {
+    1.0: [[0.6, -0.4, -0.6, 0.4], [0.4, -0.2, -0.4, 0.2], [0.45, -0.35, -0.55, 0.45]],
+    2.0: [[0.8, -0.4, -0.8, 0.4], [0.4, 0.0, -0.4, 0.0], [0.5, -0.3, -0.7, 0.5]],
+}
+
+
+def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
+    trajectories = []
+    for i, outcome in enumerate(outcomes):
+        turns = [Turn(Prompt((), 8, final=k == len(r_state) - 1), [2], [3], [-1.0], Finish.STOP, "") for k in range(len(r_state))]
+        of_turns = [{"state": float(by_step[i])} for by_step in r_state]
+        trajectories.append(Trajectory(TASK, turns, i, float(outcome), of_turns))
+    return Group(TASK, trajectories)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_golden_advantages(scale):
+    """D-3: the default has scale 1; upstream's doubling is a setting of its own."""
+    each = advantages_of(group(), GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale))
+    for step, wanted in enumerate(GOLDEN[scale]):
+        assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
+    rows = rows_of([group()], GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4))
+    assert [row.advantage for row in rows] == pytest.approx([GOLDEN[scale][k][i] for i in range(4) for k in range(3)])
+
+
+def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
+    each = advantages_of(group(), GRPOConfig(alpha=1.0, normalisation="mean"))
+    assert each == [[0.5] * 3, [-0.5] * 3, [-0.5] * 3, [0.5] * 3]
+    each = advantages_of(group(), GRPOConfig(alpha=0.0, normalisation="mean"))
+    assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
+
+
+def test_with_std_the_doubling_cancels():
+    one, two = (advantages_of(group(), GRPOConfig(normalisation="std", state_reward_scale=scale)) for scale in (1.0, 2.0))
+    assert [x for of_turns in one for x in of_turns] == pytest.approx([x for of_turns in two for x in of_turns], abs=1e-5)
+
+
+def test_a_group_of_one_has_no_baseline():
+    each = advantages_of(group([1], [[2], [1], [1]]), GRPOConfig(alpha=0.8, normalisation="mean"))
+    assert each == [pytest.approx([0.8 + 0.4, 0.8 + 0.2, 0.8 + 0.2])]
+
+
+def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
+    g = group()
+    failed = g.trajectories[0]  # ended after its first turn
+    failed.turns, failed.states = failed.turns[:1], failed.states[:1]
+    short = g.trajectories[1]  # and one that had a section less
+    del short.turns[1], short.states[1]
+    each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation="mean"))
+    assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
+    assert len(each[0]) == 1 and [each[2][1], each[3][1]] == pytest.approx([0.5, -0.5])
+    assert [each[i][-1] for i in (1, 2, 3)] == pytest.approx([1 / 3, -2 / 3, 1 / 3])
+
+
+def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
+    agreed = group([1, 1, 1, 1])
+    assert not agreed.signal and len(rows_of([agreed], GRPOConfig(normalisation="mean"))) == 12
+    assert rows_of([agreed], GRPOConfig(normalisation="mean", alpha=1.0)) == []
+    assert rows_of([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
+
+
+def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns():
+    g = group()
+    for n, turn in enumerate(turn for t in g.trajectories for turn in t.turns):
+        turn.response_ids, turn.logprobs = [3] * (1 + n % 5), [-1.0] * (1 + n % 5)
+    del g.trajectories[1].turns[1], g.trajectories[1].states[1]
+    config = GRPOConfig(normalisation="mean", aggregation="state_mean", group_size=4)
+    rows = rows_of([g], config)
+    for row, weight in zip(rows, token_weights(rows, config), strict=True):
+        assert weight == pytest.approx(1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4))
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_compat_sets_every_axis(tmp_path):
+    axes = {
+        "memory_text", "on_missing_update", "history_scope", "retriever", "recall_k", "recall_at_zero", "callback", "boxed_literal", "memory_reward",
+        "callback_reward", "format_reward", "recall_match", "state_reward_scale", "alpha", "aggregation",
+    }  # fmt: skip
+    for grpo, agent, reading in COMPAT.values():
+        assert {*grpo, *agent} == axes and {*reading} <= {*agent}
+        GRPOConfig(**grpo), AgentConfig(**agent)
+    defaults = asdict(GRPOConfig()) | asdict(AgentConfig())
+    paper, upstream = ({name: (grpo | agent)[name] for name in axes} for grpo, agent, _ in (COMPAT["paper"], COMPAT["upstream"]))
+    assert {name for name in axes if paper[name] != defaults[name]} == {"history_scope", "aggregation"}
+    assert {name for name in axes if upstream[name] != defaults[name]} == axes - {
+        "recall_k", "callback", "alpha", "aggregation", "history_scope",
+    }  # fmt: skip
+    assert COMPAT["upstream"][2] == {
+        "history_scope": "include_current",
+        "boxed_literal": "single",
+    }  # it evaluates in another way (D-4)
+    assert settings.compat_fields("upstream", training=True)["agent"]["boxed_literal"] == "double"
+    assert settings.compat_fields("upstream", training=False)["agent"]["history_scope"] == "include_current"
+    assert settings.compat_fields("", training=True) == {}
+    with pytest.raises(UserError, match="paper, upstream"):
+        settings.compat_fields("vllm", training=True)
+    said = settings.axes(AgentConfig(), GRPOConfig())
+    for name in axes:  # nothing is picked unannounced
+        assert f"{name} {str(defaults[name]).lower() if isinstance(defaults[name], bool) else defaults[name]}" in said
+
+
+def test_the_preset_is_the_published_training():
+    grpo, agent = settings.resolve("rememr1", settings.EMBEDDED, {}, {})
+    assert settings.preset_fields("rememr1")[2] == {"agent": "rememr1"}
+    assert (grpo.tasks_per_step, grpo.group_size, grpo.updates_per_rollout) == ((128,), 16, 16)  # mini-batches of 8 prompts
+    assert (grpo.lr, grpo.warmup, grpo.decay_from, grpo.kl, grpo.alpha, grpo.normalisation) == (1e-6, 20, 1.0, 1e-3, 0.8, "mean")
+    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.grad_clip, grpo.weight_decay) == (0.2, 0.2, 3.0, 1.0, 0.01)
+    assert (grpo.temperature, grpo.top_p, grpo.importance) == ((1.0,), 0.999, "none")
+    assert (agent.chunk_tokens, agent.max_sections, agent.over, agent.layout) == (5000, 8, "center", "paper")
+    assert (agent.memory_tokens, agent.most_step_tokens, agent.final_tokens, agent.query_tokens) == (2048, 2048, 2048, 128)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_looks_back_are_counted(codec):
+    config = replace(CONFIG, callback="learned", example_query="the year")
+    four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
+    answers = [ask("Otto reached Lima.", "Year!"), ask("Max left.", "Otto"), "<update>Max left.</update><recall>otto",
+               ask("Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna.", "the Otto"), "\\boxed{Lima}"]  # fmt: skip
+    turns = drive(four, config, codec, answers)
+    looks = Looks(four, config.example_query)
+    for turn in turns:
+        looks.add(turn)
+    n = dict(looks.n)
+    assert {k: v for k, v in n.items() if v} == {
+        "updates": 4, "queries": 3, "hits": 2, "ages": 1 + 3, "holds": 2, "degenerate": 2, "unclosed_recall": 1, "memory_capped": 1,
+    }  # fmt: skip
+    assert {*n} == {
+        "updates",
+        "queries",
+        "hits",
+        "ages",
+        "current",
+        "holds",
+        "degenerate",
+        "memory_capped",
+        "query_capped",
+        *ERRORS,
+    }
+    assert looks.seen == [
+        {"section": 1, "from": [], "holds": False}, {"section": 2, "from": [1], "holds": True}, {"section": 4, "from": [1], "holds": True},
+    ]  # fmt: skip
+    current = drive(four, replace(config, history_scope="include_current"), codec, [ask("Otto reached Lima.", "Otto")] * 4 + ["x"])
+    looks = Looks(four, "")
+    for turn in current:
+        looks.add(turn)
+    assert looks.n["current"] == looks.n["hits"] == 4 and looks.n["ages"] == 0 and looks.n["degenerate"] == 3
+
+
+def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
+    trajectories = []
+    for k, answers in enumerate([
+        [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Otto"), "\\boxed{Lima}"],
+        ["x", ask("Max left.", "Otto"), ask("Otto reached Lima."), "Lima"],
+    ]):  # fmt: skip
+        trajectories.append(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k))
+        trajectories[-1].states = states(trajectories[-1])
+    m = describe_states([Group(TASK, trajectories)], "")
+    assert (m["state_gain"], m["state_level"], m["state_callback"]) == pytest.approx((1 / 6, 2 / 6, 1 / 6))
+    assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx((5 / 6, 1 / 2, 1))
+    assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m["format_no_update"] == pytest.approx(1 / 6)
+    assert (m["recall_queries"], m["recall_hits"], m["recall_age"], m["recall_holds"]) == pytest.approx((2 / 6, 1 / 2, 2, 1))
+
+
+def test_steps_are_values():
+    assert Step() == Step(None, None, None, ()) and all(a != b for a, b in pairwise(ERRORS))
+    assert fill((("x", True),), 3).recalled is None and Pool([], ["a"], "words")
