@@ -276,15 +276,21 @@ def base(out: Annotated[Path, typer.Option(help="folder of the model; it must no
 
 
 @command(app)
-def demo(long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
+def demo(reader: Annotated[str, typer.Option("--agent", help="memagent; rememr1 = beside memagent, on a task where looking back pays, several seeds")] = "memagent",
+         long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
          short: Annotated[bool, typer.Option("--short", help="a few steps and questions: does everything run?")] = False,
          seed: Annotated[int, typer.Option(help="of training and questions")] = 0,
-         name: Annotated[str, typer.Option(help="name of the run; an earlier run of this name is replaced")] = "demo",
+         name: Annotated[str | None, typer.Option(help="name of the run, default: demo, or demo-AGENT; an earlier demo of this name is replaced")] = None,
          runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs"):  # fmt: skip
-    """Train the embedded policy with GRPO, evaluate it beside the untrained one and full context, write a report."""
-    from demo import run_demo
+    """Train the embedded policy with GRPO, evaluate it beside the untrained one and others, write a report."""
+    from demo import run_demo, run_versus
 
-    run_demo("long" if long else "short" if short else "default", seed, name, runs)
+    if reader not in ("memagent", "rememr1"):
+        raise UserError(f"There is no demo of {reader!r}: choose memagent or rememr1.")
+    if name is None:
+        name = "demo" if reader == "memagent" else f"demo-{reader}"
+    run = run_versus if reader == "rememr1" else run_demo
+    run("long" if long else "short" if short else "default", seed, name, runs)
 
 
 # ---------------------------------------------------------------- data

@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -186,6 +186,10 @@ def ask(
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
             before, after = turn.prompt.memory.strip(), strip_thinking(turn.response).strip()
+            for line in _recalls(turn):
+                progress.console.print(line)
+            if turn.step is not None:
+                after = before if turn.step.memory is None else turn.step.memory.strip()
             if not turn.prompt.final and after != before:
                 style = {"same": "", "out": "red strike", "in": "green underline"}
                 changed = [(clean(text), style[kind]) for kind, text in diff(before, after)]
@@ -199,6 +203,20 @@ def ask(
     console.print(
         Styled(f"answer: {final.strip()}" if final else "There is no answer in the form that was asked for.", style="bold")
     )
+
+
+def _recalls(turn) -> Iterator[Styled]:
+    """What was recalled for a turn, and what it looks for."""
+    recalled = turn.prompt.recalled
+    if recalled is not None and recalled.steps:
+        sections = ", ".join(map(str, sorted(recalled.steps)))
+        yield Styled.assemble(
+            ("recalled: ", "magenta"), clean(recalled.text.strip()), (f"  written after section {sections}", "dim")
+        )
+    elif recalled is not None and recalled.query:
+        yield Styled("nothing was found", "magenta")
+    if turn.step is not None and turn.step.query:
+        yield Styled.assemble(("looks for: ", "magenta"), clean(turn.step.query))
 
 
 # ---------------------------------------------------------------- trajectories

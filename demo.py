@@ -1,6 +1,7 @@
-"""The demo: GRPO on the embedded policy, then the trained agent beside the untrained one and full context, on facts nobody has seen.
+"""The demos: GRPO on the embedded policy, then the trained agent beside others on facts nobody has seen.
 
-Holds: `Plan` and its three sizes, `run_demo`. Leaves out: training (train.py), evaluation (eval.py), the report (report.py).
+Holds: `Plan` and its sizes, `run_demo` (MemAgent beside the untrained agent and full context); `Versus`, `run_versus` (ReMemR1 beside MemAgent,
+trained alike, where looking back pays). Leaves out: training (train.py), evaluation (eval.py), the report (report.py).
 Exercise it: `python cli.py demo --short`. Read next: dev/LOG.md.
 
 Training reads facts of the train split in documents of at most 16 sections; evaluation asks for facts of the test split, in documents
@@ -14,9 +15,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,10 +78,40 @@ class Job:
     seed: int
     folder: str
     config: AgentConfig
+    reader: str = "memagent"  # which of `agents.AGENTS`
+    trained: int = 0  # the seed of its training
+    then: tuple = ()  # jobs that may begin once this one is done
 
     @property
     def cost(self) -> int:
         return self.n * self.sections * len(self.kinds)
+
+    def __call__(self) -> list[dict]:
+        return fill(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training in whatever process."""
+
+    run: RunConfig
+    grpo: GRPOConfig
+    config: AgentConfig
+    then: tuple[Job, ...] = ()
+
+    def __call__(self) -> list[dict]:
+        import torch
+
+        from report import write_report
+        from runs import summary
+        from tally import write_summary
+        from train import train
+
+        torch.set_num_threads(1)
+        folder = train(self.run, self.grpo, self.config)
+        write_summary(folder / "summary.json", summary(folder))
+        write_report(folder, title=f"Training {folder.name}")
+        return []
 
 
 @lru_cache(maxsize=2)
@@ -94,31 +125,32 @@ def fill(job: Job) -> list[dict]:
     """Evaluate the cells; returns their rows."""
     import torch
 
-    from agents import full_context
+    from agents import AGENTS
     from eval import evaluate
-    from memagent import memagent
     from rollout import Sampling
 
     torch.set_num_threads(1)
     engine, model = _engine(job.model)
     name = f"{job.agent}-{'+'.join(job.kinds)}-{job.temperature:g}-{job.sections}"
     by_kind = [worlds.make_tasks(job.seed, job.n, job.sections, kind, "test") for kind in job.kinds]
-    keep = job.agent == "trained" and job.temperature > 0 and job.sections in (4, 16, 64)
-    return evaluate(
-        engine, full_context if job.agent == "full" else memagent,
+    keep = not job.agent.startswith(("untrained", "full")) and job.temperature > 0 and job.sections in (4, 16, 64)
+    Path(job.folder).mkdir(exist_ok=True)
+    rows = evaluate(
+        engine, AGENTS[job.reader],
         (task for tasks in zip(*by_kind, strict=True) for task in tasks), job.config, Sampling(job.temperature),
-        name=job.agent, length=job.sections, rows=Path(job.folder, "rows", f"{name}.jsonl"), model=model,
-        seed=job.seed, record_to=Path(job.folder, "rows", f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
+        name=job.agent, length=job.sections, rows=Path(job.folder, f"{name}.jsonl"), model=model,
+        seed=job.seed, record_to=Path(job.folder, f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
     )  # fmt: skip
+    return [row | {"trained": job.trained} for row in rows]
 
 
 def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[list[Job], list[Job]]:
     """(baselines, trained), the dearest first."""
-    model, where = str(folder / "model"), str(folder)
+    model, where = str(folder / "model"), str(folder / "rows")
 
     def cells(agent: str, model: str, temperature: float, questions: dict[int, int], kinds=KINDS) -> Iterator[Job]:
         for sections, n in questions.items():
-            yield Job(agent, model, kinds, temperature, sections, n, seed, where, config)
+            yield Job(agent, model, kinds, temperature, sections, n, seed, where, config, "full" if agent == "full" else "memagent")
 
     base = [
         job
@@ -134,14 +166,17 @@ def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[l
     return sorted(base, key=lambda j: -j.cost), sorted(trained, key=lambda j: -j.cost)
 
 
+Work = Job | Training
+
+
 class Workers:
     """Single processes that take jobs one at a time, so that the dearest start first and none waits behind another's queue."""
 
     def __init__(self, n: int):
         self.context = multiprocessing.get_context("spawn")
         self.idle: list[ProcessPoolExecutor] = []
-        self.busy: dict[Future, ProcessPoolExecutor] = {}
-        self.waiting: list[Job] = []
+        self.busy: dict[Future, tuple[Work, ProcessPoolExecutor]] = {}
+        self.waiting: list[Work] = []
         self.rows: list[dict] = []
         self.done = 0
         self.hire(n)
@@ -150,26 +185,28 @@ class Workers:
         self.idle += [ProcessPoolExecutor(1, mp_context=self.context) for _ in range(n)]
         self.assign()
 
-    def add(self, jobs: list[Job]) -> None:
+    def add(self, jobs: Sequence[Work]) -> None:
         self.waiting += jobs
         self.assign()
 
     def assign(self) -> None:
         while self.idle and self.waiting:
-            worker = self.idle.pop()
-            self.busy[worker.submit(fill, self.waiting.pop(0))] = worker
+            worker, job = self.idle.pop(), self.waiting.pop(0)
+            self.busy[worker.submit(job)] = job, worker
 
     def collect(self, timeout: float | None = 0) -> None:
         """Take in what is finished and hand out what waits."""
         finished, _ = wait(self.busy, timeout, FIRST_COMPLETED)
         for future in finished:
             self.rows += future.result()
-            self.idle.append(self.busy.pop(future))
+            job, worker = self.busy.pop(future)
+            self.idle.append(worker)
             self.done += 1
+            self.waiting += job.then
         self.assign()
 
     def close(self) -> None:
-        for worker in [*self.idle, *self.busy.values()]:
+        for worker in [*self.idle, *(worker for _, worker in self.busy.values())]:
             for process in list((worker._processes or {}).values()):
                 process.terminate()
             worker.shutdown(wait=False, cancel_futures=True)
@@ -178,24 +215,14 @@ class Workers:
 def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     """Train, evaluate, report; returns the run's folder."""
     start = time.perf_counter()
-    plan, folder = PLANS[size], settings.run_path(runs, name)  # what lies there is removed
+    plan, folder = PLANS[size], _folder(name, runs)
     run = RunConfig(name=name, runs=runs, keep_trajectories=5)
     grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
-    if folder.exists():
-        if not (folder / MARK).exists():
-            raise UserError(f"{folder} is there and is not a demo's: give another --name.")
-        shutil.rmtree(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: one thread each
     baselines, trained = jobs_of(plan, seed + 1_000_000, folder, agent)
     console.print(
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
         f"unseen facts in documents of up to {max(plan.sampled):,} sections."
     )
-    try:
-        (folder / "rows").mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}.") from error
-    (folder / MARK).touch()
     workers = Workers(max(1, min(4, (os.cpu_count() or 1) - 1)))
     try:
         workers.add(baselines)
@@ -210,6 +237,22 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     finally:
         workers.close()
     _report(folder, workers.rows, seed, size, time.perf_counter() - start, train_s)
+    return folder
+
+
+def _folder(name: str, runs: str) -> Path:
+    """An empty folder for a demo's results; an earlier demo of this name goes."""
+    folder = settings.run_path(runs, name)
+    if folder.exists():
+        if not (folder / MARK).exists():
+            raise UserError(f"{folder} is there and is not a demo's: give another --name.")
+        shutil.rmtree(folder)
+    try:
+        (folder / "rows").mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}.") from error
+    (folder / MARK).touch()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: one thread each
     return folder
 
 
@@ -232,23 +275,190 @@ def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, wor
 
 
 def _report(folder: Path, rows: list[dict], seed: int, size: str, seconds: float, train_s: float) -> None:
-    import torch
 
-    from report import write_report
-    from tally import summarise, table, write_summary
-
-    summary = summarise(rows, metric="reward") | {
-        "seed": seed, "size": size, "seconds": round(seconds, 1), "training_seconds": round(train_s, 1),
-        "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()},
-    }  # fmt: skip
-    for kind, name in (("*.jsonl", "rows.jsonl"), ("*.transcripts", "transcripts.jsonl")):
-        (folder / name).write_bytes(b"".join(path.read_bytes() for path in sorted((folder / "rows").glob(kind))))
-    write_summary(folder / "summary.json", summary)
-    write_report(folder, title="memagent: the demo")
-    shutil.rmtree(folder / "rows")
-    console.print(table(summary))
+    summary = _collect(folder, rows) | {
+        "seed": seed,
+        "size": size,
+        "seconds": round(seconds, 1),
+        "training_seconds": round(train_s, 1),
+    }
+    _write(folder, summary, "memagent: the demo")
     console.print(
         f"{seconds:.0f} s in all, {train_s:.0f} s of them training. Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}"
+    )
+
+
+def _collect(folder: Path, rows: list[dict]) -> dict:
+    """The summary of all rows, with the machine; rows and transcripts of the single jobs each in one file."""
+    import torch
+
+    from tally import summarise
+
+    for kind, name in (("*.jsonl", "rows.jsonl"), ("*.transcripts", "transcripts.jsonl")):
+        (folder / name).write_bytes(b"".join(path.read_bytes() for path in sorted((folder / "rows").rglob(kind))))
+    shutil.rmtree(folder / "rows")
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()}
+    return summarise(rows, metric="reward") | {"machine": machine}
+
+
+def _write(folder: Path, summary: dict, title: str) -> None:
+    from report import write_report
+    from tally import table, write_summary
+
+    write_summary(folder / "summary.json", summary)
+    write_report(folder, title=title)
+    console.print(table(summary))
+
+
+# ---------------------------------------------------------------- ReMemR1 beside MemAgent
+
+KIND = "two_hop_reverse"  # the fact that answers comes first; which one it was turns out later
+ARMS = ("rememr1", "memagent")
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """How long each part of it is: the settings of either training over the preset demo, and sections -> questions for every agent."""
+
+    seeds: int
+    training: dict[str, dict]  # arm -> fields of GRPOConfig
+    lengths: dict[str, tuple[int, ...]]
+    questions: dict[int, int]
+
+
+VERSUS = {
+    "default": Versus(
+        seeds=3,
+        training={
+            "rememr1": dict(steps=50, grow_at=-1.0, grow_steps=20, temperature=(1.3, 1.4, 1.5)),
+            "memagent": dict(steps=50, grow_at=-1.0, grow_steps=20, temperature=(1.3, 1.4, 1.5)),
+        },
+        lengths={"rememr1": (4, 8, 16), "memagent": (4, 8, 16)},
+        questions={4: 128, 16: 128, 64: 32},
+    ),
+}  # fmt: skip
+VERSUS["long"] = replace(VERSUS["default"], seeds=5, questions={4: 256, 16: 256, 64: 128, 256: 32})
+VERSUS["short"] = Versus(
+    1, {arm: dict(steps=2, tasks_per_step=(2,), group_size=4) for arm in ARMS}, dict.fromkeys(ARMS, (4,)), {4: 4}
+)
+
+
+def trainings(plan: Versus, seed: int, folder: Path) -> list[Training]:
+    """Both arms with every seed, each followed by its evaluation: the same base policy, steps, trajectories and questions."""
+    found = []
+    for s in range(seed, seed + plan.seeds):
+        for arm in ARMS:
+            run = RunConfig(
+                name=f"{arm}-{s}", runs=str(folder), agent=arm, kinds=(KIND,), lengths=plan.lengths[arm], keep_trajectories=5
+            )
+            grpo, config = settings.resolve("demo", EMBEDDED, plan.training[arm] | {"seed": s}, {})
+            found.append(
+                Training(run, grpo, config, tuple(asked(plan, arm, arm, folder / run.name / "model", s, seed, folder, config)))
+            )
+    return found
+
+
+def asked(plan: Versus, agent: str, arm: str, model: Path, s: int, seed: int, folder: Path, config: AgentConfig) -> Iterator[Job]:
+    """The questions to one policy: the same for all of them."""
+    for sections, n in plan.questions.items():
+        for temperature in (1.0, 0.0):
+            yield Job(
+                agent,
+                str(model),
+                (KIND,),
+                temperature,
+                sections,
+                n,
+                seed + 1_000_000,
+                str(folder / "rows" / str(s)),
+                config,
+                arm,
+                s,
+            )
+
+
+def run_versus(size: str, seed: int, name: str, runs: str) -> Path:
+    """Train both, evaluate, report; returns the folder."""
+    start, plan, folder = time.perf_counter(), VERSUS[size], _folder(name, runs)
+    work = trainings(plan, seed, folder)
+    config = work[0].config
+    others = [
+        *asked(plan, "untrained rememr1", "rememr1", EMBEDDED, seed, seed, folder, config),
+        *asked(plan, "untrained memagent", "memagent", EMBEDDED, seed, seed, folder, config),
+        *asked(plan, "full", "full", EMBEDDED, seed, seed, folder, config),
+    ]
+    blind = replace(config, callback="off")
+    first = work[0]
+    work[0] = replace(
+        first,
+        then=(
+            *first.then,
+            *asked(plan, "rememr1, not looking back", "rememr1", Path(first.then[0].model), seed, seed, folder, blind),
+        ),
+    )
+    steps = sum(t.grpo.steps for t in work)
+    console.print(
+        f"ReMemR1 beside MemAgent, {plan.seeds} seeds from {seed} on: {work[0].grpo.steps} steps of GRPO each from the same policy, on documents whose "
+        f"first fact matters only after the last one is read; then questions about unseen facts in documents of up to {max(plan.questions):,} sections."
+    )
+    console.print(settings.axes(config, work[0].grpo))
+    workers = Workers(max(1, min(8, os.cpu_count() or 1)))
+    try:
+        workers.add([*work, *others])
+        with bar("steps") as progress:
+            training, parts = (
+                progress.add_task("training", total=steps, note=""),
+                len(work) + len(others) + sum(len(t.then) for t in work),
+            )
+            evaluating = progress.add_task("all parts", total=parts, note="")
+            while workers.busy:
+                workers.collect(timeout=1.0)
+                done = [_progress(folder / t.run.name) for t in work]
+                note = "  ".join(
+                    f"{t.run.name} {reward:.2f}" for t, (n, reward) in zip(work, done, strict=True) if 0 < n < t.grpo.steps
+                )
+                progress.update(training, completed=sum(n for n, _ in done), note=note)
+                progress.update(evaluating, completed=workers.done)
+    finally:
+        workers.close()
+    _report_versus(folder, workers.rows, plan, seed, size, time.perf_counter() - start)
+    return folder
+
+
+def _progress(folder: Path) -> tuple[int, float]:
+    """Steps that a training has done, and the reward of the last one."""
+    path = folder / "metrics.csv"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if len(lines) < 2:
+        return 0, 0.0
+    reward = dict(zip(lines[0].split(","), lines[-1].split(","), strict=False)).get("reward") or "nan"
+    return len(lines) - 1, float(reward)
+
+
+def _report_versus(folder: Path, rows: list[dict], plan: Versus, seed: int, size: str, seconds: float) -> None:
+    from tally import compare
+
+    def pair(s: int | None, length: int, temperature: str) -> dict:
+        sides = ([row for row in rows if row["agent"] == arm and row["length"] == length and row["temperature"] == temperature and s in (None, row["trained"])]
+                 for arm in ARMS)  # fmt: skip
+        return {"seed": s, "length": length, "temperature": temperature} | compare(*sides, metric="reward")
+
+    order = [*ARMS, *dict.fromkeys(row["agent"] for row in rows)]
+    rows.sort(key=lambda row: order.index(row["agent"]))  # they have come in any order
+    cells = [(length, temperature) for length in plan.questions for temperature in ("1.0", "0.0")]
+    seeds = [
+        pair(s, *cell) for cell in cells for s in (None, *range(seed, seed + plan.seeds))
+    ]  # None: all, averaged question by question
+    summary = _collect(folder, rows) | {"seed": seed, "size": size, "seconds": round(seconds, 1), "seeds": seeds}
+    _write(folder, summary, "memagent: looking back")
+    for length, temperature in cells:
+        (whole, *each) = (d for d in seeds if (d["length"], d["temperature"]) == (length, temperature))
+        console.print(
+            f"{length:>4} sections, T {temperature}: rememr1 - memagent {whole['mean']:+.3f} ({whole['low']:+.3f} to {whole['high']:+.3f}, n {whole['n']}), "
+            "seed by seed " + ", ".join(f"{d['mean']:+.3f}" for d in each)
+        )
+    console.print(
+        f"{seconds:.0f} s in all. Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}; a report of each training beside it."
     )
 
 

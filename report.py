@@ -390,6 +390,17 @@ def _pairs(summary: dict) -> str:
     return _table(f"difference, by {esc(summary['unit'])}", ["", "question", "temp.", *(f"{n:,}" for n in lengths)], body)
 
 
+def _seeds(summary: dict) -> str:
+    lengths = sorted({p["length"] for p in summary["seeds"]})
+    rows: dict[tuple[str, str], dict[int, str]] = {}
+    for p in summary["seeds"]:
+        who = "all" if p["seed"] is None else f"seed {p['seed']}"
+        shown = f"{p['mean']:+.3f}<small>{p['low']:+.2f} … {p['high']:+.2f}, n {p['n']:,}</small>"
+        rows.setdefault((who, p["temperature"]), {})[p["length"]] = shown
+    body = [[*map(esc, name), *(by.get(n, "") for n in lengths)] for name, by in rows.items()]
+    return _table(f"difference, by {esc(summary['unit'])}", ["", "temp.", *(f"{n:,}" for n in lengths)], body)
+
+
 def headline(summary: dict, trained_on: int | None = None) -> str:
     """The result in one sentence: the agent named trained (else the first) at its longest documents, the others at the same.
 
@@ -571,6 +582,12 @@ def write_report(folder: Path, title: str = "") -> Path:
     if summary["paired"] and several:
         section("Paired differences", _pairs(summary), "The first agent against every other one, question by question; bold where the 95 % "
                 "interval leaves out 0.")  # fmt: skip
+    if summary.get("seeds"):
+        section(
+            "Seed by seed",
+            _seeds(summary),
+            "rememr1 minus memagent on the same questions; all: the seeds of a question averaged first.",
+        )
     if published := _published(summary):
         section("Beside published numbers", published,
                 "Published: other model, other questions. Marks to look at, no lines of the same experiment.")  # fmt: skip

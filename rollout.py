@@ -188,13 +188,16 @@ def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampli
         while not (done := engine.step()):
             pass
         ((_, turn),) = done
-        yield turn
         number += 1
         if turn.finish in (Finish.FULL, Finish.ERROR):
+            yield turn
             raise UserError(f"Turn {number} could not be made: {turn.error}.")
         try:
-            prompt = steps.send(turn)
+            prompt, more = steps.send(turn), True
         except StopIteration:
+            more = False
+        yield turn  # with what the agent has read out of it
+        if not more:
             return
 
 
