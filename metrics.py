@@ -78,20 +78,12 @@ def describe_states(groups: Sequence[Group], example: str) -> dict[str, float]:
                 by_place.setdefault(-1 if turn.prompt.final else k, set()).add(state["state"])
                 name = "final" if turn.prompt.final else "update"
                 n.update({f"{name}_turns": 1, f"{name}_format": state["format"]})
+                n["memory_length"] += len(getattr(turn.prompt.memory, "ids", ())) if k else 0  # as the update before has left it
                 n.update({key: state[key] for key in ("gain", "level", "callback", "covered") if not turn.prompt.final})
             n.update(looks.n)
         n.update(state_groups=len(by_place), alike=sum(len(rewards) == 1 for rewards in by_place.values()))
     names = (
-        "update_turns",
-        "final_turns",
-        "update_format",
-        "final_format",
-        "gain",
-        "level",
-        "callback",
-        "covered",
-        "state_groups",
-        "alike",
+        "update_turns final_turns update_format final_format gain level callback covered state_groups alike memory_length".split()
     )
     n = ranks.total({name: float(n[name]) for name in (*names, *COUNTS, *ERRORS)})
 
@@ -106,7 +98,7 @@ def describe_states(groups: Sequence[Group], example: str) -> dict[str, float]:
         | {"recall_queries": share("queries", "updates"), "recall_degenerate": share("degenerate", "updates")}
         | {f"recall_{name}": share(name, "hits") for name in ("current", "holds")}
         | {"recall_hits": share("hits", "queries"), "recall_age": share("ages", "hits")}
-        | {name: share(name, "updates") for name in ("memory_capped", "query_capped")}
+        | {name: share(name, "updates") for name in ("memory_length", "memory_capped", "query_capped")}
     )
 
 
