@@ -139,8 +139,8 @@ def states(
                  memory: which of the two is `memory`
     callback     what the look back of this turn has brought of an accepted answer that the turn had not in sight. callback: seen = in memory
                  and section, prompt = in the whole prompt, question and all
-    format       1 or 0. tags: all = one update, no error of `parse_step`, thinking closed; one_line = exactly one update on one line, which
-                 is then also all that `level` sees. In the final turn: an answer in the form asked for
+    format       1 or 0. tags: all = one update, no error of `parse_step`, thinking closed; one_line = exactly one update on one line; the
+                 first such is then also all that `level` sees. In the final turn: an answer in the form asked for
     covered      0 where no accepted answer has a word that could be looked for (`graders.answer_recall`): gain, level, callback are then 0
     match        words = `answer_recall`'s own, substring = upstream's
 
@@ -162,7 +162,7 @@ def states(
             right = right_tags(turn, tags)
             after = following.prompt.memory if following else turn.prompt.memory
             if tags == "one_line":
-                after = one_line(turn.response)
+                after = on_one_line(turn.response)[0]
             if covered:
                 level = held(after)
                 gain = level - held(turn.prompt.memory)
@@ -180,21 +180,20 @@ def states(
 def right_tags(turn: Turn, tags: str) -> float:
     text = strip_thinking(turn.response)
     if tags == "one_line":
-        return float(bool(one_line(text)))
+        return float(sum(bool(update.strip()) for update in on_one_line(text)) == 1)
     return float(not turn.step.errors and text.count("<thinking>") == text.count("</thinking>") <= 1)
 
 
-def one_line(response: str) -> str:
-    """The one update that stands on one line, "" if there is none or several: all that upstream's rewards see."""
-    found = re.findall(r"<update>(.*?)</update>", response)
-    return found[0].strip() if len(found) == 1 else ""
+def on_one_line(response: str) -> list[str]:
+    """The updates that stand on one line, all that upstream's rewards see; [""] without any."""
+    return re.findall(r"<update>(.*?)</update>", response) or [""]
 
 
 def one_box(response: str, form: str, tags: str = "all") -> float:
-    """Whether the final response has an answer in the form asked for. tags: one_line = exactly one box with something in it, as upstream."""
+    """Whether the final response has an answer in the form asked for. tags: one_line = on exactly one line a box with something in it, as upstream."""
     text = strip_thinking(response)
     if tags == "one_line":
-        return float(len(re.findall(r"\\boxed\{(.+)\}", text)) == 1)
+        return float(sum(bool(answer.strip()) for answer in re.findall(r"\\boxed\{(.+)\}", text)) == 1)
     return float(bool((extract_boxed(text) if form == "boxed" else extract_sentence(text)) or ""))
 
 

@@ -87,6 +87,9 @@ class GRPOConfig:
     """G, trajectories of one task"""
     updates_per_rollout: int = 1
     """optimizer steps on one rollout, each on its own part of the trajectories"""
+    outcome: str = "exact"
+    """what a trajectory earns: exact = as MemAgent and ReMemR1, 1 for an accepted answer but for case, blanks and LaTeX; em = 1 for one
+    after SQuAD's normalisation, without articles and punctuation; f1 = the share of its words"""
     credit: str = "share"
     """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
     normalisation: str = "std"
@@ -169,6 +172,7 @@ class GRPOConfig:
     """everything random follows from it"""
 
     def __post_init__(self):
+        need(self, "outcome", *one_of("exact", "em", "f1"))
         need(self, "credit", *one_of("share", "split"))
         need(self, "normalisation", *one_of("mean", "std"))
         need(self, "aggregation", *one_of("token_mean", "row_mean", "turn_mean", "state_mean", "constant"))

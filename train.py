@@ -33,7 +33,7 @@ from agents import AGENTS, STATES
 from data import Task
 from graders import score
 from grpo import GRPO, Tasks
-from memagent import TEMPLATES, AgentConfig, window_of
+from memagent import TEMPLATES, AgentConfig, Trajectory, window_of
 from models import inner, load_model, merged, with_lora
 from plan import GRAPHS_GIB, geometry, plan
 from progress import bar
@@ -78,10 +78,16 @@ class FileTasks:
         return [self.tasks[i] for i in order[start : start + n]]
 
 
-def reward(form: str):
+def reward(form: str, outcome: str = "exact"):
     """The outcome reward: the final answer's box (or sentence) equals an accepted answer, or the share of the answers it holds where all
-    are asked for; nothing else counts (spec memagent.md 4)."""
-    return lambda trajectory: score(trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all).reward
+    are asked for; nothing else counts (spec memagent.md 4). outcome: `GRPOConfig.outcome`."""
+    name = {"exact": "reward"}.get(outcome, outcome)
+
+    def of(trajectory: Trajectory) -> float:
+        scores = score(trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all)
+        return scores.reward if trajectory.task.asks_for_all else getattr(scores, name)
+
+    return of
 
 
 def states_of(run: RunConfig, config: GRPOConfig, form: str):
@@ -176,7 +182,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
         reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
     engine = engine_for(run, config, agent_config, model, codec)
     return GRPO(
-        model, engine, AGENTS[run.agent], (rewards or reward)(agent_config.form), tasks, config, agent_config, reference,
+        model, engine, AGENTS[run.agent], (rewards or partial(reward, outcome=config.outcome))(agent_config.form), tasks, config, agent_config, reference,
         shards=shards, mixed=dtype_of(run, config) == "mixed", validation=validation, states=states_of(run, config, agent_config.form),
     )  # fmt: skip
 

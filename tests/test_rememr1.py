@@ -16,7 +16,7 @@ from grpo import advantages_of, rows_of, token_weights
 from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt, Step, Trajectory, Turn, fill, window_of
 from memory import Recall
 from metrics import describe_states
-from rememr1 import ERRORS, Looks, one_line, parse_step, read_step, rememr1, states
+from rememr1 import ERRORS, Looks, on_one_line, parse_step, read_step, rememr1, states
 from rollout import Sampling, ScriptedEngine, follow, rollout
 from settings import COMPAT, GRPOConfig
 from text import UserError
@@ -355,7 +355,8 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
 @pytest.mark.parametrize(("response", "ours", "upstreams"), [
     (ask("Otto reached Lima."), (1, 1), (1, 1)),
     (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
-    (ask("Lima.") + ask("Lima."), (0, 1), (0, 0)),
+    (ask("Lima.") + ask("Lima."), (0, 1), (0, 1)),
+    (ask(" ") + ask("Lima."), (0, 1), (1, 0)),
     (ask("Lima.", "Anna"), (1, 1), (1, 1)),
     (ask("Lima.") + "<recall>Anna", (0, 1), (1, 1)),  # D-7: upstream's format looks at neither recall nor thinking
     ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
@@ -379,7 +380,7 @@ def test_format_of_the_answer(codec, response, ours, upstreams):
     assert rewards(codec, answers)[-1]["format"] == ours
     assert rewards(codec, answers, tags="one_line")[-1]["format"] == upstreams
     sentence = rewards(codec, [*answers[:-1], "Therefore, the answer is Lima."], form="sentence")[-1]["format"]
-    assert sentence == 1 and one_line(ask("a")) == "a"
+    assert sentence == 1 and on_one_line(ask("a")) == ["a"]
 
 
 def test_gains_telescope_and_levels_do_not(codec):

@@ -46,7 +46,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def varied_reward(monkeypatch):
     """A random policy never answers right: the reward is made of its tokens, so that there is something to learn."""
-    monkeypatch.setattr(train, "reward", lambda form: lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97)
+    monkeypatch.setattr(train, "reward", lambda form, outcome: lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97)
 
 
 def run_config(model, runs, name, **kwargs):
@@ -401,6 +401,37 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     for dataset, expected in share.items():
         task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
         assert REWARD("boxed")(Trajectory(task, [turn])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("outcome", "worth"), [("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3))])
+def test_outcomes(outcome, worth):
+    """D-7: an answer that differs from an accepted one in an article or a full stop is worth nothing as published, and 1 by `--outcome em`."""
+    for response, expected in zip(("\\boxed{The Old Town.}", "\\boxed{old town}", "\\boxed{town}"), worth, strict=True):
+        turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
+        assert REWARD("boxed", outcome)(Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])) == pytest.approx(expected)
+
+
+def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):
+    run = run_config(model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1)
+    config = replace(GRPO, steps=3, alpha=0.5)
+    agent = replace(base.AGENT, memory_text="response_minus_recall", callback="question", recall_at_zero=True)
+    whole = outcome(train.train(run, config, agent))
+
+    class Stop(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            if module.done_steps == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train.train(replace(run, name="b"), config, agent, callbacks=[Stop()])
+    assert_same(outcome(train.train(replace(run, name="b"), config, agent, resume=True)), whole)
+    (_, metrics, records) = whole
+    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["state_covered"]) == 1
+    assert {"state_gain", "state_level", "state_callback", "state_format", "format_no_update", "recall_age", "memory_capped"} <= metrics[0].keys()
+    last = records[-1]["turns"]
+    assert {*last[-1]["rewards"]} == {"state", "memory", "gain", "level", "callback", "format", "covered"}
+    assert last[0]["errors"][0] == "no_update" and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
+    assert settings.of_model(tmp_path / "a" / "model")["callback"] == "question"  # who reads with the policy reads as it has learnt to
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
