@@ -310,20 +310,6 @@ def step_loss(model, ids: torch.Tensor, rows: torch.Tensor, weights: torch.Tenso
     return (nn.functional.cross_entropy(logits, ids.flatten()[rows], reduction="none") * weights).sum()
 
 
-def warm(model, tokenizer, start: str) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    old, ids = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start).get_vocab()
-    state = old.state_dict()
-    emb = model.model.embed_tokens.weight.data.clone()
-    for token, i in tokenizer.get_vocab().items():
-        if token in ids:
-            emb[i] = old.model.embed_tokens.weight.data[ids[token]]
-    state["model.embed_tokens.weight"] = emb
-    state["lm_head.weight"] = emb
-    model.load_state_dict(state)
-
-
 def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     """Train the base policy and write it to `out` as a transformers folder (safetensors + tokenizer). Returns the model.
 
@@ -337,8 +323,6 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     codec = Codec(tokenizer)
     agent = replace(AGENT, layout=config.layout)
     model = make_model(len(tokenizer), config.seed, config.hidden, config.layers, config.intermediate)
-    if config.start:
-        warm(model, tokenizer, config.start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
 
     def rate(step: int) -> float:  # warm-up, constant, from 40 % of the careful steps linearly to a tenth, then to a hundredth

@@ -340,7 +340,6 @@ class BaseConfig:
     """update turns of rememr1 a step"""
     recall_answers: int = 12
     """answers of rememr1 a step"""
-    start: str = ""
     full: int = 4
     """documents a step that are read whole"""
     full_sections: int = 16
@@ -358,7 +357,7 @@ class BaseConfig:
 
     def __post_init__(self):
         need(self, "steps full_sections layers intermediate", *COUNT)
-        need(self, "careless_steps dense_steps updates answers full lr", *NOT_NEGATIVE)
+        need(self, "careless_steps dense_steps updates answers recalls recall_answers full lr", *NOT_NEGATIVE)
         need(self, "careful absent", *SHARE)
         need(self, "hidden", lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
         need(self, "seed", *SEED)

@@ -13,13 +13,14 @@ its trainer makes them, and is timed in `compute_loss` and the backward pass alo
 micro-batches: the faster of them counts. What cannot be switched off: it always computes the entropy of every token, for its
 metrics, and without Triton its head scores every place of the batch, prompts and padding too.
 
-What that costs depends on the vocabulary. The embedded policy's is of 415 tokens, no other model's is, so the comparison is also made with
+What that costs depends on the vocabulary. The embedded policy's is of some four hundred tokens, no other model's is, so the comparison is also made with
 random weights of the same sizes and 32,000 tokens (fewer rounds; TRL one turn at a time, which was its fastest way there).
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import random
 import tempfile
@@ -45,6 +46,9 @@ BARS = {"paper": 3.0, "shared": 6.0}
 REPEATS, TRIALS = 7, 1  # of the comparison; of each size of TRL's batches
 WIDE, WIDE_REPEATS = 32_000, 3
 CONFIG, _ = settings.resolve("demo", EMBEDDED, {}, {})  # the embedded policy's own settings; token_mean is DAPO's normaliser
+
+
+SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))["vocab_size"]  # the embedded policy's vocabulary
 
 
 def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
@@ -204,7 +208,7 @@ def cell(vocabulary: int, group: int, layout: str, folder: str) -> dict:
 def main() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        cells = [cell(415, group, layout, folder) for layout in BARS for group in (8, 16)]
+        cells = [cell(SMALL, group, layout, folder) for layout in BARS for group in (8, 16)]
         cells += [cell(WIDE, 8, layout, folder) for layout in BARS]
     shown = [c.pop("shown") for c in cells]
     table(

@@ -7,13 +7,15 @@ from transformers import AutoModelForCausalLM
 
 import base
 import worlds
-from memagent import NO_MEMORY, fill
+from memagent import NO_MEMORY, NOT_RECALLED, fill
+from memory import Recall
 from settings import BaseConfig
 from text import Codec
 
 SMALL = BaseConfig(
-    steps=8, careless_steps=4, dense_steps=2, updates=6, answers=3, full=1, full_sections=2, hidden=64, intermediate=64
-)
+    steps=8, careless_steps=4, dense_steps=2, updates=6, answers=3, full=1, full_sections=2, hidden=64, intermediate=64,
+    recalls=6, recall_answers=3,
+)  # fmt: skip
 
 
 def test_the_structured_start_looks_where_it_should(codec):
@@ -72,6 +74,46 @@ def test_memories_to_go_on_from_hold_what_is_needed_or_part_of_it():
     assert {len(memory & evidence) for memory in kept} == {0, 1, 2}
     assert all(evidence <= set(base.parse_facts(base.some_memory(rng, task.question, facts, absent=0.0))) for _ in range(50))
     assert base.some_memory(rng, task.question, [], absent=0.5) == NO_MEMORY
+
+
+def test_the_demonstrator_that_looks_back_stores_candidates_and_asks_for_the_one_that_matters():
+    update, final = base.AGENT.template("recall_update"), base.AGENT.template("recall_final")
+
+    def demonstrate(section="", memory=NO_MEMORY, recalled="", careful=1.0):
+        slots = dict(problem="Where is Anna?", memory=memory, recalled=Recall(recalled), recalled_memory=recalled or NOT_RECALLED)
+        prompt = fill(update, 20, section=section, **slots) if section else fill(final, 24, final=True, **slots)
+        return base.demonstrate_recall(random.Random(1), prompt, "Where is Anna?", careful)
+
+    other = "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz."
+    stored = "Olga toured Oslo. Rosa entered Rome. Karin toured Graz."
+    assert demonstrate(other) == f"<update> {stored}</update>"  # nothing of Anna yet: who came to a place may matter
+    assert demonstrate("Ida met Emil.") == f"<update> {NO_MEMORY}</update>"
+    assert demonstrate("Anna met Otto. Ida met Emil.", stored) == "<update> Anna met Otto.</update><recall> Otto</recall>"
+    assert demonstrate(other, "Anna met Vera.") == "<update> Anna met Vera.</update>"  # asked for once, when it was read
+    whole = "Anna met Otto. Otto reached Lima."
+    assert (
+        demonstrate(other, "Anna met Otto.")
+        == demonstrate("Ida met Emil.", "Anna met Otto.", other)
+        == f"<update> {whole}</update>"
+    )
+    assert demonstrate(memory="Anna met Otto.", recalled=other) == f"{whole} \\boxed{{ Lima}}"
+    assert demonstrate(memory="Anna met Otto.", recalled=stored) == "Anna met Otto. \\boxed{ unknown}"
+    assert demonstrate(other, stored, careful=0.0).startswith("<update> Karin toured Graz.</update>")  # the last that it has read
+
+
+def test_states_to_go_on_from_have_what_is_needed_in_memory_or_recalled():
+    rng = random.Random(0)
+    task = worlds.make_task(0, 3, "two_hop_reverse")
+    facts = base.parse_facts(task.document)
+    before = [facts[k : k + 6] for k in range(0, 18, 6)]
+    evidence = {facts[i] for i in task.gold}
+    where = set()
+    for _ in range(300):
+        memory, recalled = (base.parse_facts(text) for text in base.some_state(rng, task.question, before, absent=0.3))
+        assert len(memory) <= 3 and len(recalled) <= 3 and {*memory, *recalled} <= {*facts}
+        where.add((len(evidence & {*memory}), len(evidence & {*recalled})))
+    assert where == {(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)}
+    assert base.some_state(rng, task.question, [], absent=0.3) == (NO_MEMORY, "")
 
 
 def test_training_sees_short_documents_of_training_facts_only(codec):

@@ -22,6 +22,7 @@ from agents import full_context
 from data import Task
 from eval import EDGE, Cell, evaluate, fate, row_of
 from memagent import Finish, Trajectory, Turn, fill, memagent
+from rememr1 import rememr1
 from rollout import Sampling, ScriptedEngine
 from rows import Rows
 from tally import cells, summarise, table
@@ -555,3 +556,38 @@ def test_transcripts_hold_no_token_ids_and_no_document_of_megabytes(codec, tmp_p
     (record,) = lines(tmp_path / "records")
     assert (tmp_path / "records").stat().st_size < 30_000 and not {"prompt_ids", "logprobs"} & {*record["turns"][0]}
     assert record["turns"][0]["section"].strip().startswith("word word") and "characters left out" in record["turns"][0]["section"]
+
+
+def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
+    def script(prompt):
+        if prompt.final:
+            return "\\boxed{Lima}"
+        return (
+            f"<update>{prompt.section.split('.')[0]}.</update><recall>Anna</recall>"
+            if "Otto" in prompt.section
+            else "<update>Nothing.</update>"
+        )
+
+    text = " ".join([*["Anna reached Lima."] * 6, *["Ida reached Oslo."] * 6, *["Otto met Anna."] * 6, *["Nils reached Rome."] * 6])
+    task = Task("t", "Where is Otto?", ("Lima",), text)
+    said = {"Anna reached Lima": "<update>Anna reached Lima.</update>"}
+    engine = ScriptedEngine(codec, lambda p: next((answer for key, answer in said.items() if key in p.section), None) or script(p))
+    config = replace(base.AGENT, step_tokens=60)
+    (row,) = evaluate(
+        engine, rememr1, [task], config, Sampling(), name="a", length=4, rows=tmp_path / "rows", record_to=tmp_path / "records"
+    )
+    assert row["recalls"]["looks"] == [{"section": 3, "from": [1], "holds": True}]
+    assert {k: v for k, v in row["recalls"].items() if v and k != "looks"} == {
+        "updates": 4,
+        "queries": 1,
+        "hits": 1,
+        "ages": 2,
+        "holds": 1,
+    }
+    turns = json.loads((tmp_path / "records").read_text())["turns"]
+    assert (
+        turns[3]["recalled"] == {"text": "Anna reached Lima.", "query": "Anna", "from": [1], "score": 1.0}
+        and turns[2]["query"] == "Anna"
+    )
+    (other,) = evaluate(engine, memagent, [task], config, Sampling(), name="b", length=4, rows=tmp_path / "rows")
+    assert "recalls" not in other

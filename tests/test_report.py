@@ -10,6 +10,7 @@ from rich.console import Console
 
 import report
 from published import TEN
+from rememr1 import COUNTS, ERRORS
 from report import diff, headline, render_trajectory, steps_of, write_report
 from tally import METRICS, bootstrap, summarise, write_summary
 from text import UserError, clean
@@ -368,6 +369,54 @@ def test_a_trajectory_in_the_terminal():
         "2 stop",
     ):
         assert part in text
+
+
+def looking_back(**other):
+    """Six sections; after the third the policy looks back for Otto and is shown what stood after the first, without an answer at the end."""
+    r = record(memories=("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima."), **other)
+    nothing = {"text": "", "query": "", "from": [], "score": 0.0}
+    for turn in r["turns"]:
+        turn |= {"recalled": nothing, "query": "", "errors": []}
+    r["turns"][2]["query"] = r["turns"][1]["query"] = "who is Otto?"
+    r["turns"][2]["recalled"] = nothing | {"query": "who is Otto?"}
+    r["turns"][3]["recalled"] = {"text": "Otto reached Lima.", "query": "who is Otto?", "from": [1], "score": 0.25}
+    r["turns"][3]["errors"] = ["multi_update", "truncated"]
+    r["turns"][3]["finish"] = "length"
+    r["turns"][-1]["recalled"] = {"text": "Ida left.", "query": "Ida", "from": [2, 3], "score": 1.0}
+    return r
+
+
+def test_looks_back_are_shown_when_what_and_whether_they_held_the_answer(tmp_path):
+    shown = printed(looking_back()).export_text()
+    for words in (
+        "looks for who is Otto?", "nothing found for 'who is Otto?'",
+        "recalled Otto reached Lima. written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
+        "recalled for the answer Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without the answer",
+        "cut at its limit, multi update", "1 section left out: the memory stayed as it was",
+    ):  # fmt: skip
+        assert words in " ".join(shown.split()), words
+    page_ = page(tmp_path / "a", [row()], records=[looking_back()])
+    for words in ("looks for who is Otto?", "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer"):
+        assert words in page_.text, words
+    of_yes = record(answers=["yes"])
+    of_yes["turns"][1]["recalled"] = {"text": "yes", "query": "q", "from": [1], "score": 1.0}
+    assert "answer not looked for" in printed(of_yes).export_text()
+
+
+def test_a_table_says_how_agents_looked_back(tmp_path):
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0) | {"looks": []}
+    rows = [
+        row(
+            id="a", recalls=zero | {"updates": 10, "queries": 4, "hits": 2, "holds": 1, "ages": 6, "degenerate": 1, "no_update": 3}
+        ),
+        row(id="b", reward=0.0, recalls=zero | {"updates": 10, "queries": 1}),
+        row("other", id="a"),
+    ]
+    text = page(tmp_path / "a", rows).text
+    assert "Looking back" in text and "no update 3" in text
+    for cell in ("0.25 5 of 20", "0.40 2 of 5", "0.50 1 of 2", "3.0", "0.20 1 of 5", "1.00 n 1", "0.00 n 1"):
+        assert cell in text, cell
+    assert "Looking back" not in page(tmp_path / "b", [row("other")]).text
 
 
 def test_nothing_in_a_document_steers_the_terminal():

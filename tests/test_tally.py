@@ -12,6 +12,7 @@ from rich.console import Console
 
 from eval import FATES, Cell
 from published import DOCUMENTS, RULER_HQA, TABLES, TEN, TOKENS
+from rememr1 import COUNTS, ERRORS
 from tally import METRICS, bootstrap, cells, compare, summarise, table, wilson, write_summary
 from text import UserError
 
@@ -221,3 +222,22 @@ def test_depths_fates_and_occupancy():
     assert {name: fates[name] for name in FATES} == dict.fromkeys(FATES, 1) and fates["wrong"] == 6
     assert fates["left"] == [0] * 7 + [1, 0, 0]
     assert occupancy == {"mean": [2.0, 3.0], "most": 9}
+
+
+def test_looks_back_are_added_up_and_set_against_the_outcome():
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0) | {"looks": []}
+    rows = [
+        row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4, "queries": 2, "hits": 2, "holds": 1, "ages": 5}),
+        row("a", "q", "1.0", 4, "2", 0.0, recalls=zero | {"updates": 4, "queries": 1, "truncated": 2}),
+        row("a", "q", "1.0", 4, "3", 0.5, recalls=zero | {"updates": 4}),
+        row("b", "q", "1.0", 4, "1", 1.0),
+    ]
+    ((cell, leaf),) = cells(summarise(rows)["recalls"])
+    assert (
+        cell.agent == "a"
+        and leaf["age"] == 2.5
+        and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (12, 3, 2, 2)
+    )
+    assert leaf["held"] == {"n": 1, "mean": 1.0} and leaf["not_held"] == {"n": 2, "mean": 0.25}
+    ((_, never),) = cells(summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})])["recalls"])
+    assert never["age"] is None and never["held"] == {"n": 0, "mean": None}

@@ -46,7 +46,9 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def varied_reward(monkeypatch):
     """A random policy never answers right: the reward is made of its tokens, so that there is something to learn."""
-    monkeypatch.setattr(train, "reward", lambda form, outcome: lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97)
+    monkeypatch.setattr(
+        train, "reward", lambda form, outcome: lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97
+    )
 
 
 def run_config(model, runs, name, **kwargs):
@@ -427,11 +429,21 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
     assert_same(outcome(train.train(replace(run, name="b"), config, agent, resume=True)), whole)
     (_, metrics, records) = whole
     assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["state_covered"]) == 1
-    assert {"state_gain", "state_level", "state_callback", "state_format", "format_no_update", "recall_age", "memory_capped"} <= metrics[0].keys()
+    assert {
+        "state_gain",
+        "state_level",
+        "state_callback",
+        "state_format",
+        "format_no_update",
+        "recall_age",
+        "memory_capped",
+    } <= metrics[0].keys()
     last = records[-1]["turns"]
     assert {*last[-1]["rewards"]} == {"state", "memory", "gain", "level", "callback", "format", "covered"}
     assert last[0]["errors"][0] == "no_update" and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
-    assert settings.of_model(tmp_path / "a" / "model")["callback"] == "question"  # who reads with the policy reads as it has learnt to
+    assert (
+        settings.of_model(tmp_path / "a" / "model")["callback"] == "question"
+    )  # who reads with the policy reads as it has learnt to
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
