@@ -62,7 +62,7 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
         return out
     same: dict[int, list[tuple[int, int]]] = {}  # section, or -1 -> places in `out`
     for i, trajectory in enumerate(group.trajectories):
-        for k, turn in enumerate(trajectory.turns):
+        for k, (turn, _) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
             same.setdefault(-1 if turn.prompt.final else k, []).append((i, k))
     for places in same.values():
         rewards = [config.state_reward_scale * group.trajectories[i].states[k]["state"] for i, k in places]

@@ -1,0 +1,166 @@
+"""What went wrong in ReMemR1's published code and cannot here: D-1 to D-24 of spec rememr1.md 14, each with the tests that would notice.
+
+Traps of one agent are tested beside it; those of the plumbing around it, here.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from conftest import random_policy
+
+import base
+import train
+import worlds
+from grpo import advantages_of
+from memagent import Group, Trajectory
+from rememr1 import rememr1, states
+from rollout import ScriptedEngine, rollout
+from settings import GRPOConfig, RunConfig
+from slots import TransformersEngine
+
+ROOT = Path(train.__file__).parent
+MODULES = sorted(ROOT.glob("*.py"))
+TRAPS = {
+    "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",  # the memory before a turn is the prompt's own, nothing is searched for
+    "D-2": "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table",
+    "D-3": "test_rememr1.test_golden_advantages",
+    "D-4": "test_rememr1.test_training_and_evaluation_see_the_same_prompts test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams",
+    "D-5": "test_rememr1.test_d5_what_becomes_the_memory test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed",
+    "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",  # that copying pays and length costs nothing stands in rememr1.states
+    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update test_train.test_outcomes",
+    "D-8": "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for",
+    "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",  # best by validation, not by the training batch
+    "D-10": "test_memory.test_d10_what_is_found_does_not_depend_on_hashes "
+    "test_memory.test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found test_memory.test_the_words_of_an_item_are_taken_once",
+    "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",  # with one task alone
+    "D-12": "test_eval.test_failures_and_empty_answers_are_wrong_and_stay_in_n test_eval.test_failures_are_tried_again_then_written_and_redone_when_asked",
+    "D-13": "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run test_eval.test_killed_with_sigkill_at_random_moments",
+    "D-14": "test_graders.test_metrics",  # one way, all answers; upstream's two-way one under its own name
+    "D-15": "test_hqa.test_fixed_places_under_compat_seed4_only test_hqa.test_every_possible_choice_is_drawn_alike",
+    "D-16": "test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
+    "test_hqa.test_build_refuses test_hqa.test_no_second_version_of_an_own_title",
+    "D-17": "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked",
+    "D-18": "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for",
+    "D-19": "test_traps.test_nothing_of_one_machine_is_in_the_repository",
+    "D-20": "test_traps.test_each_turn_ends_at_its_own_limit",
+    "D-21": "test_traps.test_whatever_is_imported_is_required",
+    "D-22": "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined test_rememr1.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone",
+    "D-23": "test_traps.test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error",
+    "D-24": "test_rememr1.test_a_group_of_one_has_no_baseline test_rememr1.test_with_std_the_doubling_cancels test_rememr1.test_compat_sets_every_axis",
+}
+
+
+def test_every_trap_has_tests_that_are_there():
+    assert [*TRAPS] == [f"D-{n}" for n in range(1, 25)]
+    for tests in TRAPS.values():
+        for name in tests.split():
+            module, _, test = name.partition(".")
+            assert callable(getattr(importlib.import_module(module), test)), name
+
+
+@pytest.mark.parametrize(("form", "right", "wrong"), [
+    ("boxed", "\\boxed{Lima}", "Therefore, the answer is Lima."), ("sentence", "Therefore, the answer is Lima.", "\\boxed{Lima}"),
+])  # fmt: skip
+def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
+    """D-8."""
+    task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
+    for answer, score in ((right, 1.0), (wrong, 0.0)):
+        engine = ScriptedEngine(codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>")
+        agent = replace(base.AGENT, form=form, final_tokens=60, step_tokens=60)
+        module = train.GRPO(policy, engine, rememr1, train.reward(form), None, GRPOConfig(), agent, validation=[task])
+        assert module.validate() == {"score": score, "n": 1}
+
+
+def test_nothing_of_one_machine_is_in_the_repository():
+    """D-19: no paths of a home or a mount, no keys, no ports but in examples, no number of GPUs but as a default that is a flag."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    texts = [
+        ROOT / name
+        for name in tracked or map(str, MODULES)
+        if Path(name).suffix in (".py", ".yaml", ".toml", ".txt", ".md", ".json", "")
+    ]
+    for path in texts:
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        found = re.search(
+            r"(?<![\w.~])/(home|root|mnt|Users|workspace|work)/\w+|(sk|hf|ghp)[-_][A-Za-z0-9]{20,}|CUDA_VISIBLE_DEVICES\s*=\s*[\"']?\d",
+            text,
+        )
+        assert path.name == "test_traps.py" or not found, (path.name, found)
+    assert RunConfig().devices == 1
+
+
+def test_each_turn_ends_at_its_own_limit(codec):
+    """D-20."""
+    engine = TransformersEngine(random_policy(codec), codec)
+    config = replace(base.AGENT, step_tokens=11, final_tokens=5)
+    for trajectory in rollout(engine, rememr1, [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)], config):
+        for turn in trajectory.turns:
+            assert len(turn.response_ids) <= (5 if turn.prompt.final else 11)
+            assert (turn.finish == "length") == (turn.response_ids[-1] not in codec.eos_ids)
+
+
+def test_whatever_is_imported_is_required():
+    """D-21: one list of packages, of pinned versions, that has everything the modules import."""
+    lines = [
+        line.split("#")[0].strip()
+        for name in ("requirements.txt", "requirements-gpu.txt")
+        for line in (ROOT / name).read_text().splitlines()
+    ]
+    required = {re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-") for line in lines if line and not line.startswith("-")}
+    todo = [*required]
+    while todo:  # and what these bring with them
+        try:
+            brought = {
+                re.split(r"[^\w.-]", line)[0].lower().replace("_", "-")
+                for line in requires(todo.pop()) or ()
+                if "extra ==" not in line
+            }
+        except PackageNotFoundError:  # of the GPU's list
+            continue
+        todo += brought - required
+        required |= brought
+    own, known = {path.stem for path in MODULES}, packages_distributions()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for top in {name.partition(".")[0] for name in names} - own - sys.stdlib_module_names - {"__future__"}:
+                assert {p.lower().replace("_", "-") for p in known.get(top, [top])} & required, (path.name, top)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_every_module_can_be_imported_and_names_nothing_undefined(path):
+    """D-22: ruff's rule F821, which `make lint` applies to all files, here to each module; and a module that nothing imports is noticed."""
+    importlib.import_module(path.stem)
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F401,F811,F841", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    others = "\n".join(other.read_text(encoding="utf-8") for other in [*MODULES, *ROOT.glob("bench/*.py")] if other != path)
+    assert path.stem == "cli" or re.search(rf"^\s*(from|import) {path.stem}\b", others, re.M)
+
+
+def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec):
+    """D-23: a list that is too short is no list that is padded."""
+    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{x}" if prompt.final else "<update>x</update>")
+    (trajectory,) = rollout(engine, rememr1, [(worlds.make_task(0, 2, "two_hop"), 0)], replace(base.AGENT, step_tokens=30))
+    trajectory.states = states(trajectory)
+    assert len(advantages_of(Group(trajectory.task, [trajectory]), GRPOConfig())[0]) == 3
+    for wrong in (trajectory.states[:-1], [*trajectory.states, {"state": 0.0}]):
+        broken = Trajectory(trajectory.task, trajectory.turns, states=wrong)
+        with pytest.raises(ValueError):
+            advantages_of(Group(trajectory.task, [broken]), GRPOConfig())
