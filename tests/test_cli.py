@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import cli
 import downloads
+import settings
 from settings import EMBEDDED
 
 ROOT = Path(cli.__file__).parent
@@ -97,6 +98,12 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("train", "--model", "./nowhere"), "./nowhere"),
         (("train", "--preset", "papre"), "papre"),
+        (("train", "--compat", "papre"), "paper, upstream"),
+        (("train", "--alpha", "1.5"), "alpha"),
+        (("train", "--agent", "rememr1", "--callback", "always"), "learned, question, off"),
+        (("eval", "--compat", "papre"), "paper, upstream"),
+        (("demo", "--agent", "full"), "memagent or rememr1"),
+        (("plan", "--agent", "bm25"), "memagent or rememr1"),
         (("train", "--lengths", "4,x"), "--lengths"),
         (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
         (("train", "--credit", "shared"), "share, split"),
@@ -298,6 +305,81 @@ SMALL = {
     "eval": f"--n 1 --temperatures 0 --window 256 --lengths 12 {TINY}",
     "ask": "",
 }
+
+
+def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = run("demo", "--agent", "rememr1", "--short")
+    assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
+    folder = Path("runs/demo-rememr1")
+    summary = json.loads((folder / "summary.json").read_text())
+    agents = ["rememr1", "memagent", "untrained rememr1", "untrained memagent", "full", "rememr1, not looking back"]
+    assert [*summary["accuracy"]][:2] == agents[:2] and {*summary["accuracy"]} == {*agents}
+    leaves = [by["two_hop_reverse"][t]["4"] for by in summary["accuracy"].values() for t in ("1.0", "0.0")]
+    assert all(leaf["n"] == 4 for leaf in leaves)
+    assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
+        (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
+    ]
+    looked = summary["recalls"]
+    assert {*looked} == {agents[0], agents[2], agents[5]} and looked[agents[5]]["two_hop_reverse"]["1.0"]["4"]["queries"] == 0
+    for name in ("rememr1-0", "memagent-0"):
+        assert (folder / name / "report.html").exists() and (folder / name / "model" / "model.safetensors").exists()
+    page = (folder / "report.html").read_text()
+    assert "Seed by seed" in page and "Looking back" in page
+    run("demo", "--agent", "rememr1", "--short")  # and again, over it
+
+
+def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("--steps", 1, "--tasks-per-step", 1, "--group-size", 2, "--lengths", "1")
+    out = run("train", "--name", "a", "--preset", "rememr1", "--compat", "upstream", "--chunk-tokens", 24, "--step-tokens", 20, "--final-tokens", 20,
+              "--updates-per-rollout", 1, "--alpha", 0.5, *small)  # fmt: skip
+    for words in (
+        "history_scope exclude_current",
+        "boxed_literal double",
+        "retriever tfidf_tokens",
+        "alpha 0.5",
+        "state_reward_scale 2.0",
+    ):
+        assert words in out
+    stored = settings.begun(Path("runs/a"))
+    assert (stored["run"]["agent"], stored["grpo"]["memory_reward"], stored["grpo"]["kl"]) == ("rememr1", "level", 1e-3)
+    out = run("train", "--name", "b", "--config", "runs/a/config.yaml", "--compat", "paper", "--history-scope", "exclude_current")
+    for words in (
+        "history_scope exclude_current",
+        "boxed_literal single",
+        "retriever word_recall",
+        "alpha 0.8",
+        "aggregation state_mean",
+    ):
+        assert words in out
+    run("train", "--name", "b", "--resume", "--steps", 2)
+    assert settings.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
+    out = run(
+        "eval",
+        "--name",
+        "e",
+        "--model",
+        "runs/a/model",
+        "--agents",
+        "rememr1,memagent",
+        "--compat",
+        "upstream",
+        "--lengths",
+        "1",
+        "--n",
+        2,
+        "--temperatures",
+        "0",
+    )
+    assert "history_scope include_current" in out and "boxed_literal single" in out and "memory_reward" not in out
+    assert "looked back" in Path("runs/e/report.html").read_text()
+    Path("notes.txt").write_text(
+        "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz. Anna met Otto."
+    )
+    assert "rememr1: memory_text update" in run("ask", "notes.txt", "Where is Anna?", "--agent", "rememr1")
+    assert "memory_text" not in run("ask", "notes.txt", "Where is Anna?")
+    assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
 
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):

@@ -250,6 +250,28 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
     )
 
 
+def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypatch, codec):
+    from rollout import ScriptedEngine
+
+    said = iter(
+        [
+            "<update>Otto.</update><recall>Ida</recall>",
+            "<update>Rosa.</update><recall>who was Otto?</recall>",
+            "<recall>Otto",
+            "\\boxed{Lima}",
+        ]
+    )
+    monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: next(said)))
+    (tmp_path / "doc.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
+    config = replace(base.AGENT, step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
+    shown = " ".join(printed(commands.ask, tmp_path / "doc.txt", "Where?", "", "rememr1", 0.0, "cpu", False, config).split())
+    order = ("section 1: No previous memory Otto.", "looks for: Ida", "nothing was found", "section 2: Otto. Rosa.", "looks for: who was Otto?",
+             "recalled: Otto. written after section 1", "answer: Lima")  # fmt: skip
+    places = [shown.find(words) for words in order]
+    assert -1 not in places, [words for words, place in zip(order, places, strict=True) if place < 0]
+    assert "section 3" not in shown  # the memory stayed as it was
+
+
 def trajectories(path, *lines):
     content = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
