@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain, islice, repeat
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
 from text import UserError
@@ -298,13 +298,24 @@ def _vime(r: Record) -> tuple[Task, Document]:
     return m.task(r.text("prompt"), answers, dataset=m.fields.get("data_source")), m.text("context")
 
 
+def _framed(text: str) -> list[Passage]:
+    """The passages of a document in the frame "documents"; [] if it is not exactly that."""
+    passages = [part.partition("\n")[::2] for part in re.split(r"(?:\A|\n\n)Document \d+:\n", text)[1:]]
+    shape, between = FRAMES["documents"]
+    return passages if between.join(shape(i, *passage) for i, passage in enumerate(passages, 1)) == text else []
+
+
 def _eval(r: Record) -> tuple[Task, Document]:
-    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers."""
+    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers. ReMemR1's have
+    {evidence_idx: positions of the evidence, from 0, in hop order; type} besides."""
     context = r.fields.get("context")
     if isinstance(context, list):  # some published files nest the numbers once more
         context = list(r.places("context", context[0] if context and isinstance(context[0], list) else context, 2**31))
     document = context if isinstance(context, list) and context else r.text("context")
-    return r.task(r.text("input"), r.texts("answers")), document
+    gold: tuple[int, ...] = ()
+    if (places := r.fields.get("evidence_idx")) and isinstance(document, str) and (passages := _framed(document)):
+        document, gold = passages, r.places("evidence_idx", places, len(passages))
+    return r.task(r.text("input"), r.texts("answers"), gold, kind=r.fields.get("type")), document
 
 
 def _ruler(r: Record) -> tuple[Task, Document]:
@@ -572,10 +583,20 @@ def _expanded(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict]]:
         yield task, {"context": task.document, "num_docs": task.n_documents}
 
 
+def _evidence(task: Task) -> dict:
+    """Where the evidence stands, in the fields of ReMemR1's eval files; {} where it is not known."""
+    if task.pool is None or not task.gold:
+        return {}
+    gold = list(task.gold)
+    distance = min((b - a for a, b in pairwise(sorted(gold))), default=None)
+    forward, reverse = gold == sorted(gold), gold == sorted(gold, reverse=True)
+    return {"evidence_idx": gold, "is_ordered": forward, "is_reverse_ordered": reverse, "min_distance": distance, "type": task.kind}
+
+
 def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
-    """MemAgent's eval form, with the full text."""
+    """MemAgent's eval form, with the full text; ReMemR1's, where the evidence is known."""
     rows = (
-        {"input": task.question, "answers": list(task.answers), "index": index} | shared | _labels(task)
+        {"input": task.question, "answers": list(task.answers), "index": index} | shared | _evidence(task) | _labels(task)
         for index, (task, shared) in enumerate(_expanded(tasks))
     )
     _write_json(path, rows, before="[\n", between=",\n", after="\n]\n")

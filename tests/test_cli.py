@@ -404,9 +404,11 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     for target in re.findall(r"^ *make (\w+)", text, re.M):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
     lines = re.findall(r"^ *python cli\.py (.+)$", text, re.M)
-    assert "demo --long" in lines[0] and "--long" in run("demo", "--help")  # that it runs is the test of its short form
+    demos = [line for line in lines if line.startswith("demo ")]  # that they run is the test of their short forms
+    assert any("demo --long" in line for line in demos) and "demo --agent rememr1" in demos and "--long" in run("demo", "--help")
+    lines = [line for line in lines if line not in demos]
     assert {name for name in SMALL for line in lines if line.startswith(name)} == SMALL.keys()
-    for line in lines[1:]:
+    for line in lines:
         words = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(EMBEDDED)), comments=True)
         name = " ".join(words[: 1 + (words[0] == "data")])
         small = [] if "--resume" in words else SMALL[name].split()  # a run is resumed with its own settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import random
@@ -513,7 +514,29 @@ def test_round_trip(tmp_path, form):
     assert same(tasks, back)
     for other in FILES:  # and from any form to any other
         data.write(tmp_path / ("2" + FILES[other]), back, other)
-        assert read(tmp_path / ("2" + FILES[other])) == back
+        again = read(tmp_path / ("2" + FILES[other]))
+        assert same(back, again) and (form == "eval" or again == back)  # the eval form alone says where the evidence stands
+
+
+def test_eval_files_say_where_the_evidence_stands(tmp_path):
+    tasks = build(questions(tmp_path), 40, seed=1)
+    tasks[0] = dataclasses.replace(tasks[0], gold=tasks[0].gold[:1])
+    data.write_eval_json(tmp_path / "eval_hotpotqa_40.json", tasks)
+    back = read(tmp_path / "eval_hotpotqa_40.json")
+    assert [(t.gold, t.depths, t.evidence, t.kind) for t in back] == [(t.gold, t.depths, t.evidence, t.kind) for t in tasks]
+    assert [t.document for t in back] == [t.document for t in tasks]
+    items = json.loads((tmp_path / "eval_hotpotqa_40.json").read_text("utf-8"))
+    assert items[0]["min_distance"] is None and (items[0]["is_ordered"], items[0]["is_reverse_ordered"]) == (True, True)
+    for item, task in zip(items[1:], tasks[1:], strict=True):
+        a, b = task.gold
+        assert (item["min_distance"], item["is_ordered"], item["is_reverse_ordered"]) == (abs(a - b), a < b, a > b)
+    # another frame, or none: the text as it stands, without evidence
+    items[1]["context"] = "So:\n" + items[1]["context"]
+    other = read(array(tmp_path / "eval_41.json", [{k: v for k, v in item.items() if k != "kind"} for item in items]))
+    assert (other[1].gold, other[1].pool, other[1].text) == ((), None, items[1]["context"]) and other[2].gold == tasks[2].gold
+    assert other[2].kind == items[2]["type"] == tasks[2].kind
+    with pytest.raises(UserError, match="'evidence_idx' must be a list of whole numbers from 0 to 39"):
+        read(array(tmp_path / "eval_42.json", [items[2] | {"evidence_idx": [3, 40]}]))
 
 
 def test_round_trip_from_the_published_forms(tmp_path):
