@@ -90,4 +90,12 @@ AGENTS: dict[str, Agent] = {
 }  # fmt: skip
 # who reads section by section: a model's window then decides nothing but failures
 SECTIONWISE = ("memagent", "rememr1")
+USES = {  # the prompts of each
+    "memagent": ("update", "final"), "rememr1": ("recall_update", "recall_final"), "full": ("full",), "bm25": ("full",), "oracle": ("full",),
+    "none": ("none",),
+}  # fmt: skip
+LOOKING_BACK = (  # settings that mean nothing to the others
+    "callback", "retriever", "recall_k", "recall_at_zero", "history_scope", "memory_text", "on_missing_update", "query_tokens", "step_tokens",
+    "example_query", "boxed_literal",
+)  # fmt: skip
 STATES = {"rememr1": states}  # whose turns have rewards of their own

@@ -10,8 +10,8 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -126,6 +126,11 @@ def _merged(config: Path | None, compat: str = "", training: bool = False, **giv
     return [stored.get(section, {}) | theirs.get(section, {}) | values for section, values in given.items()]
 
 
+def _check_compat(compat: str, agents: Sequence[str]) -> None:
+    if compat and "rememr1" not in agents:
+        raise UserError("--compat is about ReMemR1: give --agent rememr1 (eval: --agents) or --preset rememr1 too.")
+
+
 Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 Preset = Annotated[str, typer.Option(help="several settings at once: default, paper, vime, rememr1, demo")]
@@ -143,7 +148,8 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
     if resume:
         run, grpo, agent = settings.resumed(preset, run, grpo, agent)
     run_config = RunConfig(**settings.preset_fields(preset)[2] | run)
-    grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent)
+    _check_compat(compat, [run_config.agent])
+    grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent, run_config.agent)
     if run_config.agent == "rememr1":
         typer.echo(settings.axes(agent_config, grpo_config))
     if dry_run:
@@ -188,8 +194,13 @@ def _eval(config: Config = None, preset: Preset = "default", compat: Compat = ""
     from commands import run_suite
 
     eval_config = EvalConfig(**evaluation)
-    _, agent_config = settings.resolve(preset, eval_config.model or settings.EMBEDDED, {}, agent)
-    if any(name.partition("@")[0] == "rememr1" for name in eval_config.agents):
+    model = eval_config.model or settings.EMBEDDED
+    if "agents" not in evaluation:
+        eval_config = replace(eval_config, agents=(settings.reader_of(preset, model), *EvalConfig().agents[1:]))
+    agents = [name.partition("@")[0] for name in eval_config.agents]
+    _check_compat(compat, agents)
+    _, agent_config = settings.resolve(preset, model, {}, {"max_sections": None} | agent)  # a preset's cap is one of training
+    if "rememr1" in agents:
         typer.echo(settings.axes(agent_config))
     folder = run_suite(eval_config, agent_config)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
@@ -198,7 +209,7 @@ def _eval(config: Config = None, preset: Preset = "default", compat: Compat = ""
 @command(app, AgentConfig)
 def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: Annotated[str, typer.Argument()],
         model: Annotated[str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded base policy")] = "",
-        reader: Annotated[str, typer.Option("--agent", help="memagent, rememr1, full, bm25 or none")] = "memagent",
+        reader: Annotated[str, typer.Option("--agent", help="memagent, rememr1, full, bm25 or none; default: the preset's, else the model's")] = "",
         temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
@@ -210,7 +221,9 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
     """Answer a question about a text, showing the memory as it changes."""
     EvalConfig(device=device, engine=engine)  # for its checks
     (agent,) = _merged(None, compat, agent=agent)
-    _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, agent)
+    reader = reader or settings.reader_of(preset, model or settings.EMBEDDED)
+    _check_compat(compat, [reader])
+    _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, {"max_sections": None} | agent)
     if reader == "rememr1":
         typer.echo(settings.axes(agent_config))
     from commands import ask as run_ask
@@ -242,8 +255,8 @@ def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, 
     from agents import SECTIONWISE
     from plan import show as show_plan
 
-    grpo_config, agent_config = settings.resolve(preset, settings.EMBEDDED if not model else model, grpo, agent)
-    reader = reader or settings.preset_fields(preset)[2].get("agent", "memagent")
+    reader = reader or settings.reader_of(preset, model or settings.EMBEDDED)
+    grpo_config, agent_config = settings.resolve(preset, model or settings.EMBEDDED, grpo, agent, reader)
     if reader not in SECTIONWISE:
         raise UserError(f"A plan is for an agent that is trained, {' or '.join(SECTIONWISE)}, not {reader!r}.")
     show_plan(model, gpu_gib, devices, card, sections, grpo_config, agent_config, reader)

@@ -186,7 +186,7 @@ def ask(
         shown = progress.add_task("reading", total=total, note="")
         for number, turn in enumerate(follow(engine, run, task, config, Sampling(temperature)), 1):
             before, after = turn.prompt.memory.strip(), strip_thinking(turn.response).strip()
-            for line in _recalls(turn):
+            for line in _recalls(turn, config):
                 progress.console.print(line)
             if turn.step is not None:
                 after = before if turn.step.memory is None else turn.step.memory.strip()
@@ -205,7 +205,7 @@ def ask(
     )
 
 
-def _recalls(turn) -> Iterator[Styled]:
+def _recalls(turn, config: AgentConfig) -> Iterator[Styled]:
     """What was recalled for a turn, and what it looks for."""
     recalled = turn.prompt.recalled
     if recalled is not None and recalled.steps:
@@ -215,7 +215,7 @@ def _recalls(turn) -> Iterator[Styled]:
         )
     elif recalled is not None and recalled.query:
         yield Styled("nothing was found", "magenta")
-    if turn.step is not None and turn.step.query:
+    if turn.step is not None and turn.step.query and config.callback == "learned":
         yield Styled.assemble(("looks for: ", "magenta"), clean(turn.step.query))
 
 

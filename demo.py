@@ -347,7 +347,7 @@ def trainings(plan: Versus, seed: int, folder: Path) -> list[Training]:
             run = RunConfig(
                 name=f"{arm}-{s}", runs=str(folder), agent=arm, kinds=(KIND,), lengths=plan.lengths[arm], keep_trajectories=5
             )
-            grpo, config = settings.resolve("demo", EMBEDDED, plan.training[arm] | {"seed": s}, {})
+            grpo, config = settings.resolve("demo", EMBEDDED, plan.training[arm] | {"seed": s}, {}, arm)
             found.append(
                 Training(run, grpo, config, tuple(asked(plan, arm, arm, folder / run.name / "model", s, seed, folder, config)))
             )

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from agents import SECTIONWISE
+from agents import AGENTS, LOOKING_BACK, SECTIONWISE, USES
 from data import Task
 from graders import phrases, score, stand, strip_thinking
 from memagent import TEMPLATES, Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
@@ -67,8 +67,8 @@ class Reading:
     as yes and no stand everywhere and are not looked for.
     """
 
-    def __init__(self, task: Task, example: str = ""):
-        self.looks = Looks(task, example)
+    def __init__(self, task: Task, config: AgentConfig = AgentConfig()):
+        self.looks = Looks(task, config)
         self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
@@ -97,7 +97,7 @@ class Reading:
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if not prompt.final:
             self.sections += 1
-            self.memory_cut += turn.finish is Finish.LENGTH
+            self.memory_cut += turn.finish is Finish.LENGTH or bool(turn.step and turn.step.memory_cut)
             self.memory_empty += not strip_thinking(turn.response).strip()
             if self._found(prompt.section):
                 self.seen.append(self.sections)
@@ -134,8 +134,11 @@ class Reading:
 def slim(turn: Turn, whole: bool = False) -> Turn:
     """The turn without its prompt's text and ids; the memory and what was answered stay if `whole`, or if it is the final one."""
     memory, response = (turn.prompt.memory, turn.response) if whole or turn.prompt.final else ("", "")
-    prompt = replace(turn.prompt, pieces=(), section="", memory=memory)
-    return replace(turn, prompt=prompt, prompt_ids=[], response_ids=[], logprobs=[], response=response)
+    kept = whole or turn.prompt.final
+    prompt = replace(turn.prompt, pieces=(), section="", memory=memory, recalled=turn.prompt.recalled if kept else None)
+    return replace(
+        turn, prompt=prompt, prompt_ids=[], response_ids=[], logprobs=[], response=response, step=turn.step if kept else None
+    )
 
 
 SHOWN = 20_000  # characters of a section that a transcript keeps
@@ -256,11 +259,12 @@ def evaluate(
     from rollout import fitted, record, rollout
 
     cell = Cell(name, question, str(float(sampling.temperature)), length)
-    templates = [agent_config.template(turn) for turn in TEMPLATES]
-    agent_name = getattr(agent, "__qualname__", "")
+    named = next((known for known, other in AGENTS.items() if other is agent), "")
     # who reads at once is cut to the engine's window; of an agent that reads by sections the window decides nothing but failures
-    effective = agent_config if agent_name in SECTIONWISE else fitted(agent_config, engine)
-    settings = _hash(asdict(cell), agent_name, asdict(effective), templates, asdict(sampling), seed, model)
+    effective = asdict(agent_config if named in SECTIONWISE else fitted(agent_config, engine))
+    effective = {field: value for field, value in effective.items() if named in ("", "rememr1") or field not in LOOKING_BACK}
+    templates = [agent_config.template(turn) for turn in USES.get(named, TEMPLATES)]
+    settings = _hash(asdict(cell), getattr(agent, "__qualname__", ""), effective, templates, asdict(sampling), seed, model)
     found: dict[tuple[str, int], dict | None] = {}
     digests: dict[str, str] = {}  # id -> the task's
     readings: dict[tuple[str, int], Reading] = {}
@@ -317,7 +321,7 @@ def evaluate(
                 if take(have.get(key)):
                     file.release(claim)
                     continue
-                readings[task.id, sample] = Reading(task, agent_config.example_query)
+                readings[task.id, sample] = Reading(task, agent_config)
                 yield task, sample
 
         refresh(redo_failed)

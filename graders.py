@@ -137,11 +137,14 @@ def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
 # ---- What a text holds of an answer ----
 
 
-def answer_recall(answers: Iterable[str], text: str, question: str = "", match: str = "words") -> float | None:
+def answer_recall(
+    answers: Iterable[str], text: str, question: str = "", match: str = "words", all_asked: bool = False
+) -> float | None:
     """ReMemR1's recall(y, text): the share of an answer's words that stand in the text, as whole words, normalised, of the best answer.
 
     Words that the question has too say nothing about reading and are not looked for, nor are yes and no. None: no answer is left with a word
-    that could be found. match="substring" is upstream's instead: of all the answer's words as they are, anywhere, mean over the answers.
+    that could be found. all_asked: every answer is asked for, the mean counts. match="substring" is upstream's instead: of all the answer's
+    words as they are, anywhere, whatever the question has, mean over the answers.
 
     >>> answer_recall(["UK", "United Kingdom"], "the UK"), answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
     (1.0, 0.5)
@@ -154,7 +157,7 @@ def answer_recall(answers: Iterable[str], text: str, question: str = "", match: 
     for answer in map(normalize_answer, answers):
         if answer not in ("yes", "no") and (words := set(answer.split()) - known):
             shares.append(len(words & held) / len(words))
-    return max(shares, default=None)
+    return sum(shares) / len(shares) if all_asked and shares else max(shares, default=None)
 
 
 def phrases(answers: Iterable[str]) -> list[str]:

@@ -41,6 +41,8 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
     """
     if len(rewards) == 1:
         return list(rewards)
+    if max(rewards) - min(rewards) < 1e-9:  # the same: rounding is no signal
+        return [0.0] * len(rewards)
     mean = sum(rewards) / len(rewards)
     centred = [r - mean for r in rewards]
     if normalisation == "mean":
@@ -52,12 +54,15 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
 def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     """Advantages of a group's turns, [trajectories][turns].
 
-    Without rewards of single turns every turn has its trajectory's. With them (ReMemR1, arXiv 2509.23040 eq. 8 and 9) it is alpha times that,
+    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it). With them (ReMemR1, arXiv 2509.23040 eq. 8 and 9) it is alpha times that,
     plus 1 - alpha times the turn's own: its `state` reward against those of the group's other trajectories at the same section. The turns
     that answer are a group of their own, wherever they stand.
     """
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
-    out = [[a] * len(t.turns) for a, t in zip(outcome, group.trajectories, strict=True)]
+    out = []
+    for a, trajectory in zip(outcome, group.trajectories, strict=True):
+        shares = sum(bool(t.response_ids) for t in trajectory.turns) if config.credit == "split" else 1
+        out.append([a / max(1, shares)] * len(trajectory.turns))
     if not any(t.states for t in group.trajectories):
         return out
     same: dict[int, list[tuple[int, int]]] = {}  # section, or -1 -> places in `out`
@@ -103,17 +108,13 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: in
         first = (rank + place * world) * config.group_size
         for number, (a, of_turns, trajectory) in enumerate(zip(outcome, each, group.trajectories, strict=True), first):
             turns = [(t, advantage) for t, advantage in zip(trajectory.turns, of_turns, strict=True) if t.response_ids]
-            share = len(turns) if config.credit == "split" else 1
             updates = [t for t, _ in turns if not t.prompt.final]
             weight, k = 1.0, config.turns_per_trajectory
             if abs(a) <= usual and 0 < k < len(updates):
                 draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
                 chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
                 turns, weight = [(t, x) for t, x in turns if t.prompt.final or id(t) in chosen], len(updates) / k
-            rows += [
-                Row(t.prompt_ids, t.response_ids, t.logprobs, x / share, 1.0 if t.prompt.final else weight, number)
-                for t, x in turns
-            ]
+            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, x, 1.0 if t.prompt.final else weight, number) for t, x in turns]
     return rows
 
 
@@ -324,7 +325,7 @@ class GRPO(lightning.LightningModule):
         }
         self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(self.groups, counts)
         if self.states:
-            self.metrics |= describe_states(self.groups, self.agent_config.example_query)
+            self.metrics |= describe_states(self.groups, self.agent_config)
         rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
         if self.metrics["trained_rows"]:
             self.update(rows)
@@ -415,7 +416,8 @@ class GRPO(lightning.LightningModule):
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
         """Add the gradient of the loss to the parameters', pass by pass; returns what `policy_loss` and we count, over all ranks."""
         config, model = self.config, inner(self.model)
-        weights = token_weights(rows, config, max(self.agent_config.memory_tokens, self.agent_config.final_tokens))
+        written = self.agent_config.most_step_tokens if self.states else self.agent_config.memory_tokens
+        weights = token_weights(rows, config, max(written, self.agent_config.final_tokens))
         reference = self.reference_logprobs(rows) if config.kl else None
         sums = dict.fromkeys(("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0)
         sums["tokens"] = sum(len(r.response_ids) for r in rows)

@@ -243,7 +243,8 @@ class AgentConfig:
     example_query: str = EXAMPLE
     """rememr1: the example that our prompt gives; a query that repeats it counts as degenerate"""
     boxed_literal: str = "single"
-    """rememr1, how the final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream shows in training"""
+    """rememr1, how our final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream shows in training; templates of
+    your own stay as they are"""
     templates: str = ""
     """folder with update.txt, final.txt, full.txt, none.txt, recall_update.txt, recall_final.txt (any of them), used byte for byte instead of
     our wording; slots: {problem}, {recalled_memory}, {memory}, {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
@@ -292,6 +293,10 @@ class AgentConfig:
         slots = {piece for piece, constant in pieces if not constant}
         if turn in ("update", "full", "recall_update") and "section" not in slots:
             raise UserError(f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}}).")
+        if turn.startswith("recall") and "recalled_memory" not in slots and self.callback != "off":
+            raise UserError(
+                f"The template {path} does not show what was recalled: it needs the slot {{recalled_memory}}, or --callback off."
+            )
         if empty := next((slot for slot in WITHOUT[turn] if slot in slots), ""):
             raise UserError(
                 f"The template {path} has a slot for the {empty.replace('_', ' ')}, which there is none of in this prompt."

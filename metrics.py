@@ -14,7 +14,7 @@ import torch
 
 import ranks
 from graders import strip_thinking
-from memagent import Finish, Group
+from memagent import AgentConfig, Finish, Group
 from plan import CARDS
 from rememr1 import COUNTS, ERRORS, Looks
 
@@ -65,14 +65,14 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     )
 
 
-def describe_states(groups: Sequence[Group], example: str) -> dict[str, float]:
+def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, float]:
     """What happened turn by turn where turns have rewards of their own (ReMemR1), over all ranks: means of the rewards, each alone; shares of
     the updates with each error of `rememr1.ERRORS`; looks back (`recall_*`) as shares of the updates or of one another."""
     n: Counter[str] = Counter()
     for group in groups:
         by_place: dict[int, set[float]] = {}
         for trajectory in group.trajectories:
-            looks = Looks(trajectory.task, example)
+            looks = Looks(trajectory.task, config)
             for k, (turn, state) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
                 looks.add(turn)
                 by_place.setdefault(-1 if turn.prompt.final else k, set()).add(state["state"])
@@ -96,7 +96,7 @@ def describe_states(groups: Sequence[Group], example: str) -> dict[str, float]:
         | {"state_groups_without_signal": share("alike", "state_groups")}
         | {f"format_{error}": share(error, "updates") for error in ERRORS}
         | {"recall_queries": share("queries", "updates"), "recall_degenerate": share("degenerate", "updates")}
-        | {f"recall_{name}": share(name, "hits") for name in ("current", "holds")}
+        | {"recall_current": share("current", "hits"), "recall_holds": share("holds", "sought")}
         | {"recall_hits": share("hits", "queries"), "recall_age": share("ages", "hits")}
         | {name: share(name, "updates") for name in ("memory_length", "memory_capped", "query_capped")}
     )

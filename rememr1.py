@@ -15,13 +15,15 @@ from collections.abc import Generator
 from data import Task
 from graders import answer_recall, extract_boxed, extract_sentence, normalize_answer, phrases, stand, strip_thinking
 from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Prompt, Step, Trajectory, Turn, fill
-from memory import RETRIEVERS, MemoryState, WordRecall
+from memory import RETRIEVERS, MemoryState, Retriever
 from text import Codec
 
 # ---------------------------------------------------------------- what a response says
 
 ERRORS = ("no_update", "multi_update", "empty_update", "multi_recall", "unclosed_recall", "empty_recall", "truncated")
+TAGS = ("thinking", "update", "recall")
 _TAG = re.compile(r"</?\w+>")
+_OURS = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
 
 
 def _blocks(text: str, tag: str) -> list[str]:
@@ -32,7 +34,7 @@ def _blocks(text: str, tag: str) -> list[str]:
 def parse_step(text: str, finish: str = Finish.STOP) -> Step:
     r"""What a response says: thinking, memory, query, and its errors, a subset of `ERRORS`. For rollout, reward and evaluation (D-2, D-7).
 
-    The memory is the first update that is not blank, over as many lines as it has, without queries inside. The query is the first recall,
+    The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the first recall,
     tags in it dropped, on one line. What stands in closed thinking is no update and no query.
 
     >>> step = parse_step("<update>Anna\nmet Otto.</update><recall>Otto</recall> or <recall>Ida</recall>")
@@ -43,10 +45,10 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Step:
     text = re.sub(r"<thinking>.*?</thinking>", "", text, flags=re.DOTALL)
     updates, recalls = _blocks(text, "update"), _blocks(text, "recall")
     queries = [" ".join(_TAG.sub(" ", query).split()) for query in recalls]
-    memories = [memory for update in updates if (memory := without_recall(update))]
+    memories = [memory for update in updates if (memory := _OURS.sub("", without_recall(update)).strip())]
     wrong = {
         "no_update": not updates,
-        "multi_update": len(updates) > 1,
+        "multi_update": text.count("<update>") > 1,
         "empty_update": len(memories) < len(updates),
         "multi_recall": len(recalls) > 1,
         "unclosed_recall": text.count("<recall>") > len(recalls),
@@ -114,10 +116,10 @@ def rememr1(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, 
     yield fill(final, config.final_tokens, final=True, **shown())
 
 
-def retriever_of(config: AgentConfig, codec: Codec) -> WordRecall:
+def retriever_of(config: AgentConfig, codec: Codec) -> Retriever:
     """A retriever of its own for each trajectory."""
     if config.retriever == "tfidf_tokens":
-        return RETRIEVERS["tfidf"](codec.tokens)
+        return RETRIEVERS["tfidf"](tokens=codec.tokens)
     return RETRIEVERS[config.retriever]()
 
 
@@ -149,7 +151,7 @@ def states(
     task, out = trajectory.task, []
 
     def held(text: str) -> float | None:
-        return answer_recall(task.answers, "" if text.strip() == NO_MEMORY else text, task.question, match)
+        return answer_recall(task.answers, "" if text.strip() == NO_MEMORY else text, task.question, match, task.asks_for_all)
 
     covered = held("") is not None
     for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
@@ -162,7 +164,7 @@ def states(
             right = right_tags(turn, tags)
             after = following.prompt.memory if following else turn.prompt.memory
             if tags == "one_line":
-                after = on_one_line(turn.response)[0]
+                after = on_one_line(strip_thinking(turn.response))[0]
             if covered:
                 level = held(after)
                 gain = level - held(turn.prompt.memory)
@@ -181,7 +183,13 @@ def right_tags(turn: Turn, tags: str) -> float:
     text = strip_thinking(turn.response)
     if tags == "one_line":
         return float(sum(bool(update.strip()) for update in on_one_line(text)) == 1)
-    return float(not turn.step.errors and text.count("<thinking>") == text.count("</thinking>") <= 1)
+    bare = re.sub(r"<thinking>.*?</thinking>", "", text, count=1, flags=re.DOTALL)
+    return float(not turn.step.errors and not any(bare.count(tag) for tag in ("<thinking>", "</thinking>")) and _closed(bare))
+
+
+def _closed(text: str) -> bool:
+    """Whether every update and every recall is opened and closed, in this order and not more than once."""
+    return all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == len(_blocks(text, tag)) <= 1 for tag in ("update", "recall"))
 
 
 def on_one_line(response: str) -> list[str]:
@@ -194,7 +202,7 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
     text = strip_thinking(response)
     if tags == "one_line":
         return float(sum(bool(answer.strip()) for answer in re.findall(r"\\boxed\{(.+)\}", text)) == 1)
-    return float(bool((extract_boxed(text) if form == "boxed" else extract_sentence(text)) or ""))
+    return float(bool(((extract_boxed(text) if form == "boxed" else extract_sentence(text)) or "").strip()))
 
 
 # ---------------------------------------------------------------- what is counted
@@ -203,36 +211,44 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
 class Looks:
     """What is counted of one trajectory's looks back, turn by turn as it goes on."""
 
-    def __init__(self, task: Task, example: str):
-        self.golds, self.asked = phrases(task.answers), {normalize_answer(example)}
+    FIRST, LAST = 12, 4  # looks back that are told one by one
+
+    def __init__(self, task: Task, config: AgentConfig):
+        self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
+        self.learned, self.asked = config.callback == "learned", {normalize_answer(config.example_query)}
         self.n: Counter[str] = Counter(dict.fromkeys((*COUNTS, *ERRORS), 0))
-        self.seen: list[dict] = []  # every look back: section, query, what it has brought, whether that has the answer
+        self.seen: list[
+            dict
+        ] = []  # looks back: section, where what came back was written, whether it has the answer (None: not looked for)
 
     def add(self, turn: Turn) -> None:
         """A turn after the agent has read it."""
-        prompt, step = turn.prompt, turn.step
-        if prompt.recalled is None:
+        recalled, step = turn.prompt.recalled, turn.step
+        if recalled is None:
             return
-        if prompt.recalled.query:
-            hit = bool(prompt.recalled.steps)
-            holds = hit and stand(self.golds, prompt.recalled.text) > 0
-            current = hit and prompt.recalled.text == prompt.memory
-            self.n.update(queries=1, hits=hit, ages=prompt.recalled.age, current=current, holds=holds)
-            self.seen.append({"section": self.n["updates"], "from": list(prompt.recalled.steps), "holds": holds})
-        if prompt.final:
+        if recalled.query:
+            hit, sought = bool(recalled.steps), bool(recalled.steps and self.golds)
+            holds = sought and stand(self.golds, recalled.text) >= (len(self.golds) if self.all_asked else 1)
+            self.n.update(queries=1, hits=hit, ages=recalled.age, current=recalled.current, sought=sought, holds=holds)
+            self.seen.append(
+                {"section": self.n["updates"], "from": list(recalled.steps), "holds": holds if sought or not hit else None}
+            )
+            if len(self.seen) > self.FIRST + self.LAST:
+                del self.seen[self.FIRST]
+        if turn.prompt.final:
             return
         self.n["updates"] += 1
         if step is None:
             return
         self.n.update({error: 1 for error in step.errors} | {"memory_capped": step.memory_cut, "query_capped": step.query_cut})
-        if step.query:
+        if step.query and self.learned:
             said = normalize_answer(step.query)
             self.n["degenerate"] += said in self.asked
             self.asked.add(said)
 
     def row(self) -> dict:
-        """For a row of an evaluation; of many looks back the first and the last."""
-        return dict(self.n) | {"looks": self.seen[:12] + self.seen[12:][-4:]}
+        """For a row of an evaluation."""
+        return dict(self.n) | {"looks": self.seen}
 
 
-COUNTS = ("updates", "queries", "hits", "ages", "current", "holds", "degenerate", "memory_capped", "query_capped")
+COUNTS = ("updates", "queries", "hits", "ages", "current", "sought", "holds", "degenerate", "memory_capped", "query_capped")

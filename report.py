@@ -91,7 +91,13 @@ def steps_of(record: dict, most: int = 24) -> list[Step | str]:
     steps = []
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
         if not turn["final"]:  # a turn that failed ends the trajectory and leaves the memory as it was
-            after = following["memory"] if following else turn["memory"] if turn["finish"] in UNMADE else turn["response"]
+            after = (
+                following["memory"]
+                if following
+                else turn["memory"]
+                if turn["finish"] in UNMADE
+                else turn.get("update", turn["response"])
+            )
             remarks = [
                 UNUSUAL.get(turn["finish"], ""),
                 *(error.replace("_", " ") for error in turn.get("errors", ()) if error != "truncated"),
@@ -99,7 +105,7 @@ def steps_of(record: dict, most: int = 24) -> list[Step | str]:
             recalled = turn.get("recalled") or {"text": ""}
             steps.append(
                 Step(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
-                     _whence(turn, record["answers"]), turn.get("query", ""))
+                     _whence(turn, record["answers"]), (following or {}).get("recalled", {}).get("query", ""))
             )  # fmt: skip
     ends = (1, len(steps))
     changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence]
@@ -372,7 +378,7 @@ def _looks(summary: dict) -> str:
 
         wrong = ", ".join(f"{name.replace('_', ' ')} {n[name]:,}" for name in (*ERRORS, "memory_capped", "query_capped") if n[name])
         body.append([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature), share("queries", "updates"),
-                     share("hits", "queries"), share("holds", "hits"), "" if n["age"] is None else f"{n['age']:.1f}", share("current", "hits"),
+                     share("hits", "queries"), share("holds", "sought"), "" if n["age"] is None else f"{n['age']:.1f}", share("current", "hits"),
                      share("degenerate", "queries"), mean("held"), mean("not_held"), wrong])  # fmt: skip
     head = ["agent, question", esc(summary["unit"]), "temp.", "looked back", "found", "with the answer", "age", "current", "degenerate",
             f"{esc(summary['metric'])} with it", "without", "errors of form, caps"]  # fmt: skip

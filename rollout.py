@@ -239,4 +239,7 @@ def looking_back(turn: Turn) -> dict:
     if recalled is None:
         return {}
     shown = {"text": recalled.text, "query": recalled.query, "from": list(recalled.steps), "score": round(recalled.score, 4)}
-    return {"recalled": shown, "query": (step and step.query) or "", "errors": list(step.errors) if step else []}
+    if turn.prompt.final:
+        return {"recalled": shown}
+    said = {"update": (step and step.memory) or turn.prompt.memory, "query": (step and step.query) or ""}
+    return {"recalled": shown, "errors": list(step.errors) if step else []} | said

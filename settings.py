@@ -235,19 +235,22 @@ PRESETS: dict[str, tuple[dict, dict, dict]] = {
     ),
 }  # fmt: skip
 
+# what is not our default where this agent is trained, whatever the preset: ReMemR1 divides by no deviation (spec rememr1.md 8)
+OF_AGENT: dict[str, dict] = {"rememr1": dict(normalisation="mean")}
+
 # every point where ReMemR1's paper and its code are not what we do by default (spec rememr1.md 2): fields of GRPOConfig, of AgentConfig, and
 # of AgentConfig where nothing is trained: upstream evaluates in another way than it trains (D-4)
 COMPAT: dict[str, tuple[dict, dict, dict]] = {
     "paper": (
         dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words", state_reward_scale=1.0, alpha=0.8,
-             aggregation="state_mean"),
+             normalisation="mean", aggregation="state_mean"),
         dict(memory_text="update", on_missing_update="keep_previous", history_scope="include_current", retriever="word_recall", recall_k=1,
              recall_at_zero=False, callback="learned", boxed_literal="single"),
         {},
     ),
     "upstream": (
         dict(memory_reward="level", callback_reward="prompt", format_reward="one_line", recall_match="substring", state_reward_scale=2.0,
-             alpha=0.8, aggregation="token_mean"),
+             alpha=0.8, normalisation="mean", aggregation="token_mean"),
         dict(memory_text="response_minus_recall", on_missing_update="whole_response", history_scope="exclude_current", retriever="tfidf_tokens",
              recall_k=1, recall_at_zero=True, callback="learned", boxed_literal="double"),
         dict(history_scope="include_current", boxed_literal="single"),
@@ -587,7 +590,7 @@ def of_model(model: str | Path) -> dict:
     A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates` counts from the model's folder.
     """
     path = Path(model) / "agent.yaml"
-    found = load(path, agent=AgentConfig).get("agent", {}) if path.exists() else {}
+    found = load(path, agent=AgentConfig, run=RunConfig).get("agent", {}) if path.exists() else {}
     found.pop("max_sections", None)
     if found.get("templates"):
         found["templates"] = str(Path(model, found["templates"]))
@@ -613,6 +616,13 @@ def axes(agent: AgentConfig, grpo: GRPOConfig | None = None) -> str:
     )
 
 
+def reader_of(preset: str, model: str | Path) -> str:
+    """Who reads unless it is said: the preset's agent, else the one that the model was trained with, else memagent."""
+    path = Path(model) / "agent.yaml"
+    trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if path.exists() else {}
+    return preset_fields(preset)[2].get("agent") or trained.get("agent") or "memagent"
+
+
 def preset_fields(name: str) -> tuple[dict, dict, dict]:
     """A preset's fields of GRPOConfig, of AgentConfig and of RunConfig."""
     if name not in PRESETS:
@@ -631,10 +641,13 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
     return [stored.get(section, {}) | values for section, values in given.items()]
 
 
-def resolve(name: str, model: str | Path, grpo: dict, agent: dict) -> tuple[GRPOConfig, AgentConfig]:
-    """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, single fields."""
+def resolve(name: str, model: str | Path, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
+    """Settings from, in rising order: the defaults, those of the agent that is trained (`reader`), the model's own agent.yaml, the preset,
+    single fields."""
     preset_grpo, preset_agent, _ = preset_fields(name)
     try:
-        return replace(GRPOConfig(**preset_grpo), **grpo), replace(AgentConfig(**(of_model(model) | preset_agent)), **agent)
+        return replace(GRPOConfig(**OF_AGENT.get(reader, {}) | preset_grpo), **grpo), replace(
+            AgentConfig(**(of_model(model) | preset_agent)), **agent
+        )
     except TypeError as error:
         raise UserError(f"The settings do not fit: {error}.") from error

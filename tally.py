@@ -69,8 +69,8 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
     depths[..] = {n, mean}: trajectories and their mean by tenths of the document, by where the first piece of evidence stands in it.
     fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
     occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
-    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), holds (of the hits, those
-    that hold an accepted answer), age (updates since a hit was written), degenerate, current, the errors of form and caps, all counted over
+    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the hits, those
+    in which an answer was looked for: not yes and no), holds (of these, those that hold it), age (updates since a hit was written), degenerate, current, the errors of form and caps, all counted over
     the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that holds an answer}.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
     """
@@ -142,7 +142,7 @@ def _recalls(rows: Sequence[dict], metric: str) -> dict:
         counts.update({name: n for name, n in row["recalls"].items() if name != "looks"})
     ages = counts.pop("ages")
     by_held = {
-        name: [row[metric] for row in rows if (row["recalls"]["holds"] > 0) == held]
+        name: [row[metric] for row in rows if row.get("needed", 1) and (row["recalls"]["holds"] > 0) == held]
         for name, held in (("held", True), ("not_held", False))
     }
     means = {name: {"n": len(values), "mean": fmean(values) if values else None} for name, values in by_held.items()}

@@ -406,7 +406,8 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
         for turn in TEMPLATES:
             if (path := Path(agent.templates, f"{turn}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
-    settings.dump(folder / "agent.yaml", agent=asdict(agent) | {"templates": "templates" if agent.templates else ""})
+    own = asdict(agent) | {"templates": "templates" if agent.templates else ""}
+    settings.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=own)
 
 
 # ---------------------------------------------------------------- in the terminal
@@ -437,7 +438,7 @@ class TrainingProgress(lightning.Callback):
             self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
         if module.done_steps % self.every == 0:
             self.progress.print(
-                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m['memory_tokens']:>5.1f} tokens"
+                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m.get('memory_length', m['memory_tokens']):>5.1f} tokens"
                 f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  update {m['update_s']:.1f} s"
             )
 

@@ -582,6 +582,7 @@ def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
         "queries": 1,
         "hits": 1,
         "ages": 2,
+        "sought": 1,
         "holds": 1,
     }
     turns = json.loads((tmp_path / "records").read_text())["turns"]

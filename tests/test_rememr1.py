@@ -1,5 +1,4 @@
 from dataclasses import asdict, replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -9,11 +8,11 @@ import base
 import settings
 import worlds
 from agents import AGENTS, SECTIONWISE
-from data import Pool, Task
+from data import Task
 from eval import evaluate
 from graders import answer_recall
 from grpo import advantages_of, rows_of, token_weights
-from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt, Step, Trajectory, Turn, fill, window_of
+from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt, Trajectory, Turn, window_of
 from memory import Recall
 from metrics import describe_states
 from rememr1 import ERRORS, Looks, on_one_line, parse_step, read_step, rememr1, states
@@ -69,7 +68,7 @@ def ask(memory: str, query: str = "") -> str:
     ("Anna met Otto.", None, None, "no_update"),
     ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
     ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
-    ("<update>a <update>b</update>", "b", None, ""),  # opened anew before it was closed
+    ("<update>a <update>b</update>", "b", None, "multi_update"),  # opened anew before it was closed
     ("<update>a", None, None, "no_update"),
     ("a</update>", None, None, "no_update"),
     ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
@@ -79,6 +78,7 @@ def ask(memory: str, query: str = "") -> str:
     ("<update>a <recall>q</recall> b</update>", "a  b", "q", ""),  # no query stays in a memory
     ("<thinking>an <update> or a <recall>x</recall>?</thinking><update>a</update>", "a", None, ""),
     ("<thinking>never closed <update>a</update>", "a", None, ""),
+    ("<update>A <recall>who</update>", "A who", None, "unclosed_recall"),
     ("<UPDATE>a</UPDATE>", None, None, "no_update"),  # tags are written as the prompt writes them
 ])  # fmt: skip
 def test_the_parsers_table(response, memory, query, errors):
@@ -104,7 +104,7 @@ def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_
     assert {*step.errors} <= {*ERRORS} and len({*step.errors}) == len(step.errors)
     assert step.query is None or ("<" not in step.query and step.query.strip())
     if step.memory is not None:
-        assert step.memory.strip() and "<update>" not in step.memory and "no_update" not in step.errors
+        assert step.memory.strip() and "<" not in step.memory and "no_update" not in step.errors
         assert parse_step(step.memory).query is None
     assert (step.memory is None) == bool(
         {"no_update", "empty_update"} & {*step.errors} and not ("multi_update" in step.errors and step.memory)
@@ -251,7 +251,11 @@ def test_templates_of_ones_own(tmp_path, codec):
     (tmp_path / "recall_update.txt").write_text("{prompt} without a section")
     with pytest.raises(UserError, match=r"recall_update\.txt shows no text"):
         replace(CONFIG, templates=str(tmp_path))
-    (tmp_path / "recall_update.txt").write_text("{chunk}")
+    (tmp_path / "recall_update.txt").write_text("{chunk} {memory}")
+    with pytest.raises(UserError, match="does not show what was recalled"):
+        replace(CONFIG, templates=str(tmp_path))
+    assert replace(CONFIG, templates=str(tmp_path), callback="off").callback == "off"
+    (tmp_path / "recall_update.txt").write_text("{chunk} {recalled_memory}")
     (tmp_path / "update.txt").write_text("{chunk} {recalled_memory}")
     with pytest.raises(UserError, match="slot for the recalled memory, which there is none of"):
         replace(CONFIG, templates=str(tmp_path))
@@ -305,6 +309,17 @@ def test_it_is_an_agent_like_the_others():
 def test_d6_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
     assert answer_recall(answers, text, question) == ours
     assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
+
+
+def test_where_all_answers_are_asked_for_each_one_counts(codec):
+    assert answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5 and answer_recall(["12", "7"], "only 12") == 1.0
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which two?")
+    answers = [ask("Otto reached Lima."), ask("Max left.", "Otto"), ask("Lima, Rome."), "\\boxed{Lima, Rome}"]
+    assert [s["gain"] for s in rewards(codec, answers, both)] == [0.5, -0.5, 1, 0]
+    looks = Looks(both, CONFIG)
+    for turn in drive(both, CONFIG, codec, answers):
+        looks.add(turn)
+    assert (looks.n["hits"], looks.n["sought"], looks.n["holds"]) == (1, 1, 0)
 
 
 def rewards(codec, answers, task=TASK, config=CONFIG, **kind):
@@ -363,6 +378,12 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
     ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
     ("Lima.", (0, 0), (0, 0)),
     (ask("\n"), (0, 0), (0, 0)),
+    ("<update>x <update>Lima.</update>", (0, 1), (1, 1)),
+    (ask("Lima.") + "</update>", (0, 1), (1, 1)),
+    (ask("Lima.") + "</recall>", (0, 1), (1, 1)),
+    ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1), (1, 1)),
+    ("<think>" + ask("Lima.") + "</think>" + ask("x"), (1, 0), (1, 0)),  # a thinking model's thoughts count for nothing
+    ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
 ])  # fmt: skip
 def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
     answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
@@ -372,7 +393,7 @@ def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
 
 
 @pytest.mark.parametrize(("response", "ours", "upstreams"), [
-    ("\\boxed{Lima}", 1, 1), ("\\boxed{Lima} or \\boxed{Rome}", 1, 1), ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0), ("\\boxed{}", 0, 0), ("Lima", 0, 0),
+    ("\\boxed{Lima}", 1, 1), ("\\boxed{Lima} or \\boxed{Rome}", 1, 1), ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0), ("\\boxed{}", 0, 0), ("\\boxed{ }", 0, 0), ("Lima", 0, 0),
     ("\\boxed{Lima", 0, 0), ("\\fbox{Lima}", 0, 0),
 ])  # fmt: skip
 def test_format_of_the_answer(codec, response, ours, upstreams):
@@ -427,10 +448,14 @@ def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
     return Group(TASK, trajectories)
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_golden_advantages(scale):
-    """D-3: the default has scale 1; upstream's doubling is a setting of its own."""
-    each = advantages_of(group(), GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale))
+@pytest.mark.parametrize(("compat", "preset", "scale"), [
+    ("", "default", 1.0), ("paper", "default", 1.0), ("upstream", "default", 2.0), ("", "rememr1", 1.0), ("upstream", "rememr1", 2.0),
+])  # fmt: skip
+def test_golden_advantages(compat, preset, scale):
+    """D-3: the default has scale 1; upstream's doubling is a setting of its own. As the commands resolve them."""
+    fields = settings.compat_fields(compat, training=True).get("grpo", {})
+    config, _ = settings.resolve(preset, settings.EMBEDDED, fields, {}, "rememr1")
+    each = advantages_of(group(), config)
     for step, wanted in enumerate(GOLDEN[scale]):
         assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
     rows = rows_of([group()], GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4))
@@ -473,6 +498,24 @@ def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
     assert rows_of([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
 
 
+def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
+    for value in (1 / 3, 0.1, 0.2, 0.7):
+        same = group([value] * 16, [[0.1 + 0.2] * 8 + [0.3] * 8] * 3)
+        assert rows_of([same], GRPOConfig(normalisation="mean")) == rows_of([same], GRPOConfig()) == []
+        for trajectory in same.trajectories:
+            trajectory.states = []
+        assert rows_of([same], GRPOConfig(normalisation="mean")) == []
+
+
+def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():
+    share, split = (
+        advantages_of(group(), GRPOConfig(normalisation="mean", alpha=0.8, credit=credit)) for credit in ("share", "split")
+    )
+    outcome = [0.5, -0.5, -0.5, 0.5]
+    for a, both, divided in zip(outcome, share, split, strict=True):
+        assert [x - y for x, y in zip(both, divided, strict=True)] == pytest.approx([0.8 * (a - a / 3)] * 3)
+
+
 def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns():
     g = group()
     for n, turn in enumerate(turn for t in g.trajectories for turn in t.turns):
@@ -490,16 +533,17 @@ def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns()
 def test_compat_sets_every_axis(tmp_path):
     axes = {
         "memory_text", "on_missing_update", "history_scope", "retriever", "recall_k", "recall_at_zero", "callback", "boxed_literal", "memory_reward",
-        "callback_reward", "format_reward", "recall_match", "state_reward_scale", "alpha", "aggregation",
+        "callback_reward", "format_reward", "recall_match", "state_reward_scale", "alpha", "aggregation", "normalisation",
     }  # fmt: skip
     for grpo, agent, reading in COMPAT.values():
         assert {*grpo, *agent} == axes and {*reading} <= {*agent}
         GRPOConfig(**grpo), AgentConfig(**agent)
-    defaults = asdict(GRPOConfig()) | asdict(AgentConfig())
+    ours = settings.resolve("default", settings.EMBEDDED, {}, {}, "rememr1")
+    defaults = asdict(ours[0]) | asdict(AgentConfig())
     paper, upstream = ({name: (grpo | agent)[name] for name in axes} for grpo, agent, _ in (COMPAT["paper"], COMPAT["upstream"]))
     assert {name for name in axes if paper[name] != defaults[name]} == {"history_scope", "aggregation"}
     assert {name for name in axes if upstream[name] != defaults[name]} == axes - {
-        "recall_k", "callback", "alpha", "aggregation", "history_scope",
+        "recall_k", "callback", "alpha", "aggregation", "normalisation", "history_scope",
     }  # fmt: skip
     assert COMPAT["upstream"][2] == {
         "history_scope": "include_current",
@@ -510,7 +554,8 @@ def test_compat_sets_every_axis(tmp_path):
     assert settings.compat_fields("", training=True) == {}
     with pytest.raises(UserError, match="paper, upstream"):
         settings.compat_fields("vllm", training=True)
-    said = settings.axes(AgentConfig(), GRPOConfig())
+    assert settings.resolve("default", settings.EMBEDDED, {}, {})[0].normalisation == "std"  # of the other agents
+    said = settings.axes(AgentConfig(), ours[0])
     for name in axes:  # nothing is picked unannounced
         assert f"{name} {str(defaults[name]).lower() if isinstance(defaults[name], bool) else defaults[name]}" in said
 
@@ -535,12 +580,12 @@ def test_looks_back_are_counted(codec):
     answers = [ask("Otto reached Lima.", "Year!"), ask("Max left.", "Otto"), "<update>Max left.</update><recall>otto",
                ask("Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna.", "the Otto"), "\\boxed{Lima}"]  # fmt: skip
     turns = drive(four, config, codec, answers)
-    looks = Looks(four, config.example_query)
+    looks = Looks(four, config)
     for turn in turns:
         looks.add(turn)
     n = dict(looks.n)
     assert {k: v for k, v in n.items() if v} == {
-        "updates": 4, "queries": 3, "hits": 2, "ages": 1 + 3, "holds": 2, "degenerate": 2, "unclosed_recall": 1, "memory_capped": 1,
+        "updates": 4, "queries": 3, "hits": 2, "ages": 1 + 3, "sought": 2, "holds": 2, "degenerate": 2, "unclosed_recall": 1, "memory_capped": 1,
     }  # fmt: skip
     assert {*n} == {
         "updates",
@@ -548,6 +593,7 @@ def test_looks_back_are_counted(codec):
         "hits",
         "ages",
         "current",
+        "sought",
         "holds",
         "degenerate",
         "memory_capped",
@@ -558,10 +604,24 @@ def test_looks_back_are_counted(codec):
         {"section": 1, "from": [], "holds": False}, {"section": 2, "from": [1], "holds": True}, {"section": 4, "from": [1], "holds": True},
     ]  # fmt: skip
     current = drive(four, replace(config, history_scope="include_current"), codec, [ask("Otto reached Lima.", "Otto")] * 4 + ["x"])
-    looks = Looks(four, "")
+    looks = Looks(four, config)
     for turn in current:
         looks.add(turn)
     assert looks.n["current"] == looks.n["hits"] == 4 and looks.n["ages"] == 0 and looks.n["degenerate"] == 3
+    of_yes = Looks(replace(four, answers=("yes",)), replace(config, callback="question"))
+    for turn in current:
+        of_yes.add(turn)
+    assert (of_yes.n["hits"], of_yes.n["sought"], of_yes.n["holds"], of_yes.n["degenerate"]) == (
+        4,
+        0,
+        0,
+        0,
+    )  # not looked for; not asked for
+    assert of_yes.seen[0]["holds"] is None
+    for _ in range(9):
+        for turn in current:
+            of_yes.add(turn)
+    assert len(of_yes.seen) == 16 and of_yes.seen[0]["section"] == 1 and of_yes.seen[-1]["section"] == 40
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
@@ -572,13 +632,8 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     ]):  # fmt: skip
         trajectories.append(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k))
         trajectories[-1].states = states(trajectories[-1])
-    m = describe_states([Group(TASK, trajectories)], "")
+    m = describe_states([Group(TASK, trajectories)], CONFIG)
     assert (m["state_gain"], m["state_level"], m["state_callback"]) == pytest.approx((1 / 6, 2 / 6, 1 / 6))
     assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx((5 / 6, 1 / 2, 1))
     assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m["format_no_update"] == pytest.approx(1 / 6)
     assert (m["recall_queries"], m["recall_hits"], m["recall_age"], m["recall_holds"]) == pytest.approx((2 / 6, 1 / 2, 2, 1))
-
-
-def test_steps_are_values():
-    assert Step() == Step(None, None, None, ()) and all(a != b for a, b in pairwise(ERRORS))
-    assert fill((("x", True),), 3).recalled is None and Pool([], ["a"], "words")

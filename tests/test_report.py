@@ -377,7 +377,6 @@ def looking_back(**other):
     nothing = {"text": "", "query": "", "from": [], "score": 0.0}
     for turn in r["turns"]:
         turn |= {"recalled": nothing, "query": "", "errors": []}
-    r["turns"][2]["query"] = r["turns"][1]["query"] = "who is Otto?"
     r["turns"][2]["recalled"] = nothing | {"query": "who is Otto?"}
     r["turns"][3]["recalled"] = {"text": "Otto reached Lima.", "query": "who is Otto?", "from": [1], "score": 0.25}
     r["turns"][3]["errors"] = ["multi_update", "truncated"]
@@ -407,7 +406,9 @@ def test_a_table_says_how_agents_looked_back(tmp_path):
     zero = dict.fromkeys((*COUNTS, *ERRORS), 0) | {"looks": []}
     rows = [
         row(
-            id="a", recalls=zero | {"updates": 10, "queries": 4, "hits": 2, "holds": 1, "ages": 6, "degenerate": 1, "no_update": 3}
+            id="a",
+            recalls=zero
+            | {"updates": 10, "queries": 4, "hits": 2, "sought": 2, "holds": 1, "ages": 6, "degenerate": 1, "no_update": 3},
         ),
         row(id="b", reward=0.0, recalls=zero | {"updates": 10, "queries": 1}),
         row("other", id="a"),
