@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import cli
@@ -99,6 +100,8 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--model", "./nowhere"), "./nowhere"),
         (("train", "--preset", "papre"), "papre"),
         (("train", "--compat", "papre"), "paper, upstream"),
+        (("train", "--compat", "paper"), "--agent rememr1"),
+        (("eval", "--compat", "paper"), "--agent rememr1"),
         (("train", "--alpha", "1.5"), "alpha"),
         (("train", "--agent", "rememr1", "--callback", "always"), "learned, question, off"),
         (("eval", "--compat", "papre"), "paper, upstream"),
@@ -378,6 +381,30 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
     assert "rememr1: memory_text update" in run("ask", "notes.txt", "Where is Anna?", "--agent", "rememr1")
+    assert "rememr1: memory_text response_minus_recall" in run(
+        "ask", "notes.txt", "Where is Anna?", "--model", "runs/a/model"
+    )  # as it was trained
+    run(
+        "eval",
+        "--name",
+        "p",
+        "--model",
+        "runs/a/model",
+        "--preset",
+        "rememr1",
+        "--lengths",
+        "1",
+        "--n",
+        1,
+        "--temperatures",
+        "0",
+        "--chunk-tokens",
+        24,
+    )
+    evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
+    assert (
+        evaluated["eval"]["agents"][0] == "rememr1" and evaluated["agent"]["max_sections"] is None
+    )  # a preset's cap is one of training
     assert "memory_text" not in run("ask", "notes.txt", "Where is Anna?")
     assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
 

@@ -592,3 +592,8 @@ def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
     )
     (other,) = evaluate(engine, memagent, [task], config, Sampling(), name="b", length=4, rows=tmp_path / "rows")
     assert "recalls" not in other
+    n = len((tmp_path / "rows").read_text().splitlines())
+    for agent, name, made in ((memagent, "b", 0), (rememr1, "a", 1)):  # what means nothing to an agent changes none of its rows
+        evaluate(engine, agent, [task], replace(config, recall_k=2), Sampling(), name=name, length=4, rows=tmp_path / "rows")
+        n += made
+        assert len((tmp_path / "rows").read_text().splitlines()) == n

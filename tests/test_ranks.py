@@ -43,6 +43,7 @@ CASES = {
     "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
     "a rank without signal": (replace(CONFIG, aggregation="row_mean"), {}),
+    "rewards of turns": (replace(CONFIG, aggregation="state_mean", alpha=0.6), {}),
 }
 
 
@@ -58,6 +59,8 @@ def groups_of(policy, codec, config, signal):
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
     for t in rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling()):
         t.reward = by_tokens(t) if t.task.id[-1] in signal else 0.5
+        if config.aggregation == "state_mean":
+            t.states = [{"state": float(sum(turn.response_ids) % 5)} for turn in t.turns]
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
         group.trajectories.sort(key=lambda t: t.sample)
@@ -152,7 +155,9 @@ DEMO, AGENT = resolve("demo", EMBEDDED, {"steps": 4, "tasks_per_step": (4,), "gr
 
 
 def run_config(runs, name, **kwargs):
-    return RunConfig(**{"name": name, "runs": str(runs), "save_every": 1, "validation": "world", "validation_n": 5} | kwargs)
+    return RunConfig(
+        **{"name": name, "runs": str(runs), "agent": "rememr1", "save_every": 1, "validation": "world", "validation_n": 5} | kwargs
+    )
 
 
 def outcome(folder):
@@ -174,7 +179,7 @@ class Kill(lightning.Callback):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of four steps on two ranks, killed in the third and resumed."""
+    """A run of four steps on two ranks, killed in the third and resumed; of an agent with rewards of its turns."""
     runs = tmp_path_factory.mktemp("runs")
     with pytest.raises(RuntimeError, match="Rank 0 of 2 ended"):
         train.train(run_config(runs, "two", devices=2, device="cpu"), DEMO, AGENT, callbacks=[Kill()])
@@ -188,6 +193,8 @@ def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(wh
     for a, b in zip(one[1], two[1], strict=True):
         for key in ("reward", "turns", "read_tokens", "written_tokens", "trained_rows", "groups_without_signal"):
             assert a[key] == b[key], key
+        of_states = [key for key in a if key.startswith(("state_", "recall_", "format_", "memory_"))]
+        assert len(of_states) > 20 and all(a[key] == pytest.approx(b[key], abs=1e-9) for key in of_states)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3) and b["mismatch_mean"] < 1e-5
     assert [line["response_ids"] for x in one[2] for line in x["turns"]] == [
         line["response_ids"] for x in two[2] for line in x["turns"]
@@ -230,7 +237,7 @@ def changing(form):
 )
 def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
     config = replace(DEMO, steps=1, lora_rank=4 * ("quantise" in change), quantise="quantise" in change)
-    run = run_config(tmp_path, "a", **{key: value for key, value in change.items() if key != "quantise"})
+    run = run_config(tmp_path, "a", agent="memagent", **{key: value for key, value in change.items() if key != "quantise"})
     if run.devices == 1:  # the start of a process for each costs too much to do it twice
         train.train(run, config, AGENT, rewards=constant)
     folder = train.train(run, replace(config, steps=3), AGENT, resume=run.devices == 1, rewards=changing)
@@ -241,7 +248,7 @@ def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
 def test_saving_changes_nothing(tmp_path):
     ends = []
     for save_every in (1, 9):
-        run = run_config(tmp_path, str(save_every), save_every=save_every, validation="")
+        run = run_config(tmp_path, str(save_every), save_every=save_every, validation="", agent="memagent")
         folder = train.train(run, replace(DEMO, steps=3), AGENT, rewards=changing)
         ends.append(load_file(folder / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])

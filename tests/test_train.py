@@ -440,10 +440,14 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
     } <= metrics[0].keys()
     last = records[-1]["turns"]
     assert {*last[-1]["rewards"]} == {"state", "memory", "gain", "level", "callback", "format", "covered"}
-    assert last[0]["errors"][0] == "no_update" and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
     assert (
-        settings.of_model(tmp_path / "a" / "model")["callback"] == "question"
-    )  # who reads with the policy reads as it has learnt to
+        last[0]["errors"][0] == "no_update"
+        and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
+        and "update" in last[0]
+    )
+    exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
+    assert settings.of_model(exported)["callback"] == "question"
+    assert (settings.reader_of("default", exported), settings.reader_of("default", model)) == ("rememr1", "memagent")
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):

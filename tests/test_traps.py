@@ -37,6 +37,7 @@ TRAPS = {
     "D-7": "test_rememr1.test_d2_format_and_level_of_an_update test_train.test_outcomes",
     "D-8": "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for",
     "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",  # best by validation, not by the training batch
+    # a word's weight in tfidf and bm25 depends on all candidates: these two are fitted at every query, the default never
     "D-10": "test_memory.test_d10_what_is_found_does_not_depend_on_hashes "
     "test_memory.test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found test_memory.test_the_words_of_an_item_are_taken_once",
     "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",  # with one task alone
