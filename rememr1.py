@@ -34,8 +34,8 @@ def _blocks(text: str, tag: str) -> list[str]:
 def parse_step(text: str, finish: str = Finish.STOP) -> Step:
     r"""What a response says: thinking, memory, query, and its errors, a subset of `ERRORS`. For rollout, reward and evaluation (D-2, D-7).
 
-    The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the first recall,
-    tags in it dropped, on one line. What stands in closed thinking is no update and no query.
+    The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the
+    first recall, tags in it dropped, on one line. What stands in closed thinking is no update and no query.
 
     >>> step = parse_step("<update>Anna\nmet Otto.</update><recall>Otto</recall> or <recall>Ida</recall>")
     >>> step.memory, step.query, step.errors
@@ -217,9 +217,8 @@ class Looks:
         self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
         self.learned, self.asked = config.callback == "learned", {normalize_answer(config.example_query)}
         self.n: Counter[str] = Counter(dict.fromkeys((*COUNTS, *ERRORS), 0))
-        self.seen: list[
-            dict
-        ] = []  # looks back: section, where what came back was written, whether it has the answer (None: not looked for)
+        # looks back: section, after which ones that came back was written, whether it has the answer (None: not looked for)
+        self.seen: list[dict] = []
 
     def add(self, turn: Turn) -> None:
         """A turn after the agent has read it."""
