@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+import presets
 import settings
 from memagent import AgentConfig
 from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
@@ -122,7 +123,7 @@ def _merged(config: Path | None, compat: str = "", training: bool = False, **giv
     """Fields from a config file, over them those of --compat, the flags on top; one dict per section."""
     classes = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig, "eval": EvalConfig}
     stored = settings.load(config, **classes) if config else {}
-    theirs = settings.compat_fields(compat, training)
+    theirs = presets.compat_fields(compat, training)
     return [stored.get(section, {}) | theirs.get(section, {}) | values for section, values in given.items()]
 
 
@@ -147,7 +148,7 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
     run, grpo, agent = _merged(config, compat, training=True, run=run, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = settings.resumed(preset, run, grpo, agent)
-    run_config = RunConfig(**settings.preset_fields(preset)[2] | run)
+    run_config = RunConfig(**presets.preset_fields(preset)[2] | run)
     _check_compat(compat, [run_config.agent])
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent, run_config.agent)
     if run_config.agent == "rememr1":

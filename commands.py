@@ -164,8 +164,8 @@ def ask(
 ) -> None:  # fmt: skip
     """Read a text, showing the memory whenever it changes; end with the answer."""
     from graders import extract_boxed, extract_sentence, strip_thinking
-    from report import diff
     from rollout import Sampling, follow
+    from transcripts import diff
 
     task = data.from_text(file, question)
     run = pick(agent)
@@ -229,7 +229,7 @@ def read_records(path: Path) -> list[dict]:
         if not found:
             raise UserError(f"{path} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
         path = found[0]
-    from report import is_record
+    from transcripts import is_record
 
     records, number = [], 0
     try:
@@ -250,7 +250,7 @@ def read_records(path: Path) -> list[dict]:
 
 
 def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
-    from report import render_trajectory
+    from transcripts import render_trajectory
 
     records = read_records(path)
     chosen = [r for r in records if (step is None or r["step"] == step) and task in r["id"] and not (wrong and r["reward"] > 0)]

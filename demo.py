@@ -275,7 +275,6 @@ def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, wor
 
 
 def _report(folder: Path, rows: list[dict], seed: int, size: str, seconds: float, train_s: float) -> None:
-
     summary = _collect(folder, rows) | {
         "seed": seed,
         "size": size,
@@ -348,9 +347,11 @@ def trainings(plan: Versus, seed: int, folder: Path) -> list[Training]:
                 name=f"{arm}-{s}", runs=str(folder), agent=arm, kinds=(KIND,), lengths=plan.lengths[arm], keep_trajectories=5
             )
             grpo, config = settings.resolve("demo", EMBEDDED, plan.training[arm] | {"seed": s}, {}, arm)
-            found.append(
-                Training(run, grpo, config, tuple(asked(plan, arm, arm, folder / run.name / "model", s, seed, folder, config)))
-            )
+            model = folder / run.name / "model"
+            then = [*asked(plan, arm, arm, model, s, seed, folder, config)]
+            if arm == "rememr1" and s == seed:  # what is left of it if it may not look back
+                then += asked(plan, "rememr1, not looking back", arm, model, s, seed, folder, replace(config, callback="off"))
+            found.append(Training(run, grpo, config, tuple(then)))
     return found
 
 
@@ -359,18 +360,8 @@ def asked(plan: Versus, agent: str, arm: str, model: Path, s: int, seed: int, fo
     for sections, n in plan.questions.items():
         for temperature in (1.0, 0.0):
             yield Job(
-                agent,
-                str(model),
-                (KIND,),
-                temperature,
-                sections,
-                n,
-                seed + 1_000_000,
-                str(folder / "rows" / str(s)),
-                config,
-                arm,
-                s,
-            )
+                agent, str(model), (KIND,), temperature, sections, n, seed + 1_000_000, str(folder / "rows" / str(s)), config, reader=arm, trained=s,
+            )  # fmt: skip
 
 
 def run_versus(size: str, seed: int, name: str, runs: str) -> Path:
@@ -383,29 +374,18 @@ def run_versus(size: str, seed: int, name: str, runs: str) -> Path:
         *asked(plan, "untrained memagent", "memagent", EMBEDDED, seed, seed, folder, config),
         *asked(plan, "full", "full", EMBEDDED, seed, seed, folder, config),
     ]
-    blind = replace(config, callback="off")
-    first = work[0]
-    work[0] = replace(
-        first,
-        then=(
-            *first.then,
-            *asked(plan, "rememr1, not looking back", "rememr1", Path(first.then[0].model), seed, seed, folder, blind),
-        ),
-    )
     steps = sum(t.grpo.steps for t in work)
     console.print(
-        f"ReMemR1 beside MemAgent, {plan.seeds} seeds from {seed} on: {work[0].grpo.steps} steps of GRPO each from the same policy, on documents whose "
-        f"first fact matters only after the last one is read; then questions about unseen facts in documents of up to {max(plan.questions):,} sections."
+        f"ReMemR1 beside MemAgent, {plan.seeds} seeds from {seed} on: {work[0].grpo.steps} steps of GRPO each from the same policy, "
+        f"on documents that show only later which of the facts before matters; then questions about unseen facts in documents of up to {max(plan.questions):,} sections."
     )
     console.print(settings.axes(config, work[0].grpo))
     workers = Workers(max(1, min(8, os.cpu_count() or 1)))
     try:
         workers.add([*work, *others])
         with bar("steps") as progress:
-            training, parts = (
-                progress.add_task("training", total=steps, note=""),
-                len(work) + len(others) + sum(len(t.then) for t in work),
-            )
+            training = progress.add_task("training", total=steps, note="")
+            parts = len(work) + len(others) + sum(len(t.then) for t in work)
             evaluating = progress.add_task("all parts", total=parts, note="")
             while workers.busy:
                 workers.collect(timeout=1.0)

@@ -54,9 +54,9 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
 def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     """Advantages of a group's turns, [trajectories][turns].
 
-    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it). With them (ReMemR1, arXiv 2509.23040 eq. 8 and 9) it is alpha times that,
-    plus 1 - alpha times the turn's own: its `state` reward against those of the group's other trajectories at the same section. The turns
-    that answer are a group of their own, wherever they stand.
+    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it). With them (ReMemR1, arXiv
+    2509.23040 eq. 8 and 9) it is alpha times that, plus 1 - alpha times the turn's own: its `state` reward against those of the
+    group's other trajectories at the same section. The turns that answer are a group of their own, wherever they stand.
     """
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
     out = []

@@ -8,6 +8,7 @@ Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -39,7 +40,7 @@ def words(text: str) -> list[str]:
     return normalize_answer(text).split()
 
 
-class Retriever:
+class Retriever(ABC):
     """Items in the order in which they were added, and the best of them for a query. One belongs to one trajectory.
 
     Ties go to the most recent item, and what shares nothing with the query is not found: nothing depends on hashes or on the order of a
@@ -68,11 +69,13 @@ class Retriever:
             best += [(i, 0.0) for i in islice(rest, k - len(best))]
         return best
 
+    @abstractmethod
     def _index(self, i: int, tokens: Sequence[str]) -> None:
-        raise NotImplementedError
+        """Take in the tokens of item i."""
 
+    @abstractmethod
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        raise NotImplementedError
+        """Index -> score, of those that may score above 0."""
 
 
 class WordRecall(Retriever):
@@ -83,22 +86,28 @@ class WordRecall(Retriever):
     [(2, 0.6666666666666666)]
     """
 
+    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
+        self.places: dict[str, array] = {}  # word -> items that have it
+        super().__init__(items, tokens)
+
     def _index(self, i: int, tokens: Sequence[str]) -> None:
-        self.places = getattr(self, "places", {})  # word -> items
         for token in dict.fromkeys(tokens):
             self.places.setdefault(token, array("I")).append(i)
 
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
         asked = dict.fromkeys(query)
-        shared = Counter(i for word in asked for i in getattr(self, "places", {}).get(word, ()))
+        shared = Counter(i for word in asked for i in self.places.get(word, ()))
         return {i: n / len(asked) for i, n in shared.items()}
 
 
 class _Fitted(Retriever):
     """One that is fitted on the candidates at every query: what a word weighs depends on all of them."""
 
+    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
+        self.items: list[list[str]] = []
+        super().__init__(items, tokens)
+
     def _index(self, i: int, tokens: Sequence[str]) -> None:
-        self.items = getattr(self, "items", [])
         self.items.append([sys.intern(token) for token in tokens])
 
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
@@ -106,8 +115,9 @@ class _Fitted(Retriever):
         items = [self.items[i] for i in at]
         return dict(zip(at, self._fit(query, items), strict=True)) if any(items) else {}
 
+    @abstractmethod
     def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        raise NotImplementedError
+        """The score of each item."""
 
 
 class Tfidf(_Fitted):

@@ -1,232 +1,32 @@
-"""What a person looks at: report.html of a run, and one trajectory in the terminal.
+"""What a person looks at: report.html of a run.
 
-Holds: `write_report`, `render_trajectory`, the word-level difference of two memories that both show.
-Leaves out: where the numbers come from (eval.py), which trajectories are kept (runs.py). No torch.
-Exercise it: `python cli.py show RUN`. Read next: cli.py.
+Holds: `write_report` and the parts of the page but the transcripts. Leaves out: where the numbers come from (tally.py), plots (plots.py),
+single trajectories (transcripts.py), which of them are kept (runs.py, eval.py). No torch.
+Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
-Questions, documents and answers are somebody else's text: all of it goes through `clean` and is then escaped (HTML) or kept apart
-from markup (rich's Text). The page loads nothing, and its policy forbids scripts in case one got through after all.
+Questions, documents and answers are somebody else's text: all of it is escaped. The page loads nothing, and its policy forbids scripts in
+case one got through after all.
 """
 
 from __future__ import annotations
 
 import csv
-import html
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
-from itertools import count, groupby
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import plots
 from eval import FATES, Cell
-from graders import phrases, stand
 from published import TABLES, TEN, Published
 from rememr1 import ERRORS
 from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, write_text
-from text import UserError, clean, clip
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-# ---------------------------------------------------------------- a trajectory, step by step
-
-
-def diff(before: str, after: str) -> list[tuple[str, str]]:
-    """Word by word, what became of a text: pieces (same | out | in, text) in reading order; white space alone is no difference.
-
-    >>> diff("Anna met Otto.", "Anna met Boris.")
-    [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
-    """
-    old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
-    pieces = []
-    for kind, i, j, k, m in SequenceMatcher(None, before.split(), after.split(), autojunk=False).get_opcodes():
-        same = kind == "equal"
-        pieces += [("same", "".join(new[k:m]))] if same else [("out", "".join(old[i:j])), ("in", "".join(new[k:m]))]
-    return [piece for piece in pieces if piece[1]]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One section read: the memory before and after."""
-
-    number: int  # from 1
-    section: str
-    before: str
-    after: str
-    remark: str  # on how the turn ended, "" if as usual
-    recalled: str = ""  # an earlier memory that stood in the prompt
-    whence: str = ""  # and where that came from
-    query: str = ""  # what it looks back for
-
-
-UNUSUAL = {"length": "cut at its limit", "full": "did not fit the model's window", "error": "failed"}  # finish reason -> remark
-UNMADE = ("full", "error")
-
-
-def _whence(turn: dict, answers: Sequence[str]) -> str:
-    """Where what was recalled for a turn comes from, and whether it has the answer; "" if nothing was."""
-    recalled = turn.get("recalled") or {"from": []}
-    if not recalled["from"]:
-        return f"nothing found for {recalled['query']!r}" if recalled.get("query") else ""
-    golds = phrases(answers)
-    held = ("holds the answer" if stand(golds, recalled["text"]) else "without the answer") if golds else "answer not looked for"
-    sections = ", ".join(f"{n:,}" for n in sorted(recalled["from"]))
-    return f"written after section {sections}, found for {recalled['query']!r} (score {recalled['score']:.2f}), {held}"
-
-
-def steps_of(record: dict, most: int = 24) -> list[Step | str]:
-    """The sections of a record (`rollout.record`) in reading order; a text in place of those left out says how many and why.
-
-    The first and the last section are always there. Between them are left out those that left the memory as it was, and of more than
-    `most` others the middle.
-    """
-    turns = record["turns"]
-    steps = []
-    for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
-        if not turn["final"]:  # a turn that failed ends the trajectory and leaves the memory as it was
-            after = (
-                following["memory"]
-                if following
-                else turn["memory"]
-                if turn["finish"] in UNMADE
-                else turn.get("update", turn["response"])
-            )
-            remarks = [
-                UNUSUAL.get(turn["finish"], ""),
-                *(error.replace("_", " ") for error in turn.get("errors", ()) if error != "truncated"),
-            ]
-            recalled = turn.get("recalled") or {"text": ""}
-            steps.append(
-                Step(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
-                     _whence(turn, record["answers"]), (following or {}).get("recalled", {}).get("query", ""))
-            )  # fmt: skip
-    ends = (1, len(steps))
-    changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence]
-    kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]} if len(changed) > most else {*changed}
-    shown: list[Step | str] = []
-    for keep, run in groupby(steps, lambda step: step.number in kept):
-        run = list(run)
-        why = ": the memory stayed as it was" if not any(step.number in changed for step in run) else ""
-        shown += run if keep else [f"{len(run):,} {'section' if len(run) == 1 else 'sections'} left out{why}"]
-    return shown
-
-
-def _facts(record: dict) -> dict[str, str]:
-    """How it ended: answer, accepted answers, finish reasons of the turns, error, reward."""
-    finishes = Counter(turn["finish"] for turn in record["turns"])
-    return {
-        "answer": record["answer"].strip() or "(none)",
-        "gold": " | ".join(record["answers"]),
-        "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
-        **({"error": record["error"]} if record["error"] else {}),
-        "reward": f"{record['reward']:g}",
-    }
-
-
-def _read(record: dict) -> str:
-    """What the answering turn itself has read: the document of full, the sections of bm25, nothing for memagent."""
-    return record["turns"][-1]["section"].strip() if record["turns"] and record["turns"][-1]["final"] else ""
-
-
-def _last(record: dict) -> tuple[str, str] | None:
-    """What was recalled for the answering turn, and where that came from."""
-    turn = record["turns"][-1] if record["turns"] else {"final": False}
-    whence = _whence(turn, record["answers"]) if turn["final"] else ""
-    return (turn["recalled"]["text"], whence) if whence else None
-
-
-def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> Group:
-    """A record (`rollout.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
-    from rich.console import Group
-    from rich.text import Text
-
-    styles = {"same": "", "out": "red strike", "in": "green underline"}
-    n_sections = sum(not turn["final"] for turn in record["turns"])
-    lines = [Text(clean(record["question"]), "bold"), Text(clean(f"task {record['id']}, sample {record['sample']}"), "dim")]
-    for step in steps_of(record, most):
-        if isinstance(step, str):
-            lines.append(Text(f"\n… {step}", "italic"))
-            continue
-        pieces = diff(clean(step.before), clean(step.after))
-        lines.append(Text.assemble((f"\nsection {step.number} of {n_sections}  ", "cyan"), (step.remark, "yellow")))
-        lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
-        for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
-            words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
-            lines.append(Text.assemble((name, "cyan"), *words))
-            if name == "before  " and step.whence:
-                lines.append(
-                    Text.assemble(("recalled", "magenta"), f" {clean(step.recalled.strip())}", (f"  {clean(step.whence)}", "dim"))
-                )
-        if step.query:
-            lines.append(Text.assemble(("looks for ", "magenta"), clean(step.query)))
-    if whence := _last(record):
-        lines.append(
-            Text.assemble(("\nrecalled for the answer ", "magenta"), clean(whence[0].strip()), (f"  {clean(whence[1])}", "dim"))
-        )
-    if read := _read(record):
-        lines += [Text("\nread at once", "cyan"), Text(clip(clean(read), characters), "dim")]
-    facts = {name: (clean(text), "") for name, text in _facts(record).items()}
-    facts["reward"] = f"{record['reward']:g}", "bold green" if record["reward"] >= 1 else "bold red"
-    return Group(*lines, Text(), *(Text.assemble((f"{name:8}", "cyan"), fact) for name, fact in facts.items()))
-
+from text import UserError
+from transcripts import CELL, esc, is_record, transcript
 
 # ---------------------------------------------------------------- the page's parts
-
-
-def esc(text: object) -> str:
-    return html.escape(clean(text))
-
-
-def _recalled(text: str, whence: str) -> str:
-    return f'<p class="recall"><b>recalled</b> {esc(text.strip())} <small>{esc(whence)}</small></p>'
-
-
-def _transcript(record: dict, unfolded: bool) -> str:
-    tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
-    n_sections = sum(not turn["final"] for turn in record["turns"])
-    parts = []
-    for step in steps_of(record):
-        if isinstance(step, str):
-            parts.append(f'<p class="gap">… {step} …</p>')
-            continue
-        memory = "".join(tags[kind].format(esc(text)) for kind, text in diff(step.before, step.after)) or "(empty)"
-        remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
-        parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
-        parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
-        if step.whence:
-            parts.append(_recalled(step.recalled, step.whence))
-        parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
-        if step.query:
-            parts.append(f'<p class="recall"><b>looks for</b> {esc(step.query)}</p>')
-    if last := _last(record):
-        parts.append(_recalled(*last))
-    if read := _read(record):
-        parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(read, 3000))}</p>')
-    facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
-    verdict, look = ("right", "good") if record["reward"] >= 1 else ("wrong" if record["reward"] <= 0 else "partly right", "bad")
-    cell = record.get("cell")
-    name = "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell) if cell else record["kind"]
-    return (f'<details class="box"{" open" * unfolded}><summary><span class="tag {look}">{verdict}</span> {esc(record["question"])} '
-            f"<small>{esc(name)}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>")  # fmt: skip
-
-
-# what is needed of a trajectory that was kept (`rollout.record`), of its turns, and of the cell that it belongs to
-RECORD = {"id", "step", "sample", "question", "answers", "kind", "reward", "answer", "error", "turns"}
-TURN = {"final", "section", "memory", "response", "finish"}
-CELL = {"agent", "question", "temperature", "length"}
-
-
-def is_record(value: object) -> bool:
-    if not (isinstance(value, dict) and RECORD <= value.keys() and isinstance(value["turns"], list)):
-        return False
-    return all(isinstance(turn, dict) and TURN <= turn.keys() for turn in value["turns"])
 
 
 def _choose(records: Sequence[dict], most: int) -> list[dict]:
@@ -616,7 +416,7 @@ def write_report(folder: Path, title: str = "") -> Path:
                 "whole words; age: sections since it was written; current: it was the memory of the prompt anyway; degenerate: the prompt's "
                 "example or a repetition.")  # fmt: skip
     if records:
-        section("Transcripts", "".join(_transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),
+        section("Transcripts", "".join(transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),
                 "What was read, and what became of the memory: <ins>came in</ins>, <del>went out</del>.")  # fmt: skip
     if leaves:
         section("Cost of one question", _pivots(summary, cost),

@@ -1,9 +1,9 @@
 """Settings: one frozen dataclass a command, a docstring under every field. The docstrings are the flags' help.
 
-Holds: `GRPOConfig` and the presets, `RunConfig`, `BaseConfig`; `docs`, reading and writing of config.yaml, and what a
+Holds: `GRPOConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `docs`, reading and writing of config.yaml, and what a
 resumed run takes from it. `AgentConfig` is in memagent.py.
 Leaves out: what the settings do. No torch, so that `--help` is quick.
-Exercise it: `python cli.py train --help`. Read next: data.py.
+Exercise it: `python cli.py train --help`. Read next: presets.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from memagent import AgentConfig
+from presets import COMPAT, OF_AGENT, preset_fields
 from text import UserError
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
@@ -201,61 +202,6 @@ class GRPOConfig:
             raise UserError("quantise keeps the base weights in 4 bits, which are not trained: give a --lora-rank too.")
         need(self, "grow_at", lambda x: x == x, "a number")
         need(self, "seed", *SEED)
-
-
-# name -> fields of GRPOConfig, AgentConfig, RunConfig; spec memagent.md 2 and 6, rememr1.md 3 and 9
-PRESETS: dict[str, tuple[dict, dict, dict]] = {
-    "default": ({}, {}, {}),
-    # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated: a failure of
-    # probability p at temperature T has about p^T at 1; hotter as documents grow, because failures, the signal, get rare
-    "demo": (
-        dict(tasks_per_step=(8,), group_size=16, normalisation="mean", temperature=(1.3, 1.6, 1.9, 2.2), lr=4e-4, decay_from=0.6,
-             turns_per_trajectory=5, micro_tokens=4096),
-        {},
-        {},
-    ),
-    "paper": (
-        dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
-             clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01),
-        dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
-        {},
-    ),
-    "vime": (
-        dict(tasks_per_step=(8,), group_size=8, credit="split", normalisation="std", aggregation="row_mean", clip_low=0.2, clip_high=0.3,
-             kl=1e-3, lr=1e-6, warmup=0, betas=(0.9, 0.98), weight_decay=0.1),
-        dict(chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64, over="head", layout="paper", empty="keep"),
-        {},
-    ),
-    "rememr1": (
-        dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, normalisation="mean", clip_low=0.2, clip_high=0.2, dual_clip=3.0,
-             kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01, top_p=0.999, alpha=0.8),
-        dict(chunk_tokens=5000, memory_tokens=2048, query_tokens=128, step_tokens=2048, final_tokens=2048, max_sections=8, over="center",
-             layout="paper"),
-        dict(agent="rememr1"),
-    ),
-}  # fmt: skip
-
-# what is not our default where this agent is trained, whatever the preset: ReMemR1 divides by no deviation (spec rememr1.md 8)
-OF_AGENT: dict[str, dict] = {"rememr1": dict(normalisation="mean")}
-
-# every point where ReMemR1's paper and its code are not what we do by default (spec rememr1.md 2): fields of GRPOConfig, of AgentConfig, and
-# of AgentConfig where nothing is trained: upstream evaluates in another way than it trains (D-4)
-COMPAT: dict[str, tuple[dict, dict, dict]] = {
-    "paper": (
-        dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words", state_reward_scale=1.0, alpha=0.8,
-             normalisation="mean", aggregation="state_mean"),
-        dict(memory_text="update", on_missing_update="keep_previous", history_scope="include_current", retriever="word_recall", recall_k=1,
-             recall_at_zero=False, callback="learned", boxed_literal="single"),
-        {},
-    ),
-    "upstream": (
-        dict(memory_reward="level", callback_reward="prompt", format_reward="one_line", recall_match="substring", state_reward_scale=2.0,
-             alpha=0.8, normalisation="mean", aggregation="token_mean"),
-        dict(memory_text="response_minus_recall", on_missing_update="whole_response", history_scope="exclude_current", retriever="tfidf_tokens",
-             recall_k=1, recall_at_zero=True, callback="learned", boxed_literal="double"),
-        dict(history_scope="include_current", boxed_literal="single"),
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,16 +543,6 @@ def of_model(model: str | Path) -> dict:
     return found
 
 
-def compat_fields(name: str, training: bool) -> dict[str, dict]:
-    """The fields that `--compat` sets: section -> fields; {} for an empty name."""
-    if not name:
-        return {}
-    if name not in COMPAT:
-        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(COMPAT)}.")
-    grpo, agent, reading = COMPAT[name]
-    return {"grpo": grpo, "agent": agent if training else agent | reading}
-
-
 def axes(agent: AgentConfig, grpo: GRPOConfig | None = None) -> str:
     """What a run with ReMemR1 has chosen where its paper and its code differ, in one line."""
     names = [list(fields) for fields in COMPAT["paper"]]
@@ -621,13 +557,6 @@ def reader_of(preset: str, model: str | Path) -> str:
     path = Path(model) / "agent.yaml"
     trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if path.exists() else {}
     return preset_fields(preset)[2].get("agent") or trained.get("agent") or "memagent"
-
-
-def preset_fields(name: str) -> tuple[dict, dict, dict]:
-    """A preset's fields of GRPOConfig, of AgentConfig and of RunConfig."""
-    if name not in PRESETS:
-        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    return PRESETS[name]
 
 
 def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:

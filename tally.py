@@ -69,9 +69,10 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
     depths[..] = {n, mean}: trajectories and their mean by tenths of the document, by where the first piece of evidence stands in it.
     fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
     occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
-    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the hits, those
-    in which an answer was looked for: not yes and no), holds (of these, those that hold it), age (updates since a hit was written), degenerate, current, the errors of form and caps, all counted over
-    the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that holds an answer}.
+    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the
+    hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), age (updates since a hit
+    was written), degenerate, current, the errors of form and caps, all counted over the trajectories; held, not_held: {n, mean} of
+    the trajectories with and without a hit that holds an answer}.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}

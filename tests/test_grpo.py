@@ -14,8 +14,9 @@ import worlds
 from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights
 from memagent import Group, memagent
 from models import with_lora
+from presets import PRESETS
 from rollout import Sampling, rollout
-from settings import PRESETS, GRPOConfig, resolve
+from settings import GRPOConfig, resolve
 from slots import TransformersEngine
 from text import UserError
 

@@ -9,7 +9,8 @@ import settings
 from dryrun import dry_run
 from memagent import AgentConfig
 from plan import geometry, plan
-from settings import GRPOConfig, RunConfig, preset_fields, resolve
+from presets import preset_fields
+from settings import GRPOConfig, RunConfig, resolve
 from text import UserError
 
 RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))

@@ -5,27 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import base
+import presets
 import settings
 import worlds
 from agents import AGENTS, SECTIONWISE
 from data import Task
 from eval import evaluate
 from graders import answer_recall
-from grpo import advantages_of, rows_of, token_weights
+from grpo import advantages_of
 from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt, Trajectory, Turn, window_of
 from memory import Recall
 from metrics import describe_states
+from presets import COMPAT
 from rememr1 import ERRORS, Looks, on_one_line, parse_step, read_step, rememr1, states
 from rollout import Sampling, ScriptedEngine, follow, rollout
-from settings import COMPAT, GRPOConfig
+from settings import GRPOConfig
 from text import UserError
 
 CONFIG = AgentConfig(24, 13, 24, query_tokens=8, step_tokens=40)
-
-
-def document(*sections: str) -> str:
-    """A document whose sections of 24 tokens are these: six sentences each, the last one repeated."""
-    return " ".join(" ".join((section.split(". ") + 6 * [section.split(". ")[-1]])[:6]) for section in sections)
 
 
 FACTS = [[f"{name} reached {place}." for name, place in pairs] for pairs in (
@@ -428,105 +425,6 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
     assert [s["state"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
 
 
-# ---------------------------------------------------------------- advantages
-
-
-OUTCOMES = [1, 0, 0, 1]
-R_STATE = [[2, 1, 0, 1], [1, 2, 1, 0], [1, 1, 0, 1]]  # step 0, step 1, final
-GOLDEN = {
-    1.0: [[0.6, -0.4, -0.6, 0.4], [0.4, -0.2, -0.4, 0.2], [0.45, -0.35, -0.55, 0.45]],
-    2.0: [[0.8, -0.4, -0.8, 0.4], [0.4, 0.0, -0.4, 0.0], [0.5, -0.3, -0.7, 0.5]],
-}
-
-
-def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
-    trajectories = []
-    for i, outcome in enumerate(outcomes):
-        turns = [Turn(Prompt((), 8, final=k == len(r_state) - 1), [2], [3], [-1.0], Finish.STOP, "") for k in range(len(r_state))]
-        of_turns = [{"state": float(by_step[i])} for by_step in r_state]
-        trajectories.append(Trajectory(TASK, turns, i, float(outcome), of_turns))
-    return Group(TASK, trajectories)
-
-
-@pytest.mark.parametrize(("compat", "preset", "scale"), [
-    ("", "default", 1.0), ("paper", "default", 1.0), ("upstream", "default", 2.0), ("", "rememr1", 1.0), ("upstream", "rememr1", 2.0),
-])  # fmt: skip
-def test_golden_advantages(compat, preset, scale):
-    """D-3: the default has scale 1; upstream's doubling is a setting of its own. As the commands resolve them."""
-    fields = settings.compat_fields(compat, training=True).get("grpo", {})
-    config, _ = settings.resolve(preset, settings.EMBEDDED, fields, {}, "rememr1")
-    each = advantages_of(group(), config)
-    for step, wanted in enumerate(GOLDEN[scale]):
-        assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
-    rows = rows_of([group()], GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4))
-    assert [row.advantage for row in rows] == pytest.approx([GOLDEN[scale][k][i] for i in range(4) for k in range(3)])
-
-
-def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
-    each = advantages_of(group(), GRPOConfig(alpha=1.0, normalisation="mean"))
-    assert each == [[0.5] * 3, [-0.5] * 3, [-0.5] * 3, [0.5] * 3]
-    each = advantages_of(group(), GRPOConfig(alpha=0.0, normalisation="mean"))
-    assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
-
-
-def test_with_std_the_doubling_cancels():
-    one, two = (advantages_of(group(), GRPOConfig(normalisation="std", state_reward_scale=scale)) for scale in (1.0, 2.0))
-    assert [x for of_turns in one for x in of_turns] == pytest.approx([x for of_turns in two for x in of_turns], abs=1e-5)
-
-
-def test_a_group_of_one_has_no_baseline():
-    each = advantages_of(group([1], [[2], [1], [1]]), GRPOConfig(alpha=0.8, normalisation="mean"))
-    assert each == [pytest.approx([0.8 + 0.4, 0.8 + 0.2, 0.8 + 0.2])]
-
-
-def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
-    g = group()
-    failed = g.trajectories[0]  # ended after its first turn
-    failed.turns, failed.states = failed.turns[:1], failed.states[:1]
-    short = g.trajectories[1]  # and one that had a section less
-    del short.turns[1], short.states[1]
-    each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation="mean"))
-    assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
-    assert len(each[0]) == 1 and [each[2][1], each[3][1]] == pytest.approx([0.5, -0.5])
-    assert [each[i][-1] for i in (1, 2, 3)] == pytest.approx([1 / 3, -2 / 3, 1 / 3])
-
-
-def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
-    agreed = group([1, 1, 1, 1])
-    assert not agreed.signal and len(rows_of([agreed], GRPOConfig(normalisation="mean"))) == 12
-    assert rows_of([agreed], GRPOConfig(normalisation="mean", alpha=1.0)) == []
-    assert rows_of([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
-
-
-def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
-    for value in (1 / 3, 0.1, 0.2, 0.7):
-        same = group([value] * 16, [[0.1 + 0.2] * 8 + [0.3] * 8] * 3)
-        assert rows_of([same], GRPOConfig(normalisation="mean")) == rows_of([same], GRPOConfig()) == []
-        for trajectory in same.trajectories:
-            trajectory.states = []
-        assert rows_of([same], GRPOConfig(normalisation="mean")) == []
-
-
-def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():
-    share, split = (
-        advantages_of(group(), GRPOConfig(normalisation="mean", alpha=0.8, credit=credit)) for credit in ("share", "split")
-    )
-    outcome = [0.5, -0.5, -0.5, 0.5]
-    for a, both, divided in zip(outcome, share, split, strict=True):
-        assert [x - y for x, y in zip(both, divided, strict=True)] == pytest.approx([0.8 * (a - a / 3)] * 3)
-
-
-def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns():
-    g = group()
-    for n, turn in enumerate(turn for t in g.trajectories for turn in t.turns):
-        turn.response_ids, turn.logprobs = [3] * (1 + n % 5), [-1.0] * (1 + n % 5)
-    del g.trajectories[1].turns[1], g.trajectories[1].states[1]
-    config = GRPOConfig(normalisation="mean", aggregation="state_mean", group_size=4)
-    rows = rows_of([g], config)
-    for row, weight in zip(rows, token_weights(rows, config), strict=True):
-        assert weight == pytest.approx(1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4))
-
-
 # ---------------------------------------------------------------- settings
 
 
@@ -549,11 +447,11 @@ def test_compat_sets_every_axis(tmp_path):
         "history_scope": "include_current",
         "boxed_literal": "single",
     }  # it evaluates in another way (D-4)
-    assert settings.compat_fields("upstream", training=True)["agent"]["boxed_literal"] == "double"
-    assert settings.compat_fields("upstream", training=False)["agent"]["history_scope"] == "include_current"
-    assert settings.compat_fields("", training=True) == {}
+    assert presets.compat_fields("upstream", training=True)["agent"]["boxed_literal"] == "double"
+    assert presets.compat_fields("upstream", training=False)["agent"]["history_scope"] == "include_current"
+    assert presets.compat_fields("", training=True) == {}
     with pytest.raises(UserError, match="paper, upstream"):
-        settings.compat_fields("vllm", training=True)
+        presets.compat_fields("vllm", training=True)
     assert settings.resolve("default", settings.EMBEDDED, {}, {})[0].normalisation == "std"  # of the other agents
     said = settings.axes(AgentConfig(), ours[0])
     for name in axes:  # nothing is picked unannounced
@@ -562,7 +460,7 @@ def test_compat_sets_every_axis(tmp_path):
 
 def test_the_preset_is_the_published_training():
     grpo, agent = settings.resolve("rememr1", settings.EMBEDDED, {}, {})
-    assert settings.preset_fields("rememr1")[2] == {"agent": "rememr1"}
+    assert presets.preset_fields("rememr1")[2] == {"agent": "rememr1"}
     assert (grpo.tasks_per_step, grpo.group_size, grpo.updates_per_rollout) == ((128,), 16, 16)  # mini-batches of 8 prompts
     assert (grpo.lr, grpo.warmup, grpo.decay_from, grpo.kl, grpo.alpha, grpo.normalisation) == (1e-6, 20, 1.0, 1e-3, 0.8, "mean")
     assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.grad_clip, grpo.weight_decay) == (0.2, 0.2, 3.0, 1.0, 0.01)

@@ -11,9 +11,10 @@ from rich.console import Console
 import report
 from published import TEN
 from rememr1 import COUNTS, ERRORS
-from report import diff, headline, render_trajectory, steps_of, write_report
+from report import headline, write_report
 from tally import METRICS, bootstrap, summarise, write_summary
 from text import UserError, clean
+from transcripts import diff, render_trajectory, steps_of
 
 HOSTILE = (
     "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> [bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"

@@ -5,7 +5,8 @@ import pytest
 
 import settings
 from memagent import AgentConfig
-from settings import PRESETS, BaseConfig, EvalConfig, GRPOConfig, RunConfig
+from presets import PRESETS
+from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
 from text import UserError
 
 

@@ -30,7 +30,7 @@ MODULES = sorted(ROOT.glob("*.py"))
 TRAPS = {
     "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",  # the memory before a turn is the prompt's own, nothing is searched for
     "D-2": "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table",
-    "D-3": "test_rememr1.test_golden_advantages",
+    "D-3": "test_advantages.test_golden_advantages",
     "D-4": "test_rememr1.test_training_and_evaluation_see_the_same_prompts test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams",
     "D-5": "test_rememr1.test_d5_what_becomes_the_memory test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed",
     "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",  # that copying pays and length costs nothing stands in rememr1.states
@@ -52,9 +52,9 @@ TRAPS = {
     "D-19": "test_traps.test_nothing_of_one_machine_is_in_the_repository",
     "D-20": "test_traps.test_each_turn_ends_at_its_own_limit",
     "D-21": "test_traps.test_whatever_is_imported_is_required",
-    "D-22": "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined test_rememr1.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone",
+    "D-22": "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined test_advantages.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone",
     "D-23": "test_traps.test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error",
-    "D-24": "test_rememr1.test_a_group_of_one_has_no_baseline test_rememr1.test_with_std_the_doubling_cancels test_rememr1.test_compat_sets_every_axis",
+    "D-24": "test_advantages.test_a_group_of_one_has_no_baseline test_advantages.test_with_std_the_doubling_cancels test_rememr1.test_compat_sets_every_axis",
 }
 
 
