@@ -75,7 +75,7 @@ def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, f
             looks = Looks(trajectory.task, config)
             for k, (turn, state) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
                 looks.add(turn)
-                by_place.setdefault(-1 if turn.prompt.final else k, set()).add(state["state"])
+                by_place.setdefault(-1 if turn.prompt.final else k, set()).add(round(state["state"], 9))  # as in `advantages`
                 name = "final" if turn.prompt.final else "update"
                 n.update({f"{name}_turns": 1, f"{name}_format": state["format"]})
                 n["memory_length"] += len(getattr(turn.prompt.memory, "ids", ())) if k else 0  # as the update before has left it

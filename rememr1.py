@@ -188,8 +188,8 @@ def right_tags(turn: Turn, tags: str) -> float:
 
 
 def _closed(text: str) -> bool:
-    """Whether every update and every recall is opened and closed, in this order and not more than once."""
-    return all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == len(_blocks(text, tag)) <= 1 for tag in ("update", "recall"))
+    """Whether update and recall are opened as often as closed, and at most once; in which order, `parse_step` says."""
+    return all(text.count(f"<{tag}>") == text.count(f"</{tag}>") <= 1 for tag in ("update", "recall"))
 
 
 def on_one_line(response: str) -> list[str]:

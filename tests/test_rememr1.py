@@ -136,6 +136,8 @@ def test_caps_cut_memory_and_query_and_say_so(codec):
         " Anna met",
         True,
     )
+    turns = drive(TASK, config, codec, [ask("Anna left.", "Anna met Otto")] * 3 + ["x"])
+    assert turns[-1].prompt.recalled.query == " Anna met"  # what is looked for is what the cap has left
     (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto.", "Anna")] * 4)
     assert not turn.step.memory_cut and not turn.step.query_cut
 
@@ -185,7 +187,7 @@ def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
     turns = drive(
         TASK, CONFIG, codec, ["<think><update>a</update><recall>b</recall></think>" + ask("c", "d"), ask("e"), ask("f"), "x"]
     )
-    assert (turns[0].step.memory, turns[0].step.query) == ("c", "d")
+    assert (turns[0].step.memory, turns[0].step.query) == ("c", "d") and turns[1].prompt.recalled.query == "d"
 
 
 def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
@@ -278,6 +280,16 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
     assert drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1].prompt.recalled.text == "Otto left Lima."
 
 
+def test_upstreams_retriever_compares_tokens_not_words(codec):
+    """A word that the tokenizer takes apart is found by its pieces."""
+    answers = [ask("Qwxab."), ask("Otto."), ask("Ida.", "Qwxyz"), "x"]
+    found = {
+        name: drive(TASK, replace(CONFIG, retriever=name, query_tokens=64), codec, answers)[-1].prompt.recalled.steps
+        for name in ("tfidf", "tfidf_tokens")
+    }
+    assert found == {"tfidf": (), "tfidf_tokens": (1,)}
+
+
 def test_the_window_has_room_for_what_is_recalled(codec):
     config = AgentConfig(100, 20, 10, step_tokens=50, recall_k=2)
     assert window_of(config, "rememr1") == 100 + 3 * 20 + 50 + 1024 and window_of(config) == 100 + 20 + 20 + 1024
@@ -330,6 +342,17 @@ def test_gain_and_level_and_each_reward_alone(codec):
     assert [s["state"] for s in found] == [2, 1, 0, 1] and all(s["covered"] for s in found)
     found = rewards(codec, [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"], memory="level")
     assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [1, 1, 1, 0]
+
+
+def test_the_first_memorys_wording_is_worth_nothing(codec):
+    named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
+    assert [s["gain"] for s in rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)] == [0] * 4
+
+
+def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
+    """A trajectory that broke off: the memory is known to have been what the prompt shows."""
+    broken = Trajectory(TASK, drive(TASK, CONFIG, codec, [ask("Otto reached Lima."), ask("Lima."), ask("Lima."), "x"])[:2])
+    assert [(s["gain"], s["level"]) for s in states(broken)] == [(1, 1), (0, 1)]
 
 
 def test_the_callback_reward_is_the_turns_that_has_asked(codec):
