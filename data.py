@@ -75,6 +75,7 @@ class Task:
     kind: str = ""  # e.g. one_fact, two_hop, bridge, comparison
     dataset: str = ""
     split: str = ""  # the source's own split where it names one: train, validation
+    level: str = ""  # how hard the source says it is: easy, medium, hard
     num_docs: int = field(default=0, compare=False)  # documents in `text` as the source counts them, 0 if it does not say
     tokens: int = field(default=0, compare=False)  # RULER's own tasks: the length in tokens that they were made for
 
@@ -123,6 +124,15 @@ class Task:
     def depths(self) -> tuple[float, ...]:
         """Where each piece of evidence stands, as a share of the document's passages, in hop order; () where it is not known."""
         return tuple((k + 0.5) / len(self.order) for k in self.gold) if self.pool is not None else ()
+
+    @property
+    def clues(self) -> tuple[str, ...]:
+        """What a memory with evidence in it is likely to name: the title of each passage that holds it or, of passages without titles, the
+        passage; in hop order. () where it is not known which they are."""
+        if self.pool is None:
+            return ()
+        names = self.pool.titles if self.pool.frame == "documents" else self.pool.texts
+        return tuple(names[self.order[k]] for k in dict.fromkeys(self.gold))
 
     @property
     def asks_for_all(self) -> bool:
@@ -182,9 +192,9 @@ class Record:
         return tuple(values)
 
     def task(self, question: str, answers: Sequence[str], gold: Sequence[int] = (), **labels: object) -> Task:
-        """A task still without its document. The record's own id, kind, dataset and split go before `labels`; the last resort for
-        an id is the position in the file, by which MemAgent's results count too."""
-        own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split")}
+        """A task still without its document. The record's own id, kind, dataset, split and level go before `labels`; the last resort
+        for an id is the position in the file, by which MemAgent's results count too."""
+        own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split", "level")}
         labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
         num_docs, tokens = (n if type(n := self.fields.get(name)) is int and n > 0 else 0 for name in ("num_docs", "tokens"))
         known = {"id": str(self.position)} | labels
@@ -306,16 +316,18 @@ def _framed(text: str) -> list[Passage]:
 
 
 def _eval(r: Record) -> tuple[Task, Document]:
-    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers. ReMemR1's have
-    {evidence_idx: positions of the evidence, from 0, in hop order; type} besides."""
+    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers. ReMemR1's
+    eval_{data set}_N.json have {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} besides."""
     context = r.fields.get("context")
     if isinstance(context, list):  # some published files nest the numbers once more
         context = list(r.places("context", context[0] if context and isinstance(context[0], list) else context, 2**31))
     document = context if isinstance(context, list) and context else r.text("context")
     gold: tuple[int, ...] = ()
     if (places := r.fields.get("evidence_idx")) and isinstance(document, str) and (passages := _framed(document)):
-        document, gold = passages, r.places("evidence_idx", places, len(passages))
-    return r.task(r.text("input"), r.texts("answers"), gold, kind=r.fields.get("type")), document
+        document, gold = passages, tuple(dict.fromkeys(r.places("evidence_idx", places, len(passages))))
+    named = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", Path(r.where.rpartition(", ")[0]).name)
+    labels = {"kind": r.fields.get("type"), "dataset": named and named[1]}
+    return r.task(r.text("input"), r.texts("answers"), gold, **labels), document
 
 
 def _ruler(r: Record) -> tuple[Task, Document]:
@@ -338,8 +350,10 @@ def _glued(sentences: Iterable[str], dataset: str) -> str:
 
 
 def _gold(titles: Sequence[str], named: Iterable[str]) -> list[int]:
-    """Positions of the named titles, each once, in order; fullwiki documents may lack one."""
-    return [titles.index(title) for title in dict.fromkeys(named) if title in titles]
+    """Positions of the named titles, each once, in order; none where the document lacks one, as fullwiki's may: with a part of the
+    evidence, nothing that is said of where it stands would be true."""
+    named = [*dict.fromkeys(named)]
+    return [titles.index(title) for title in named] if {*named} <= {*titles} else []
 
 
 def _hotpotqa(r: Record) -> tuple[Task, Document]:
@@ -389,7 +403,9 @@ def _flashrag(r: Record) -> tuple[Task, Document]:
     facts = m.inside("supporting_facts").fields.get("title") if m.fields.get("supporting_facts") else []
     gold = _gold([title for title, _ in document], [m.text("supporting_facts", title) for title in facts or []])
     answers = r.texts("golden_answers") if r.fields.get("golden_answers") else [r.text("answer")]
-    return r.task(r.text("question"), answers, gold, kind=m.fields.get("type"), dataset=dataset), document
+    return r.task(
+        r.text("question"), answers, gold, kind=m.fields.get("type"), dataset=dataset, level=m.fields.get("level")
+    ), document
 
 
 def _musique(r: Record) -> tuple[Task, Document]:
@@ -564,7 +580,7 @@ def _write_json(path: str | Path, lines: Iterable[dict], before: str = "", betwe
 def _labels(task: Task) -> dict[str, str]:
     """Fields beyond the published forms, so that a task comes back as it went."""
     labels = {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
-    return labels | ({"tokens": task.tokens} if task.tokens else {})
+    return labels | {name: value for name in ("level", "tokens") if (value := getattr(task, name))}
 
 
 def _checked(tasks: Sequence[Task]) -> Sequence[Task]:

@@ -420,7 +420,8 @@ def _report_versus(folder: Path, rows: list[dict], plan: Versus, seed: int, size
         return {"seed": s, "length": length, "temperature": temperature} | compare(*sides, metric="reward")
 
     order = [*ARMS, *dict.fromkeys(row["agent"] for row in rows)]
-    rows.sort(key=lambda row: order.index(row["agent"]))  # they have come in any order
+    # they have come in any order
+    rows.sort(key=lambda row: (order.index(row["agent"]), row["length"], -float(row["temperature"]), row["trained"], row["id"]))
     cells = [(length, temperature) for length in plan.questions for temperature in ("1.0", "0.0")]
     seeds = [
         pair(s, *cell) for cell in cells for s in (None, *range(seed, seed + plan.seeds))

@@ -127,7 +127,7 @@ class Reading:
                 "needed": self.needed,
                 "mib": round(self.mib),
             }
-            | ({"recalls": self.looks.row()} if self.looks.n["updates"] else {})
+            | ({"recalls": dict(self.looks.n)} if self.looks.n["updates"] else {})
         )
 
 

@@ -54,6 +54,7 @@ class Step:
     errors: tuple[str, ...] = ()  # by name, each once
     memory_cut: bool = False  # a cap has cut it
     query_cut: bool = False
+    stray: bool = False  # a tag is left without its other half
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
 
 def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, float]:
     """What happened turn by turn where turns have rewards of their own (ReMemR1), over all ranks: means of the rewards, each alone; shares of
-    the updates with each error of `rememr1.ERRORS`; looks back (`recall_*`) as shares of the updates or of one another."""
+    the updates with each error of `rememr1.ERRORS` and stray tags; looks back (`recall_*`) as shares of the updates or of one another."""
     n: Counter[str] = Counter()
     for group in groups:
         by_place: dict[int, set[float]] = {}
@@ -94,9 +94,10 @@ def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, f
         {f"state_{name}": share(name, "update_turns") for name in ("gain", "level", "callback", "covered")}
         | {"state_format": share("update_format", "update_turns"), "state_format_final": share("final_format", "final_turns")}
         | {"state_groups_without_signal": share("alike", "state_groups")}
-        | {f"format_{error}": share(error, "updates") for error in ERRORS}
+        | {f"format_{error}": share(error, "updates") for error in (*ERRORS, "stray_tag")}
         | {"recall_queries": share("queries", "updates"), "recall_degenerate": share("degenerate", "updates")}
         | {"recall_current": share("current", "hits"), "recall_holds": share("holds", "sought")}
+        | {"recall_evidence": share("evidence", "evidence_sought")}
         | {"recall_hits": share("hits", "queries"), "recall_age": share("ages", "hits")}
         | {name: share(name, "updates") for name in ("memory_length", "memory_capped", "query_capped")}
     )

@@ -40,7 +40,7 @@ PRESETS: dict[str, tuple[dict, dict, dict]] = {
     ),
 }  # fmt: skip
 
-# what is not our default where this agent is trained, whatever the preset: ReMemR1 divides by no deviation (spec rememr1.md 8)
+# where this agent is trained, whatever the preset; a flag goes before it. ReMemR1 divides by no deviation (spec rememr1.md 8)
 OF_AGENT: dict[str, dict] = {"rememr1": dict(normalisation="mean")}
 
 # every point where ReMemR1's paper and its code are not what we do by default (spec rememr1.md 2): fields of GRPOConfig, of AgentConfig, and

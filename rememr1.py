@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 
 from data import Task
 from graders import answer_recall, extract_boxed, extract_sentence, normalize_answer, phrases, stand, strip_thinking
@@ -32,7 +33,8 @@ def _blocks(text: str, tag: str) -> list[str]:
 
 
 def parse_step(text: str, finish: str = Finish.STOP) -> Step:
-    r"""What a response says: thinking, memory, query, and its errors, a subset of `ERRORS`. For rollout, reward and evaluation (D-2, D-7).
+    r"""What a response says: thinking, memory, query; its errors, a subset of `ERRORS`, and whether a tag is left without its other half. For
+    rollout, reward and evaluation (D-2, D-7).
 
     The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the
     first recall, tags in it dropped, on one line. What stands in closed thinking is no update and no query.
@@ -60,6 +62,8 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Step:
         memories[0] if memories else None,
         next(filter(None, queries), None),
         tuple(name for name in ERRORS if wrong[name]),
+        stray=any(text.count(f"<{tag}>") != text.count(f"</{tag}>") for tag in ("update", "recall"))
+        or bool(re.search("</?thinking>", text)),
     )
 
 
@@ -80,7 +84,7 @@ def read_step(turn: Turn, config: AgentConfig, codec: Codec) -> Step:
         memory = NO_MEMORY
     memory, memory_cut = _capped(memory, config.memory_tokens, codec)
     query, query_cut = _capped(step.query, config.query_tokens, codec)
-    return Step(step.thinking, memory, query, step.errors, memory_cut, query_cut)
+    return replace(step, memory=memory, query=query, memory_cut=memory_cut, query_cut=query_cut)
 
 
 def _capped(text: str | None, n_tokens: int, codec: Codec) -> tuple[str | None, bool]:
@@ -139,14 +143,16 @@ def states(
 
     gain, level  what the update has added of an accepted answer to the memory, in [-1, 1], and what the memory then has of it, in [0, 1];
                  memory: which of the two is `memory`
-    callback     what the look back of this turn has brought of an accepted answer that the turn had not in sight. callback: seen = in memory
-                 and section, prompt = in the whole prompt, question and all
-    format       1 or 0. tags: all = one update, no error of `parse_step`, thinking closed; one_line = exactly one update on one line; the
-                 first such is then also all that `level` sees. In the final turn: an answer in the form asked for
+    callback     what this turn's own query has brought of an accepted answer that the turn had not in sight (nothing else is its doing:
+                 with callback = question there is none). callback: seen = in memory and section, prompt = in the whole prompt,
+                 question and all
+    format       1 or 0. tags: all = no error of `parse_step` and no stray tag; one_line = exactly one update on one line; the first such is
+                 then also all that `level` sees. In the final turn: an answer in the form asked for
     covered      0 where no accepted answer has a word that could be looked for (`graders.answer_recall`): gain, level, callback are then 0
     match        words = `answer_recall`'s own, substring = upstream's
 
-    Whatever copies the answer is paid, wherever it stands and whatever it says about it: these rewards are lexical (D-6).
+    Whatever copies the answer is paid, wherever it stands and whatever it says about it, and length costs nothing: these rewards are
+    lexical (D-6). The caps of `AgentConfig` are what bounds a memory.
     """
     task, out = trajectory.task, []
 
@@ -168,9 +174,11 @@ def states(
             if covered:
                 level = held(after)
                 gain = level - held(turn.prompt.memory)
-            if covered and following and following.prompt.recalled.steps:
+            if covered and following and turn.step.query and following.prompt.recalled.query == turn.step.query:
                 sight = turn.prompt.text if callback == "prompt" else f"{turn.prompt.memory}\n{turn.prompt.section}"
-                called = max(0.0, held(f"{following.prompt.recalled.text}\n{sight}") - held(sight))
+                called = held(f"{following.prompt.recalled.text}\n{sight}") - held(
+                    sight
+                )  # never below 0: there is only more to see
         of_memory = {"gain": gain, "level": level}[memory]
         out.append({
             "state": of_memory + called + right, "memory": of_memory, "gain": gain, "level": level, "callback": called, "format": right,
@@ -180,16 +188,9 @@ def states(
 
 
 def right_tags(turn: Turn, tags: str) -> float:
-    text = strip_thinking(turn.response)
     if tags == "one_line":
-        return float(sum(bool(update.strip()) for update in on_one_line(text)) == 1)
-    bare = re.sub(r"<thinking>.*?</thinking>", "", text, count=1, flags=re.DOTALL)
-    return float(not turn.step.errors and not any(bare.count(tag) for tag in ("<thinking>", "</thinking>")) and _closed(bare))
-
-
-def _closed(text: str) -> bool:
-    """Whether update and recall are opened as often as closed, and at most once; in which order, `parse_step` says."""
-    return all(text.count(f"<{tag}>") == text.count(f"</{tag}>") <= 1 for tag in ("update", "recall"))
+        return float(sum(bool(update.strip()) for update in on_one_line(strip_thinking(turn.response))) == 1)
+    return float(not turn.step.errors and not turn.step.stray)
 
 
 def on_one_line(response: str) -> list[str]:
@@ -208,17 +209,32 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
 # ---------------------------------------------------------------- what is counted
 
 
+class Sought:
+    """What a text that came back is looked through for: the accepted answers, and what the passages with the evidence are called. Not yes and no,
+    which stand everywhere, nor names that the question has too."""
+
+    def __init__(self, task: Task):
+        self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
+        self.clues = [clue for clue in phrases(task.clues) if not stand([clue], task.question)]
+
+    def held(self, text: str) -> str:
+        """answer (all of them where all are asked for), evidence (one of them, or a passage that leads there), neither; unknown = there is
+        nothing to look for."""
+        n = stand(self.answers, text)
+        if n and n >= (len(self.answers) if self.all_asked else 1):
+            return "answer"
+        if n or stand(self.clues, text):
+            return "evidence"
+        return "neither" if self.answers or self.clues else "unknown"
+
+
 class Looks:
     """What is counted of one trajectory's looks back, turn by turn as it goes on."""
 
-    FIRST, LAST = 12, 4  # looks back that are told one by one
-
     def __init__(self, task: Task, config: AgentConfig):
-        self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
+        self.sought = Sought(task)
         self.learned, self.asked = config.callback == "learned", {normalize_answer(config.example_query)}
         self.n: Counter[str] = Counter(dict.fromkeys((*COUNTS, *ERRORS), 0))
-        # looks back: section, after which ones that came back was written, whether it has the answer (None: not looked for)
-        self.seen: list[dict] = []
 
     def add(self, turn: Turn) -> None:
         """A turn after the agent has read it."""
@@ -226,28 +242,27 @@ class Looks:
         if recalled is None:
             return
         if recalled.query:
-            hit, sought = bool(recalled.steps), bool(recalled.steps and self.golds)
-            holds = sought and stand(self.golds, recalled.text) >= (len(self.golds) if self.all_asked else 1)
-            self.n.update(queries=1, hits=hit, ages=recalled.age, current=recalled.current, sought=sought, holds=holds)
-            self.seen.append(
-                {"section": self.n["updates"], "from": list(recalled.steps), "holds": holds if sought or not hit else None}
-            )
-            if len(self.seen) > self.FIRST + self.LAST:
-                del self.seen[self.FIRST]
+            self.n.update(queries=1, hits=bool(recalled.steps), ages=recalled.age, current=recalled.current)
+            if recalled.steps:
+                held = self.sought.held(recalled.text)
+                self.n.update(
+                    sought=bool(self.sought.answers), holds=held == "answer",
+                    evidence_sought=held != "unknown", evidence=held in ("answer", "evidence"),
+                )  # fmt: skip
         if turn.prompt.final:
             return
         self.n["updates"] += 1
         if step is None:
             return
-        self.n.update({error: 1 for error in step.errors} | {"memory_capped": step.memory_cut, "query_capped": step.query_cut})
+        self.n.update({error: 1 for error in step.errors})
+        self.n.update(stray_tag=step.stray, memory_capped=step.memory_cut, query_capped=step.query_cut)
         if step.query and self.learned:
             said = normalize_answer(step.query)
             self.n["degenerate"] += said in self.asked
             self.asked.add(said)
 
-    def row(self) -> dict:
-        """For a row of an evaluation."""
-        return dict(self.n) | {"looks": self.seen}
 
-
-COUNTS = ("updates", "queries", "hits", "ages", "current", "sought", "holds", "degenerate", "memory_capped", "query_capped")
+COUNTS = (
+    "updates", "queries", "hits", "ages", "current", "sought", "holds", "evidence_sought", "evidence", "degenerate", "stray_tag", "memory_capped",
+    "query_capped",
+)  # fmt: skip

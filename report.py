@@ -176,11 +176,13 @@ def _looks(summary: dict) -> str:
         def mean(name: str, n=n) -> str:
             return f"{n[name]['mean']:.2f}<small>n {n[name]['n']:,}</small>" if n[name]["n"] else ""
 
-        wrong = ", ".join(f"{name.replace('_', ' ')} {n[name]:,}" for name in (*ERRORS, "memory_capped", "query_capped") if n[name])
+        wrong = ", ".join(
+            f"{name.replace('_', ' ')} {n[name]:,}" for name in (*ERRORS, "stray_tag", "memory_capped", "query_capped") if n[name]
+        )
         body.append([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature), share("queries", "updates"),
-                     share("hits", "queries"), share("holds", "sought"), "" if n["age"] is None else f"{n['age']:.1f}", share("current", "hits"),
+                     share("hits", "queries"), share("holds", "sought"), share("evidence", "evidence_sought"), "" if n["age"] is None else f"{n['age']:.1f}", share("current", "hits"),
                      share("degenerate", "queries"), mean("held"), mean("not_held"), wrong])  # fmt: skip
-    head = ["agent, question", esc(summary["unit"]), "temp.", "looked back", "found", "with the answer", "age", "current", "degenerate",
+    head = ["agent, question", esc(summary["unit"]), "temp.", "looked back", "found", "with the answer", "with evidence", "age", "current", "degenerate",
             f"{esc(summary['metric'])} with it", "without", "errors of form, caps"]  # fmt: skip
     return _table("all turns of a cell together", head, body)
 
@@ -413,7 +415,8 @@ def write_report(folder: Path, title: str = "") -> Path:
     if summary.get("recalls"):
         section("Looking back", _looks(summary),
                 "Looked back: of the turns that read a section; found: an earlier memory came back; with the answer: an accepted answer stands in it, as "
-                "whole words; age: sections since it was written; current: it was the memory of the prompt anyway; degenerate: the prompt's "
+                "whole words; with evidence: the answer, or what a passage with evidence is called (its title, or the sentence itself) where the question "
+                "does not have it already; age: sections since it was written; current: it was the memory of the prompt anyway; degenerate: the prompt's "
                 "example or a repetition.")  # fmt: skip
     if records:
         section("Transcripts", "".join(transcript(record, n == 0) for n, record in enumerate(_choose(records, 10))),

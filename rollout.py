@@ -16,6 +16,7 @@ from typing import Protocol
 
 from data import Task
 from memagent import Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
+from rememr1 import Sought
 from text import Codec, UserError
 
 
@@ -203,7 +204,7 @@ def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampli
 
 def record(trajectory: Trajectory, step: int | None = None) -> dict:
     """A trajectory as JSON-able data: what `show` prints, the report quotes, and a replay of the loss needs."""
-    task = trajectory.task
+    task, sought = trajectory.task, Sought(trajectory.task)
     return {
         "id": task.id,
         "step": step,
@@ -226,20 +227,23 @@ def record(trajectory: Trajectory, step: int | None = None) -> dict:
                 "response_ids": turn.response_ids,
                 "logprobs": [round(x, 7) for x in turn.logprobs],
             }
-            | looking_back(turn)
+            | looking_back(turn, sought)
             | ({"rewards": trajectory.states[k]} if trajectory.states else {})
             for k, turn in enumerate(trajectory.turns)
         ],
     }
 
 
-def looking_back(turn: Turn) -> dict:
-    """What a record keeps of a turn of an agent that looks back: what had been recalled for it, what it asks for, what was wrong with its form."""
+def looking_back(turn: Turn, sought: Sought) -> dict:
+    """What a record keeps of a turn of an agent that looks back: what had been recalled for it and whether that held evidence, what it asks
+    for, what was wrong with its form."""
     recalled, step = turn.prompt.recalled, turn.step
     if recalled is None:
         return {}
     shown = {"text": recalled.text, "query": recalled.query, "from": list(recalled.steps), "score": round(recalled.score, 4)}
+    shown |= {"held": sought.held(recalled.text)} if recalled.steps else {}
     if turn.prompt.final:
         return {"recalled": shown}
     said = {"update": (step and step.memory) or turn.prompt.memory, "query": (step and step.query) or ""}
-    return {"recalled": shown, "errors": list(step.errors) if step else []} | said
+    errors = [*step.errors, *(["stray_tag"] if step.stray else [])] if step else []
+    return {"recalled": shown, "errors": errors} | said

@@ -244,7 +244,8 @@ class RunConfig:
     engine: str = "transformers"
     """what samples: transformers = the trainer's own weights; vllm = vLLM in this process, given the weights at every step"""
     engine_window: int = 0
-    """vllm: most tokens of a prompt and its response; 0 = a section, two memories, and 1,024 for the question and the template"""
+    """vllm: most tokens of a prompt and its response; 0 = a section, two memories (of an agent that looks back: one, what it recalls,
+    a response), and 1,024 for the question and the template"""
     kv_gib: float = 0.0
     """vllm: GiB of its key/value cache; 0 = on a GPU what `plan` says, on a CPU one"""
     sleep: str = "auto"
@@ -571,11 +572,11 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
 
 
 def resolve(name: str, model: str | Path, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
-    """Settings from, in rising order: the defaults, those of the agent that is trained (`reader`), the model's own agent.yaml, the preset,
-    single fields."""
+    """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, `presets.OF_AGENT` of the agent that is trained
+    (`reader`), single fields."""
     preset_grpo, preset_agent, _ = preset_fields(name)
     try:
-        return replace(GRPOConfig(**OF_AGENT.get(reader, {}) | preset_grpo), **grpo), replace(
+        return replace(GRPOConfig(**preset_grpo | OF_AGENT.get(reader, {})), **grpo), replace(
             AgentConfig(**(of_model(model) | preset_agent)), **agent
         )
     except TypeError as error:

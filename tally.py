@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from eval import FATES, Cell, fate
+from rememr1 import COUNTS, ERRORS
 from text import UserError, clean
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
     fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
     occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
     recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the
-    hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), age (updates since a hit
-    was written), degenerate, current, the errors of form and caps, all counted over the trajectories; held, not_held: {n, mean} of
-    the trajectories with and without a hit that holds an answer}.
+    hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), evidence_sought and
+    evidence (the same for `rememr1.Sought`'s evidence), age (updates since a hit was written), degenerate, current, the errors of
+    form and caps, all counted over the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that
+    holds an answer}.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
@@ -140,7 +142,7 @@ def _recalls(rows: Sequence[dict], metric: str) -> dict:
         return {}
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update({name: n for name, n in row["recalls"].items() if name != "looks"})
+        counts.update({name: row["recalls"].get(name, 0) for name in (*COUNTS, *ERRORS)})
     ages = counts.pop("ages")
     by_held = {
         name: [row[metric] for row in rows if row.get("needed", 1) and (row["recalls"]["holds"] > 0) == held]

@@ -13,13 +13,11 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from graders import phrases, stand
 from text import clean, clip
 
 if TYPE_CHECKING:
@@ -58,14 +56,18 @@ UNUSUAL = {"length": "cut at its limit", "full": "did not fit the model's window
 UNMADE = ("full", "error")
 
 
-def _whence(turn: dict, answers: Sequence[str]) -> str:
-    """Where what was recalled for a turn comes from, and whether it has the answer; "" if nothing was."""
+HELD = {  # `rememr1.Sought.held` -> what is said of it
+    "answer": "holds the answer", "evidence": "holds evidence", "neither": "without evidence", "unknown": "evidence not known",
+}  # fmt: skip
+
+
+def _whence(turn: dict) -> str:
+    """Where what was recalled for a turn comes from, and whether it holds evidence; "" if nothing was."""
     recalled = turn.get("recalled") or {"from": []}
     if not recalled["from"]:
         return f"nothing found for {recalled['query']!r}" if recalled.get("query") else ""
-    golds = phrases(answers)
-    held = ("holds the answer" if stand(golds, recalled["text"]) else "without the answer") if golds else "answer not looked for"
     sections = ", ".join(f"{n:,}" for n in sorted(recalled["from"]))
+    held = HELD[recalled.get("held", "unknown")]
     return f"written after section {sections}, found for {recalled['query']!r} (score {recalled['score']:.2f}), {held}"
 
 
@@ -93,7 +95,7 @@ def steps_of(record: dict, most: int = 24) -> list[Step | str]:
             recalled = turn.get("recalled") or {"text": ""}
             steps.append(
                 Step(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
-                     _whence(turn, record["answers"]), (following or {}).get("recalled", {}).get("query", ""))
+                     _whence(turn), (following or {}).get("recalled", {}).get("query", ""))
             )  # fmt: skip
     ends = (1, len(steps))
     changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence]
@@ -126,7 +128,7 @@ def _read(record: dict) -> str:
 def _last(record: dict) -> tuple[str, str] | None:
     """What was recalled for the answering turn, and where that came from."""
     turn = record["turns"][-1] if record["turns"] else {"final": False}
-    whence = _whence(turn, record["answers"]) if turn["final"] else ""
+    whence = _whence(turn) if turn["final"] else ""
     return (turn["recalled"]["text"], whence) if whence else None
 
 

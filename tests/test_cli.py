@@ -20,6 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 import cli
+import demo
 import downloads
 import settings
 from settings import EMBEDDED
@@ -317,7 +318,11 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     folder = Path("runs/demo-rememr1")
     summary = json.loads((folder / "summary.json").read_text())
     agents = ["rememr1", "memagent", "untrained rememr1", "untrained memagent", "full", "rememr1, not looking back"]
-    assert [*summary["accuracy"]][:2] == agents[:2] and {*summary["accuracy"]} == {*agents}
+    assert (
+        [*summary["accuracy"]][:2] == agents[:2]
+        and [*summary["accuracy"]["full"]["two_hop_reverse"]] == ["1.0", "0.0"]
+        and {*summary["accuracy"]} == {*agents}
+    )
     leaves = [by["two_hop_reverse"][t]["4"] for by in summary["accuracy"].values() for t in ("1.0", "0.0")]
     assert all(leaf["n"] == 4 for leaf in leaves)
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
@@ -330,6 +335,18 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     page = (folder / "report.html").read_text()
     assert "Seed by seed" in page and "Looking back" in page
     run("demo", "--agent", "rememr1", "--short")  # and again, over it
+
+
+def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
+    work = demo.trainings(demo.VERSUS["default"], 3, tmp_path)
+    assert [(t.run.agent, t.grpo.seed) for t in work] == [(arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")]
+    assert len({(t.grpo.steps, t.grpo.tasks_per_step, t.grpo.group_size, t.grpo.lr, t.run.model, t.config) for t in work}) == 1
+    asked = [
+        {(j.agent, j.kinds, j.seed, j.sections, j.n, j.temperature) for j in t.then if j.config.callback == "learned"} for t in work
+    ]
+    assert all({q[1:] for q in questions} == {q[1:] for q in asked[0]} and len(questions) == 6 for questions in asked)
+    assert all(j.trained == t.grpo.seed and Path(j.model).parent.name == t.run.name for t in work for j in t.then)
+    assert {j.agent for t in work for j in t.then if j.config.callback == "off"} == {"rememr1, not looking back"}
 
 
 def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def hotpot(i: int, context: list | None = None) -> dict:
         "_id": f"q{i}",
         "question": f"Who rules the land of Town {i}?",
         "answer": f"Queen {i}",
-        "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1], ["Elsewhere", 0]],
+        "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]],
         "context": context or [["Common", ["A common text."]], *own],
         "type": "bridge",
         "level": "hard",
@@ -182,10 +182,8 @@ def test_hotpotqa_shares_one_pool(tmp_path):
     assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 5  # Common once
     task = tasks[1]
     assert (task.id, task.kind, task.dataset, task.answers) == ("q2", "bridge", "hotpotqa", ("Queen 2",))
-    assert [task.pool.titles[task.order[g]] for g in task.gold] == [
-        "Land 2",
-        "Town 2",
-    ]  # each once, in order; Elsewhere is not there
+    assert [task.pool.titles[task.order[g]] for g in task.gold] == ["Land 2", "Town 2"]  # each once, in order
+    assert task.clues == ("Land 2", "Town 2") and read(array(tmp_path / "w.json", [OWN]))[0].clues == ()
     assert task.document.startswith(
         "Document 1:\nCommon\nA common text.\n\nDocument 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
     )
@@ -212,7 +210,7 @@ def test_shared_paragraphs(tmp_path):
 
 HUB = {
     "id": "h1", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
-    "supporting_facts": {"title": ["B", "A", "B", "gone"], "sent_id": [0, 1, 2, 0]},
+    "supporting_facts": {"title": ["B", "A", "B"], "sent_id": [0, 1, 2]},
     "context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]},
 }  # fmt: skip
 FLASHRAG = {
@@ -238,6 +236,9 @@ SQUAD = {
 def test_hotpotqa_of_the_hub(tmp_path):
     (task,) = read(parquet(tmp_path / "validation.parquet", [HUB]))
     assert (task.id, task.answers, task.kind, task.dataset, task.gold) == ("h1", ("Ada",), "bridge", "hotpotqa", (1, 0))
+    assert task.level == "hard"
+    lacking = HUB | {"supporting_facts": {"title": ["B", "gone"], "sent_id": [0, 1]}}
+    assert read(lines(tmp_path / "fullwiki.jsonl", [lacking]))[0].gold == ()  # not a part of it
     assert task.document == "Document 1:\nA\nOne. Two.\n\nDocument 2:\nB\nThree."
     fails(
         lines(tmp_path / "x.jsonl", [HUB | {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}]), "1 titles and 2 sentences"
@@ -535,6 +536,18 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
     other = read(array(tmp_path / "eval_41.json", [{k: v for k, v in item.items() if k != "kind"} for item in items]))
     assert (other[1].gold, other[1].pool, other[1].text) == ((), None, items[1]["context"]) and other[2].gold == tasks[2].gold
     assert other[2].kind == items[2]["type"] == tasks[2].kind
+    theirs = {k: v for k, v in items[2].items() if k != "dataset"} | {"level": "hard", "evidence_idx": items[2]["evidence_idx"] * 2}
+    (again,) = read(array(tmp_path / "eval_2wikimultihopqa_40_min_distance_10.json", [theirs]))
+    assert (again.dataset, again.level, again.gold) == (
+        "2wikimultihopqa",
+        "hard",
+        tasks[2].gold,
+    )  # a passage that serves twice stands once
+    assert read(array(tmp_path / "eval_40.json", [theirs]))[0].dataset == ""
+    data.write(tmp_path / "eval_hotpotqa_40.json", [again], "eval")
+    assert {k: json.loads((tmp_path / "eval_hotpotqa_40.json").read_text())[0][k] for k in ("level", "dataset")} == {
+        "level": "hard", "dataset": "2wikimultihopqa",
+    }  # fmt: skip
     with pytest.raises(UserError, match="'evidence_idx' must be a list of whole numbers from 0 to 39"):
         read(array(tmp_path / "eval_42.json", [items[2] | {"evidence_idx": [3, 40]}]))
 

@@ -9,7 +9,7 @@ import presets
 import settings
 import worlds
 from agents import AGENTS, SECTIONWISE
-from data import Task
+from data import Pool, Task
 from eval import evaluate
 from graders import answer_recall
 from grpo import advantages_of
@@ -17,7 +17,7 @@ from memagent import NO_MEMORY, NOT_RECALLED, AgentConfig, Finish, Group, Prompt
 from memory import Recall
 from metrics import describe_states
 from presets import COMPAT
-from rememr1 import ERRORS, Looks, on_one_line, parse_step, read_step, rememr1, states
+from rememr1 import COUNTS, ERRORS, Looks, Sought, on_one_line, parse_step, read_step, rememr1, states
 from rollout import Sampling, ScriptedEngine, follow, rollout
 from settings import GRPOConfig
 from text import UserError
@@ -172,6 +172,16 @@ def test_three_arms_differ_in_nothing_but_what_is_looked_for(codec):
     assert learned[2].text == question[2].text == off[2].text.replace(NOT_RECALLED, "Otto reached Lima.")
 
 
+def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
+    answers = [ask("Otto reached Lima."), ask("Max left."), "nonsense", "x"]
+    turns = drive(TASK, replace(CONFIG, callback="question"), codec, answers)
+    assert [t.prompt.recalled.query for t in turns] == ["", *[TASK.question] * 3]
+    assert [t.prompt.recalled.steps for t in turns] == [(), (), (1,), (1,)]
+    assert [s["callback"] for s in states(Trajectory(TASK, turns))] == [0] * 4  # nor is it its doing
+    own = drive(TASK, CONFIG, codec, [*answers[:2], ask("Max left.", "Otto"), "x"])
+    assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
+
+
 def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
     answers = [ask("Otto reached Lima."), "<recall>Otto</recall>", "nonsense", "x"]
     turns = drive(TASK, CONFIG, codec, answers)
@@ -199,10 +209,13 @@ def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
         return "\\boxed{Lima}" if prompt.final else [ask("Otto reached Lima.", "Anna"), "<recall>Otto", ask("Ida left.", "Otto Lima"), "x", ask("", "Lima"),
                                                      ask("Max left.\nAnna too.", "Lima\nAnna"), ask("Anna met Otto.")][number]  # fmt: skip
 
-    def prompts(run) -> list[str]:
+    def prompts(run) -> list[tuple]:
         nonlocal said
-        said, engine = iter(range(10**6)), ScriptedEngine(codec, lambda prompt: seen.append(prompt.text) or script(prompt))
-        seen: list[str] = []
+        said, engine = (
+            iter(range(10**6)),
+            ScriptedEngine(codec, lambda prompt: seen.append((prompt.text, codec.chat(prompt.pieces))) or script(prompt)),
+        )
+        seen: list[tuple] = []
         run(engine)
         return seen
 
@@ -214,7 +227,7 @@ def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
         lambda engine: evaluate(engine, rememr1, [task], config, Sampling(), name="a", length=9, rows=tmp_path / "rows")
     )
     assert trained == followed == evaluated and len(trained) == 10
-    assert sum(NOT_RECALLED not in prompt for prompt in trained) >= 2
+    assert sum(NOT_RECALLED not in text for text, _ in trained) >= 2
 
 
 @pytest.mark.parametrize("layout", ["shared", "paper"])
@@ -366,6 +379,15 @@ def test_the_callback_reward_is_the_turns_that_has_asked(codec):
     assert [s["callback"] for s in rewards(codec, again)] == [0, 0, 0, 0]
 
 
+def test_what_came_back_and_what_was_in_sight_count_together(codec):
+    """Equation 6: one half of the answer stands in the section, the other comes back."""
+    halves = replace(
+        TASK, answers=("Lima Rome",), question="Which?", text=" ".join(FACTS[0] + FACTS[1] + ["Otto reached Rome."] * 6)
+    )
+    answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Lima"), "x"]
+    assert [s["callback"] for s in rewards(codec, answers, halves)] == [0, 0, 0.5, 0]
+
+
 def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
     answers = [ask("Otto reached Lima."), ask("Max left.", "Otto"), ask("Max left.", "Otto"), "\\boxed{Lima}"]
     longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
@@ -506,24 +528,10 @@ def test_looks_back_are_counted(codec):
         looks.add(turn)
     n = dict(looks.n)
     assert {k: v for k, v in n.items() if v} == {
-        "updates": 4, "queries": 3, "hits": 2, "ages": 1 + 3, "sought": 2, "holds": 2, "degenerate": 2, "unclosed_recall": 1, "memory_capped": 1,
+        "updates": 4, "queries": 3, "hits": 2, "ages": 1 + 3, "sought": 2, "holds": 2, "evidence_sought": 2, "evidence": 2, "degenerate": 2,
+        "unclosed_recall": 1, "stray_tag": 1, "memory_capped": 1,
     }  # fmt: skip
-    assert {*n} == {
-        "updates",
-        "queries",
-        "hits",
-        "ages",
-        "current",
-        "sought",
-        "holds",
-        "degenerate",
-        "memory_capped",
-        "query_capped",
-        *ERRORS,
-    }
-    assert looks.seen == [
-        {"section": 1, "from": [], "holds": False}, {"section": 2, "from": [1], "holds": True}, {"section": 4, "from": [1], "holds": True},
-    ]  # fmt: skip
+    assert {*n} == {*COUNTS, *ERRORS}
     current = drive(four, replace(config, history_scope="include_current"), codec, [ask("Otto reached Lima.", "Otto")] * 4 + ["x"])
     looks = Looks(four, config)
     for turn in current:
@@ -538,11 +546,22 @@ def test_looks_back_are_counted(codec):
         0,
         0,
     )  # not looked for; not asked for
-    assert of_yes.seen[0]["holds"] is None
-    for _ in range(9):
-        for turn in current:
-            of_yes.add(turn)
-    assert len(of_yes.seen) == 16 and of_yes.seen[0]["section"] == 1 and of_yes.seen[-1]["section"] == 40
+    assert of_yes.n["evidence_sought"] == 0
+    bridge = Task("b", "Where was the author of Heat born?", ("Lima",), pool=Pool(["Heat", "Ida Cole", "Rome"], ["By Ida Cole.", "Born in Lima.", "x"]),
+                  order=[2, 1, 0], gold=(2, 1))  # fmt: skip
+    assert bridge.clues == ("Heat", "Ida Cole") and Sought(bridge).clues == [" ida cole "]  # the question has the first
+    assert [Sought(bridge).held(text) for text in ("Lima?", "by ida cole", "Heat", "")] == [
+        "answer",
+        "evidence",
+        "neither",
+        "neither",
+    ]
+    compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
+    assert Sought(compared).held("Heat, no") == Sought(replace(bridge, answers=("no",), gold=())).held("Ida Cole") == "unknown"
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
+    assert [Sought(both).held(text) for text in ("Lima", "Rome, Lima", "x")] == ["evidence", "answer", "neither"]
+    fact = worlds.make_task(0, 2, "two_hop_reverse")
+    assert len(fact.clues) == 2 and Sought(fact).held(fact.clues[0]) == "evidence" and Sought(fact).held(fact.clues[1]) == "answer"
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
@@ -558,3 +577,19 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx((5 / 6, 1 / 2, 1))
     assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m["format_no_update"] == pytest.approx(1 / 6)
     assert (m["recall_queries"], m["recall_hits"], m["recall_age"], m["recall_holds"]) == pytest.approx((2 / 6, 1 / 2, 2, 1))
+    assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
+    written = [turn.prompt.memory for t in trajectories for turn in t.turns[1:]]  # the first memory is no update's
+    assert m["memory_length"] == pytest.approx(sum(len(memory.ids) for memory in written) / 6)
+    for turn, kind in zip([t.turns[0] for t in trajectories], ("memory_cut", "query_cut"), strict=True):
+        turn.step = replace(turn.step, stray=True, **{kind: True})
+    trajectories[1].turns[1].step = replace(trajectories[1].turns[1].step, query_cut=True)
+    trajectories[0].turns[-1].prompt = replace(
+        trajectories[0].turns[-1].prompt, recalled=Recall("x", "x", (1,), 1.0, 1, current=True)
+    )
+    m = describe_states([Group(TASK, trajectories)], CONFIG)
+    assert (m["memory_capped"], m["query_capped"], m["format_stray_tag"]) == pytest.approx((1 / 6, 2 / 6, 2 / 6))
+    assert (
+        (m["recall_current"], m["recall_evidence"]) == pytest.approx((1 / 1, 0))
+        if m["recall_hits"] == 0.5
+        else m["recall_current"] == 0.5
+    )

@@ -379,45 +379,62 @@ def looking_back(**other):
     for turn in r["turns"]:
         turn |= {"recalled": nothing, "query": "", "errors": []}
     r["turns"][2]["recalled"] = nothing | {"query": "who is Otto?"}
-    r["turns"][3]["recalled"] = {"text": "Otto reached Lima.", "query": "who is Otto?", "from": [1], "score": 0.25}
-    r["turns"][3]["errors"] = ["multi_update", "truncated"]
+    r["turns"][3]["recalled"] = {
+        "text": "Otto reached Lima.",
+        "query": "who is Otto?",
+        "from": [1],
+        "score": 0.25,
+        "held": "answer",
+    }
+    r["turns"][3]["errors"] = ["multi_update", "truncated", "stray_tag"]
     r["turns"][3]["finish"] = "length"
-    r["turns"][-1]["recalled"] = {"text": "Ida left.", "query": "Ida", "from": [2, 3], "score": 1.0}
+    r["turns"][-1]["recalled"] = {"text": "Ida left.", "query": "Ida", "from": [2, 3], "score": 1.0, "held": "neither"}
     return r
 
 
-def test_looks_back_are_shown_when_what_and_whether_they_held_the_answer(tmp_path):
+def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path):
     shown = printed(looking_back()).export_text()
     for words in (
         "looks for who is Otto?", "nothing found for 'who is Otto?'",
         "recalled Otto reached Lima. written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
-        "recalled for the answer Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without the answer",
-        "cut at its limit, multi update", "1 section left out: the memory stayed as it was",
+        "recalled for the answer Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+        "cut at its limit, multi update, stray tag", "section 6 of 6 section 6. before Ida left. after Lima. looks for Ida", "1 section left out: the memory stayed as it was",
     ):  # fmt: skip
         assert words in " ".join(shown.split()), words
     page_ = page(tmp_path / "a", [row()], records=[looking_back()])
-    for words in ("looks for who is Otto?", "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer"):
+    for words in (
+        "looks for who is Otto?", "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
+        "recalled Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+    ):  # fmt: skip
         assert words in page_.text, words
     of_yes = record(answers=["yes"])
-    of_yes["turns"][1]["recalled"] = {"text": "yes", "query": "q", "from": [1], "score": 1.0}
-    assert "answer not looked for" in printed(of_yes).export_text()
+    of_yes["turns"][1]["recalled"] = {"text": "yes", "query": "q", "from": [1], "score": 1.0, "held": "unknown"}
+    assert "evidence not known" in printed(of_yes).export_text()
+    of_yes["turns"][1]["recalled"]["held"] = "evidence"
+    assert "holds evidence" in printed(of_yes).export_text()
+    del of_yes["turns"][1]["recalled"]["held"]  # a record made before it was kept
+    assert "evidence not known" in printed(of_yes).export_text()
+    hostile = looking_back()
+    for turn in hostile["turns"]:
+        turn |= {"recalled": {"text": "<b>x</b>", "query": "<i>y</i>", "from": [1], "score": 1.0, "held": "answer"}}
+    page(tmp_path / "b", [row()], records=[hostile])
+    html = (tmp_path / "b" / "report.html").read_text()
+    assert "<b>x" not in html and "<i>y" not in html and "&lt;b&gt;x" in html and "&lt;i&gt;y" in html
 
 
 def test_a_table_says_how_agents_looked_back(tmp_path):
-    zero = dict.fromkeys((*COUNTS, *ERRORS), 0) | {"looks": []}
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
+    many = {"updates": 10, "queries": 4, "hits": 2, "sought": 1, "holds": 1, "evidence_sought": 3, "evidence": 2, "ages": 6, "current": 2,
+            "degenerate": 1, "no_update": 3, "stray_tag": 6}  # fmt: skip
     rows = [
-        row(
-            id="a",
-            recalls=zero
-            | {"updates": 10, "queries": 4, "hits": 2, "sought": 2, "holds": 1, "ages": 6, "degenerate": 1, "no_update": 3},
-        ),
+        row(id="a", recalls=zero | many),
         row(id="b", reward=0.0, recalls=zero | {"updates": 10, "queries": 1}),
         row("other", id="a"),
     ]
     text = page(tmp_path / "a", rows).text
-    assert "Looking back" in text and "no update 3" in text
-    for cell in ("0.25 5 of 20", "0.40 2 of 5", "0.50 1 of 2", "3.0", "0.20 1 of 5", "1.00 n 1", "0.00 n 1"):
-        assert cell in text, cell
+    assert "Looking back" in text and "no update 3, stray tag 6" in text
+    cells = "0.25 5 of 20 0.40 2 of 5 1.00 1 of 1 0.67 2 of 3 3.0 1.00 2 of 2 0.20 1 of 5 1.00 n 1 0.00 n 1"
+    assert cells in text  # in the order of the head
     assert "Looking back" not in page(tmp_path / "b", [row("other")]).text
 
 

@@ -225,18 +225,19 @@ def test_depths_fates_and_occupancy():
 
 
 def test_looks_back_are_added_up_and_set_against_the_outcome():
-    zero = dict.fromkeys((*COUNTS, *ERRORS), 0) | {"looks": []}
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
     rows = [
         row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4, "queries": 2, "hits": 2, "holds": 1, "ages": 5}),
-        row("a", "q", "1.0", 4, "2", 0.0, recalls=zero | {"updates": 4, "queries": 1, "truncated": 2}),
+        row("a", "q", "1.0", 4, "2", 0.0, recalls=zero | {"updates": 4, "queries": 1, "hits": 1, "ages": 4, "truncated": 2}),
+        row("a", "q", "1.0", 4, "4", 1.0, recalls=zero | {"updates": 4}, needed=0),  # no answer to look for
         row("a", "q", "1.0", 4, "3", 0.5, recalls=zero | {"updates": 4}),
         row("b", "q", "1.0", 4, "1", 1.0),
     ]
     ((cell, leaf),) = cells(summarise(rows)["recalls"])
     assert (
         cell.agent == "a"
-        and leaf["age"] == 2.5
-        and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (12, 3, 2, 2)
+        and leaf["age"] == 3
+        and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (16, 3, 3, 2)
     )
     assert leaf["held"] == {"n": 1, "mean": 1.0} and leaf["not_held"] == {"n": 2, "mean": 0.25}
     ((_, never),) = cells(summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})])["recalls"])

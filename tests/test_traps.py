@@ -5,6 +5,7 @@ Traps of one agent are tested beside it; those of the plumbing around it, here.
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -16,10 +17,11 @@ import pytest
 from conftest import random_policy
 
 import base
+import colocated
 import train
 import worlds
 from grpo import advantages_of
-from memagent import Group, Trajectory
+from memagent import Finish, Group, Prompt, Trajectory, Turn
 from rememr1 import rememr1, states
 from rollout import ScriptedEngine, rollout
 from settings import GRPOConfig, RunConfig
@@ -34,7 +36,8 @@ TRAPS = {
     "D-4": "test_rememr1.test_training_and_evaluation_see_the_same_prompts test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams",
     "D-5": "test_rememr1.test_d5_what_becomes_the_memory test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed",
     "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",  # that copying pays and length costs nothing stands in rememr1.states
-    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update test_train.test_outcomes",
+    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update "  # the whole response is read; --outcome em normalises, the published one not
+    "test_train.test_outcomes",
     "D-8": "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for",
     "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",  # best by validation, not by the training batch
     # a word's weight in tfidf and bm25 depends on all candidates: these two are fitted at every query, the default never
@@ -45,10 +48,11 @@ TRAPS = {
     "D-13": "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run test_eval.test_killed_with_sigkill_at_random_moments",
     "D-14": "test_graders.test_metrics",  # one way, all answers; upstream's two-way one under its own name
     "D-15": "test_hqa.test_fixed_places_under_compat_seed4_only test_hqa.test_every_possible_choice_is_drawn_alike",
-    "D-16": "test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
+    "D-16": "test_data.test_eval_files_say_where_the_evidence_stands test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
     "test_hqa.test_build_refuses test_hqa.test_no_second_version_of_an_own_title",
     "D-17": "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked",
-    "D-18": "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for",
+    "D-18": "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
+    "test_rememr1.test_the_question_is_looked_for_whether_or_not_the_policy_asks test_traps.test_the_environment_is_put_back",
     "D-19": "test_traps.test_nothing_of_one_machine_is_in_the_repository",
     "D-20": "test_traps.test_each_turn_ends_at_its_own_limit",
     "D-21": "test_traps.test_whatever_is_imported_is_required",
@@ -70,7 +74,13 @@ def test_every_trap_has_tests_that_are_there():
     ("boxed", "\\boxed{Lima}", "Therefore, the answer is Lima."), ("sentence", "Therefore, the answer is Lima.", "\\boxed{Lima}"),
 ])  # fmt: skip
 def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
-    """D-8."""
+    """D-8: the validation's, and the rewards of training."""
+    run = RunConfig(agent="rememr1", device="cpu")
+    module = train.build(run, GRPOConfig(), replace(base.AGENT, form=form))
+    for answer, score in ((right, 1.0), (wrong, 0.0)):
+        final = Turn(Prompt((), 8, final=True), [], [], [], Finish.STOP, codec.text(answer))
+        trajectory = Trajectory(replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final])
+        assert module.reward(trajectory) == module.states(trajectory)[0]["format"] == score
     task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
         engine = ScriptedEngine(codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>")
@@ -80,7 +90,7 @@ def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form
 
 
 def test_nothing_of_one_machine_is_in_the_repository():
-    """D-19: no paths of a home or a mount, no keys, no ports but in examples, no number of GPUs but as a default that is a flag."""
+    """D-19: no paths of a home or a mount, no keys, no addresses but this machine's own, no GPUs picked by number; one GPU is the default."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     texts = [
         ROOT / name
@@ -90,11 +100,22 @@ def test_nothing_of_one_machine_is_in_the_repository():
     for path in texts:
         text = path.read_text(encoding="utf-8", errors="ignore")
         found = re.search(
-            r"(?<![\w.~])/(home|root|mnt|Users|workspace|work)/\w+|(sk|hf|ghp)[-_][A-Za-z0-9]{20,}|CUDA_VISIBLE_DEVICES\s*=\s*[\"']?\d",
+            r"(?<![\w.~])/(home|root|mnt|Users|workspace|work)/\w+|\b(sk|hf|ghp)[-_][\w-]{20,}|\b(?!127\.|0\.0\.0\.0)\d+\.\d+\.\d+\.\d+:\d|CUDA_VISIBLE_DEVICES\s*=\s*[\"']?\d",
             text,
         )
         assert path.name == "test_traps.py" or not found, (path.name, found)
     assert RunConfig().devices == 1
+
+
+def test_the_environment_is_put_back(monkeypatch):
+    """D-18: what an engine sets of it while it is built, changes or takes away."""
+    monkeypatch.setenv("MEMAGENT_A", "1")
+    monkeypatch.setenv("MEMAGENT_B", "2")
+    before = dict(os.environ)
+    with colocated.undone():
+        os.environ |= {"MEMAGENT_A": "9", "MEMAGENT_C": "3"}
+        del os.environ["MEMAGENT_B"]
+    assert dict(os.environ) == before
 
 
 def test_each_turn_ends_at_its_own_limit(codec):
