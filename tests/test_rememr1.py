@@ -506,6 +506,13 @@ def test_compat_sets_every_axis(tmp_path):
 def test_the_preset_is_the_published_training():
     grpo, agent = settings.resolve("rememr1", settings.EMBEDDED, {}, {})
     assert presets.preset_fields("rememr1")[2] == {"agent": "rememr1"}
+    theirs, given = (
+        settings.resolve("vime", settings.EMBEDDED, fields, {}, "rememr1")[0] for fields in ({}, {"normalisation": "std"})
+    )
+    assert (theirs.normalisation, given.normalisation) == (
+        "mean",
+        "std",
+    )  # the agent's goes before a preset's, a flag before either
     assert (grpo.tasks_per_step, grpo.group_size, grpo.updates_per_rollout) == ((128,), 16, 16)  # mini-batches of 8 prompts
     assert (grpo.lr, grpo.warmup, grpo.decay_from, grpo.kl, grpo.alpha, grpo.normalisation) == (1e-6, 20, 1.0, 1e-3, 0.8, "mean")
     assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.grad_clip, grpo.weight_decay) == (0.2, 0.2, 3.0, 1.0, 0.01)
@@ -577,6 +584,11 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx((5 / 6, 1 / 2, 1))
     assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m["format_no_update"] == pytest.approx(1 / 6)
     assert (m["recall_queries"], m["recall_hits"], m["recall_age"], m["recall_holds"]) == pytest.approx((2 / 6, 1 / 2, 2, 1))
+    # one without the third section, whose answer is worth what the other's third turn is: that is no comparison
+    first, second = trajectories
+    worth = [*second.states[:2], second.states[3] | {"state": first.states[2]["state"]}]
+    group = Group(TASK, [first, Trajectory(TASK, [*second.turns[:2], second.turns[3]], 1, states=worth)])
+    assert describe_states([group], CONFIG)["state_groups_without_signal"] == 1 / 4
     assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
     written = [turn.prompt.memory for t in trajectories for turn in t.turns[1:]]  # the first memory is no update's
     assert m["memory_length"] == pytest.approx(sum(len(memory.ids) for memory in written) / 6)
