@@ -203,7 +203,7 @@ def test_an_evaluation_with_it_answers_greedily_as_with_the_transformers_engine(
     answers = {}
     for name in ("transformers", "vllm"):
         config = EvalConfig(
-            name=name, runs=str(tmp_path), engine=name, lengths=(2,), n=6, temperatures=(0.0,), agents=("memagent", "full"),
+            name=name, runs=str(tmp_path), engine=name, lengths=(2,), n=6, temperatures=(0.0,), agents=("memagent", "rememr1", "full"),
             kv_gib=0.1,
         )  # fmt: skip
         folder = run_suite(config, CONFIG)
@@ -211,7 +211,7 @@ def test_an_evaluation_with_it_answers_greedily_as_with_the_transformers_engine(
             (row["agent"], row["id"], str(row["prediction"]), row["tokens_written"])
             for row in map(json.loads, (folder / "rows.jsonl").open())
         )
-    assert answers["vllm"] == answers["transformers"] and len(answers["vllm"]) == 24
+    assert answers["vllm"] == answers["transformers"] and len(answers["vllm"]) == 36
 
 
 def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):

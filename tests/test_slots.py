@@ -12,6 +12,7 @@ import base
 import worlds
 from agents import bm25, full_context
 from memagent import AgentConfig, Finish, Prompt, memagent
+from rememr1 import rememr1
 from rollout import Sampling, follow, rollout
 from slots import TransformersEngine, draw, uniform_of
 from text import Text, UserError
@@ -32,10 +33,19 @@ def teacher_forced(policy, turn, temperature=1.0):
     return [logp[p - 1, ids[0, p]].item() for p in range(len(turn.prompt_ids), ids.shape[1])]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampler_logprobs_are_the_trainers(codec, policy, temperature):
+# what a random policy writes is its memory, and the question finds it again
+LOOKING_BACK = replace(
+    CONFIG, callback="question", recall_at_zero=True, memory_text="response_minus_recall", on_missing_update="whole_response"
+)
+
+
+@pytest.mark.parametrize(
+    ("agent", "config", "temperature"), [(memagent, CONFIG, 1.0), (memagent, CONFIG, 0.7), (rememr1, LOOKING_BACK, 1.0)]
+)
+def test_sampler_logprobs_are_the_trainers(codec, policy, agent, config, temperature):
     engine = TransformersEngine(policy, codec, max_rows=7)  # fewer rows than trajectories: rows are reused at other lengths
-    done = list(rollout(engine, memagent, ((t, 0) for t in tasks(16)), CONFIG, Sampling(temperature), in_flight=11))
+    done = list(rollout(engine, agent, ((t, 0) for t in tasks(16)), config, Sampling(temperature), in_flight=11))
+    assert agent is memagent or sum(bool(turn.prompt.recalled.steps) for t in done for turn in t.turns) == 16 * 2
     assert len(done) == 16
     worst = max(
         abs(a - b)
