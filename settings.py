@@ -270,9 +270,9 @@ class RunConfig:
 class BaseConfig:
     """Settings of the base policy's supervised training (base.py)."""
 
-    steps: int = 5400
+    steps: int = 8000
     """optimizer steps with a demonstrator that is always careful"""
-    careless_steps: int = 1200
+    careless_steps: int = 1600
     """optimizer steps after them, with one that is careful now and then"""
     careful: float = 0.3
     """how often that one keeps the facts that matter, and only those; else it keeps the last one it read"""
