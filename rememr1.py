@@ -176,9 +176,8 @@ def states(
                 gain = level - held(turn.prompt.memory)
             if covered and following and turn.step.query and following.prompt.recalled.query == turn.step.query:
                 sight = turn.prompt.text if callback == "prompt" else f"{turn.prompt.memory}\n{turn.prompt.section}"
-                called = held(f"{following.prompt.recalled.text}\n{sight}") - held(
-                    sight
-                )  # never below 0: there is only more to see
+                both = f"{following.prompt.recalled.text}\n{sight}"
+                called = held(both) - held(sight)  # never below 0: there is only more to see
         of_memory = {"gain": gain, "level": level}[memory]
         out.append({
             "state": of_memory + called + right, "memory": of_memory, "gain": gain, "level": level, "callback": called, "format": right,
