@@ -1,6 +1,7 @@
 """What the tests share: a tiny random policy, the embedded tokenizer, and one thread per process."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +13,10 @@ import base
 from text import Codec
 
 torch.set_num_threads(1)
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # so a script starts what it puts in the background: tests of Ctrl-C would wait for ever
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def random_policy(codec: Codec, window: int = 4096, **other):
