@@ -13,9 +13,8 @@ import base
 from text import Codec
 
 torch.set_num_threads(1)
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # so a script starts what it puts in the background: tests of Ctrl-C would wait for ever
+# A suite that a script has put in the background ignores Ctrl-C, and so would its processes: tests of it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
