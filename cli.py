@@ -148,7 +148,8 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
     run, grpo, agent = _merged(config, compat, training=True, run=run, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = settings.resumed(preset, run, grpo, agent)
-    run_config = RunConfig(**presets.preset_fields(preset)[2] | run)
+    reader = settings.reader_of(preset, run.get("model") or settings.EMBEDDED)
+    run_config = RunConfig(**presets.preset_fields(preset)[2] | {"agent": reader} | run)
     _check_compat(compat, [run_config.agent])
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent, run_config.agent)
     if run_config.agent == "rememr1":

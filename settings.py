@@ -221,7 +221,7 @@ class RunConfig:
     kinds: tuple[str, ...] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
     agent: str = "memagent"
-    """the agent that is trained"""
+    """the agent that is trained; the command: unless said, the preset's, else the one that the model was trained with"""
     save_every: int = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 1
