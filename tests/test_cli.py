@@ -375,7 +375,8 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         assert words in out
     run("train", "--name", "b", "--resume", "--steps", 2)
     assert settings.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
-    for name, said, agent in (("c", (), "rememr1"), ("d", ("--agent", "memagent"), "memagent")):  # unless said, the one it was trained with
+    # unless it is said, the agent that the model was trained with
+    for name, said, agent in (("c", (), "rememr1"), ("d", ("--agent", "memagent"), "memagent")):
         run("train", "--name", name, "--model", "runs/a/model", *said, *small)
         assert settings.begun(Path("runs", name))["run"]["agent"] == agent
     out = run(
