@@ -39,7 +39,7 @@ def diff(before: str, after: str) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Shown:
     """One section read: the memory before and after."""
 
     number: int  # from 1
@@ -71,7 +71,7 @@ def _whence(turn: dict) -> str:
     return f"written after section {sections}, found for {recalled['query']!r} (score {recalled['score']:.2f}), {held}"
 
 
-def steps_of(record: dict, most: int = 24) -> list[Step | str]:
+def steps_of(record: dict, most: int = 24) -> list[Shown | str]:
     """The sections of a record (`rollout.record`) in reading order; a text in place of those left out says how many and why.
 
     The first and the last section are always there. Between them are left out those that left the memory as it was, and of more than
@@ -94,13 +94,13 @@ def steps_of(record: dict, most: int = 24) -> list[Step | str]:
             ]
             recalled = turn.get("recalled") or {"text": ""}
             steps.append(
-                Step(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
+                Shown(number, turn["section"], turn["memory"], after, ", ".join(filter(None, remarks)), recalled["text"],
                      _whence(turn), (following or {}).get("recalled", {}).get("query", ""))
             )  # fmt: skip
     ends = (1, len(steps))
     changed = [s.number for s in steps if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence]
     kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]} if len(changed) > most else {*changed}
-    shown: list[Step | str] = []
+    shown: list[Shown | str] = []
     for keep, run in groupby(steps, lambda step: step.number in kept):
         run = list(run)
         why = ": the memory stayed as it was" if not any(step.number in changed for step in run) else ""

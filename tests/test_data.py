@@ -538,11 +538,8 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
     assert other[2].kind == items[2]["type"] == tasks[2].kind
     theirs = {k: v for k, v in items[2].items() if k != "dataset"} | {"level": "hard", "evidence_idx": items[2]["evidence_idx"] * 2}
     (again,) = read(array(tmp_path / "eval_2wikimultihopqa_40_min_distance_10.json", [theirs]))
-    assert (again.dataset, again.level, again.gold) == (
-        "2wikimultihopqa",
-        "hard",
-        tasks[2].gold,
-    )  # a passage that serves twice stands once
+    # a passage that serves twice stands once
+    assert (again.dataset, again.level, again.gold) == ("2wikimultihopqa", "hard", tasks[2].gold)
     assert read(array(tmp_path / "eval_40.json", [theirs]))[0].dataset == ""
     data.write(tmp_path / "eval_hotpotqa_40.json", [again], "eval")
     assert {k: json.loads((tmp_path / "eval_hotpotqa_40.json").read_text())[0][k] for k in ("level", "dataset")} == {
