@@ -178,7 +178,10 @@ def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
     assert [t.prompt.recalled.query for t in turns] == ["", *[TASK.question] * 3]
     assert [t.prompt.recalled.steps for t in turns] == [(), (), (1,), (1,)]
     assert [s["callback"] for s in states(Trajectory(TASK, turns))] == [0] * 4  # nor is it its doing
-    own = drive(TASK, CONFIG, codec, [*answers[:2], ask("Max left.", "Otto"), "x"])
+    answers[2] = ask("Max left.", "Otto")
+    besides = drive(TASK, replace(CONFIG, callback="question"), codec, answers)  # it asks, but that is not what is looked for
+    assert besides[-1].prompt.recalled.steps == (1,) and [s["callback"] for s in states(Trajectory(TASK, besides))] == [0] * 4
+    own = drive(TASK, CONFIG, codec, answers)
     assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
 
 
@@ -588,6 +591,9 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     group = Group(TASK, [first, Trajectory(TASK, [*second.turns[:2], second.turns[3]], 1, states=worth)])
     assert describe_states([group], CONFIG)["state_groups_without_signal"] == 1 / 4
     assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")  # one of two is evidence, and not the answer
+    of_both = describe_states([Group(both, [replace(t, task=both) for t in trajectories])], CONFIG)
+    assert (of_both["recall_evidence"], of_both["recall_holds"]) == (1, 0)
     written = [turn.prompt.memory for t in trajectories for turn in t.turns[1:]]  # the first memory is no update's
     assert m["memory_length"] == pytest.approx(sum(len(memory.ids) for memory in written) / 6)
     for turn, kind in zip([t.turns[0] for t in trajectories], ("memory_cut", "query_cut"), strict=True):

@@ -448,6 +448,8 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
     exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
     assert settings.of_model(exported)["callback"] == "question"
     assert (settings.reader_of("default", exported), settings.reader_of("default", model)) == ("rememr1", "memagent")
+    (tmp_path / "agent.yaml").write_text("run:\n  agent: memagent\n")
+    assert (settings.reader_of("default", tmp_path), settings.reader_of("rememr1", tmp_path)) == ("memagent", "rememr1")
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
