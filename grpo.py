@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Protocol
@@ -22,9 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from data import Task
-from memagent import Agent, AgentConfig, Group, Trajectory
+from memagent import Agent, AgentConfig, Group, Trajectory, Turn
 from metrics import UPDATE_METRICS, describe, describe_states, on_gpu
-from models import inner, optimizer_of
+from models import inner, logits_of, optimizer_of
+from proof import Followed, Kept, agreement, followed
 from rollout import Engine, Sampling, rollout, seed_of
 from settings import GRPOConfig
 from text import UserError
@@ -154,7 +155,7 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     row, targets = row[order], batch.trie.ids[nodes[order]]
 
     def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(model.lm_head(h).float() / temperature, -1)[row, targets]
+        return torch.log_softmax(logits_of(model, h) / temperature, -1)[row, targets]
 
     large = len(parents) * model.config.vocab_size > 1 << 23
     size = chunk if large else len(parents)
@@ -176,12 +177,6 @@ def score(model, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
 def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
     """How far the sampler's log-probs of each response token are from `logps` [rows][response ids]."""
     return [abs(a - b) for row, ours in zip(rows, logps, strict=True) for a, b in zip(row.sampler, ours, strict=True)]
-
-
-def spread(apart: Sequence[float]) -> tuple[float, float]:
-    """Mean and largest of such differences, of all ranks'."""
-    n = ranks.total({"sum": sum(apart), "n": len(apart)})
-    return n["sum"] / max(1.0, n["n"]), ranks.most(max(apart, default=0.0))
 
 
 # ---------------------------------------------------------------- the loss
@@ -226,29 +221,32 @@ def policy_loss(
 
     ratio = exp(logp - old); surrogate = min(ratio A, clip(ratio) A), for A < 0 bounded by dual_clip A (arXiv 1912.09729);
     correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp).
-    The statistics are sums of the same weights; divided by the weights' sum they are means.
+    The statistics are sums of the same weights; divided by the weights' sum they are means. Those of the sampler's distance from
+    the trainer are plain: mismatch_kl and apart are sums over tokens (k3 estimate of KL(sampler, trainer), |old - sampler|), mismatch is
+    the largest.
     """
     ratio = (logp - old).exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
     clipped = surrogate < ratio * advantage
     if config.dual_clip:
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, config.dual_clip * advantage), surrogate)
-    mismatch = (old - sampler).exp().detach()
+    apart = (old - sampler).detach()
+    mismatch = apart.exp()
     if config.importance == "truncate":
         surrogate = surrogate * mismatch.clamp_max(config.importance_cap)
     elif config.importance == "mask":
         surrogate = surrogate * mismatch * (mismatch <= config.importance_cap)
     elif config.importance == "mask_turn":
         sizes = turn.bincount()
-        mean = torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, (old - sampler).detach().float()) / sizes
+        mean = torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, apart.float()) / sizes
         surrogate = surrogate * (mean.abs() <= math.log(config.importance_cap))[turn]
     loss = -(weight * surrogate).sum()
     stats = {
         "ratio": (weight * ratio).sum().detach(),
         "clipped": (weight * clipped).sum().detach(),
-        "mismatch_kl": (weight * (mismatch - 1 - (old - sampler))).sum().detach(),
-        "mismatch": (old - sampler).abs().max().detach(),
-        "apart": (old - sampler).abs().sum().detach(),
+        "mismatch_kl": (apart.expm1() - apart).sum(),
+        "mismatch": apart.abs().max(),
+        "apart": apart.abs().sum(),
     }
     if reference is not None:
         d = (reference - logp).clamp(-20, 20)  # against overflow: past 10 the estimate is clamped anyway
@@ -259,6 +257,8 @@ def policy_loss(
 
 
 # ---------------------------------------------------------------- the module
+
+PROBES, PROBE_TOKENS = 8, 16  # answers, and tokens of each, that show before the first step whether the weights reach the sampler
 
 
 class Tasks(Protocol):
@@ -308,9 +308,13 @@ class GRPO(lightning.LightningModule):
         self.groups: list[Group] = []
         self.validation = validation
         self.validated: dict[str, float] = {}  # what the last one gave
+        self.kept: Kept | None = None  # the weights that training began with, until the sampler was seen to leave them
+        self.proofs: list[tuple[int, Followed]] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
 
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
+        if batch_idx == 0:
+            self.prove_before()
         start, counted = time.perf_counter(), self.engine.counts()
         with self.engine.awake(self.model):
             ready = time.perf_counter()
@@ -326,11 +330,12 @@ class GRPO(lightning.LightningModule):
         self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(self.groups, counts)
         if self.states:
             self.metrics |= describe_states(self.groups, self.agent_config)
+        self.prove_after(batch_idx)
         rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
         if self.metrics["trained_rows"]:
             self.update(rows)
         else:
-            self.prove()
+            self.compare()
         self.grow()
         self.done_steps += 1
         end = time.perf_counter()
@@ -393,19 +398,20 @@ class GRPO(lightning.LightningModule):
         # with several updates the old log-probs are the trainer's own, from before the first one
         olds = [self.frozen(part, model) if n > 1 else None for part in parts]
         if n > 1:
-            self.check_mismatch(spread([x for part, old in zip(parts, olds, strict=True) for x in differences(part, old)])[0])
+            self.check_mismatch(agreement([r.sampler for part in parts for r in part], [x for old in olds for x in old]).kl)
         metrics = dict.fromkeys(UPDATE_METRICS, 0.0)
         for part, old in zip(parts, olds, strict=True):
             sums = self.gradient(part, old)
-            apart = sums["apart"] / sums["tokens"]
+            apart, kl = sums["apart"] / sums["tokens"], sums["mismatch_kl"] / sums["tokens"]
             if n == 1:
-                self.check_mismatch(apart)
+                self.check_mismatch(kl)
             norm = ranks.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)).item()
             if math.isfinite(norm):
                 optimizer.step()
             optimizer.zero_grad()
-            means = {name: sums[name] / sums["weight"] for name in ("ratio", "clipped", "mismatch_kl", "kl")}
-            for name, value in (means | {"loss": sums["loss"], "mismatch_mean": apart, "grad_norm": norm}).items():
+            means = {name: sums[name] / sums["weight"] for name in ("ratio", "clipped", "kl")}
+            means |= {"loss": sums["loss"], "mismatch_mean": apart, "mismatch_kl": kl, "grad_norm": norm}
+            for name, value in means.items():
                 metrics[name] += value / n
             metrics["mismatch"] = max(metrics["mismatch"], sums["mismatch"])
             metrics["computed_tokens"] += sums["computed_tokens"]
@@ -459,28 +465,85 @@ class GRPO(lightning.LightningModule):
         yield from batches
         yield from repeat(nothing, n - len(batches))
 
-    def prove(self) -> None:
-        """A step without signal shows, too, that the sampler had the trainer's weights: on its first turns, as many as one pass takes."""
+    def first_rows(self) -> list[Row]:
+        """The first turns of a rollout, as many as one pass takes."""
         rows, tokens = [], 0
         for turn in (turn for group in self.groups for t in group.trajectories for turn in t.turns if turn.response_ids):
             tokens += len(turn.prompt_ids) + len(turn.response_ids)
             if rows and tokens > self.config.micro_tokens:
                 break
             rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs))
-        mean, worst = spread(differences(rows, self.frozen(rows, inner(self.model))))
-        self.metrics |= {"mismatch": worst, "mismatch_mean": mean}
-        self.check_mismatch(mean)
+        return rows
 
-    def check_mismatch(self, mean: float) -> None:
-        """UserError if the sampler's log-probs are further from the trainer's, on average, than rounding explains."""
+    def compare(self) -> None:
+        """Check sampler/trainer agreement even when a step has nothing to train on."""
+        rows = self.first_rows()
+        found = agreement([r.sampler for r in rows], self.frozen(rows, inner(self.model)))
+        self.metrics |= {"mismatch": found.worst, "mismatch_mean": found.mean, "mismatch_kl": found.kl}
+        self.check_mismatch(found.kl)
+
+    def check_mismatch(self, kl: float) -> None:
+        """UserError if the sampler's log-probs are further from the trainer's than rounding explains, by the k3 estimate of KL."""
         config = self.config
         full = inner(self.model).dtype == torch.float32 and not self.mixed
-        allowed = config.max_mismatch or (1e-3 if full else 0.02)
-        if config.top_p == 1 and not mean <= allowed:
+        allowed = config.max_mismatch or (1e-6 if full else 0.01)
+        if config.top_p == 1 and not kl <= allowed:
             raise UserError(
-                f"In step {self.done_steps} the sampler's log-probs are {mean:.2g} from the trainer's on average, {allowed:g} is allowed: it "
-                f"does not sample from the trained weights. Nothing was learnt from this step; --max-mismatch allows more."
+                f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate of the KL divergence), {allowed:g} is "
+                f"allowed: it does not sample from the trained weights. Nothing was learnt from this step; --max-mismatch allows more."
             )
+
+    def prove_before(self) -> None:
+        """Show before the first step that weights reach the sampler: disturb them, bring them over, compare, put them back.
+
+        Where the first noise is too small for 16 bits to show it, larger ones follow.
+        """
+        tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
+        prompt = next(self.agent(tasks[ranks.rank()], self.agent_config, self.engine.codec))
+        prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens))
+        kept = Kept(self.model.parameters())
+        try:
+            for scale in (0.02, 0.1, 0.5):
+                kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
+                with self.engine.awake(self.model):
+                    for k in range(PROBES):
+                        self.engine.add(prompt, Sampling(self.temperature), seed_of(self.config.seed, "probe", k))
+                    turns: list[Turn] = []
+                    while len(turns) < PROBES:
+                        turns += [turn for _, turn in self.engine.step()]
+                rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns if turn.response_ids]
+                if self.follows(rows, kept):
+                    return
+        finally:
+            kept.restore()
+
+    def prove_after(self, trained: int) -> None:
+        """Show, after the first steps that move the weights enough, that the sampler has left those that training began with.
+
+        trained: steps since this process began. Asked after 1, 2, 4, .. of them, until the weights have moved enough to tell.
+        """
+        asked = self.kept is not None and self.config.top_p == 1 and trained & (trained - 1) == 0
+        if asked and (trained or self.done_steps) and self.follows(self.first_rows(), self.kept):
+            self.kept = None
+
+    def follows(self, rows: list[Row], kept: Kept) -> bool:
+        """Whether the sampler has been seen to have the model's weights, not the `kept` ones. UserError if it has the latter."""
+        new = self.frozen(rows, inner(self.model))
+        kept.exchange()
+        try:
+            old = self.frozen(rows, inner(self.model))
+        finally:
+            kept.exchange()
+        found = followed([r.sampler for r in rows], new, old)
+        if not found.decided:
+            return False
+        if not found.right:
+            raise UserError(
+                f"Before step {self.done_steps} the sampler's log-probs are those of the weights as they were, not of the trainer's "
+                f"(it has gone {found.share:.0%} of the way, {found.error:.0%} standard error): the weights do not reach it."
+            )
+        self.proofs.append((self.done_steps, found))
+        return True
 
     @torch.no_grad()
     def frozen(self, rows: list[Row], model) -> list[list[float]]:
@@ -533,6 +596,7 @@ class GRPO(lightning.LightningModule):
             for model in filter(None, (self.model, *self.reference)):
                 ranks.shard(model, self.device_mesh["data_parallel"], self.mixed, logprobs=logprobs)
             self.shards = False
+        self.kept = Kept(self.model.parameters())  # before a checkpoint is loaded
 
     @property
     def counters(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `inner`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (train.py).
+Holds: `load_model`, `with_lora`, `inner`, `logits_of`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (train.py).
 Exercise it: `pytest tests/test_models.py`. Read next: slots.py.
 """
 
@@ -130,6 +130,40 @@ def with_lora(model, config: GRPOConfig):
 def inner(model):
     """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+class _Float32Logits(torch.autograd.Function):
+    """hidden [N, D] times weight [V, D] in 16 bits -> logits [N, V] in float32, never rounded on the way out. The gradients
+    have the operands' own type, as those of a plain linear layer."""
+
+    @staticmethod
+    def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        if hidden.is_cuda:  # accumulated in float32 anyway: no copy of the weight is made
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return hidden.float() @ weight.float().t()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        hidden, weight = ctx.saved_tensors
+        gradient = gradient.to(weight.dtype)
+        return (
+            gradient @ weight if ctx.needs_input_grad[0] else None,
+            gradient.t() @ hidden if ctx.needs_input_grad[1] else None,
+        )
+
+
+def logits_of(model, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [N, V] in float32 of last hidden states [N, D].
+
+    In 16 bits a logit of 16 is rounded to 0.125, once in the sampler and once, differently, in the trainer: on SmolLM2 a fifth of
+    the distance between their log-probs (bench/results/h100.json). vLLM does the same under head_dtype (colocated.py).
+    """
+    head = model.lm_head
+    if head.weight.dtype == torch.float32:
+        return head(hidden).float()
+    logits = _Float32Logits.apply(hidden.to(head.weight.dtype), head.weight)
+    return logits if getattr(head, "bias", None) is None else logits + head.bias.float()
 
 
 def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:

@@ -127,8 +127,8 @@ class GRPOConfig:
     importance_cap: float = 2.0
     """cap of that correction"""
     max_mismatch: float = 0.0
-    """the run stops when the sampler's and the trainer's log-probs of a step differ by more than this on average: they are not of the same
-    weights; 0 = 1e-3 in float32, else 0.02. With top_p below 1 they differ anyway, and nothing is compared"""
+    """the run stops when the sampler is further than this from the trainer in a step, by the k3 estimate of the KL divergence: they have not
+    the same weights; 0 = 1e-6 in float32, else 0.01. With top_p below 1 they differ anyway, and nothing is compared"""
     turns_per_trajectory: int = 0
     """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all. The
     rare outcome of a group (failures among successes, or the reverse) is trained whole"""

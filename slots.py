@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from memagent import Finish, Prompt, Turn
-from models import inner
+from models import inner, logits_of
 from ranks import whole
 from rollout import Sampling, refusal
 from text import Codec, UserError
@@ -227,6 +227,7 @@ class TransformersEngine:
         self._waiting: deque[_Request] = deque()
         self._refused: list[tuple[int, Turn]] = []
         self.device, self.dtype = model.device, model.dtype
+        self._wide: tuple[tuple[int, int], torch.Tensor] | None = None  # the lm_head in float32, and of which weights
         self._clear()
         self._try_out()
 
@@ -431,7 +432,7 @@ class TransformersEngine:
         seeds = np.array([r.seed for r in requests], dtype=np.uint64)
         position = np.array([len(self._out[i]) for i in rows])
         ids, logp = draw(
-            self.model.lm_head(hidden),
+            self._logits(hidden),
             torch.tensor([r.sampling.temperature for r in requests], device=self.device),
             torch.tensor([r.sampling.top_p for r in requests], device=self.device),
             torch.tensor([r.sampling.top_k for r in requests], device=self.device),
@@ -451,6 +452,17 @@ class TransformersEngine:
                 self._free.append(row)
                 done.append((request.key, turn))
         return done
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] in float32. On a CPU a 16-bit lm_head would be widened for every token anew: its copy is kept."""
+        weight = self.model.lm_head.weight
+        if weight.dtype == torch.float32 or weight.device.type != "cpu":
+            return logits_of(self.model, hidden)
+        stamp = weight.data_ptr(), weight._version
+        if self._wide is None or self._wide[0] != stamp:
+            self._wide = stamp, weight.float()
+        bias = getattr(self.model.lm_head, "bias", None)
+        return torch.nn.functional.linear(hidden.float(), self._wide[1], None if bias is None else bias.float())
 
     def awake(self, policy=None) -> AbstractContextManager:
         """The weights are shared, nothing is copied; or, if the model is a copy of its own, it takes over those that are trained. What

@@ -438,17 +438,18 @@ def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward, updat
     grpo = module(policy, codec, config, reward=reward)
     grpo.engine = Stale(copy.deepcopy(policy), codec)
     grpo.optimizer = grpo.configure_optimizers()
-    grpo.training_step(None, 0)
+    grpo.training_step(None, 3)  # not at a step that proves the weights
     assert grpo.metrics["mismatch_mean"] < 1e-6 < 1e-3
     with torch.no_grad():
         policy.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     before = [p.clone() for p in policy.parameters()]
     with pytest.raises(UserError, match="does not sample from the trained weights"):
-        grpo.training_step(None, 0)
+        grpo.training_step(None, 3)  # not at a step that proves the weights
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     grpo.config = replace(grpo.config, max_mismatch=99.0)
-    grpo.training_step(None, 0)
+    grpo.training_step(None, 3)  # not at a step that proves the weights
     assert grpo.metrics["mismatch"] > grpo.metrics["mismatch_mean"] > 1e-3
+    assert grpo.metrics["mismatch_kl"] > 1e-6
 
 
 def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
