@@ -179,12 +179,12 @@ def export(run: Annotated[Path, typer.Argument(help="a run's folder")],
            step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
            best: Annotated[bool, typer.Option("--best", help="of the checkpoint with the best validation")] = False,
            out: Annotated[Path | None, typer.Option(help="new folder; default: RUN/model, which is replaced. Adapters go to OUT-adapter, or to RUN/adapter")] = None,
-           dtype: Annotated[str, typer.Option(help="of the weights: float32 or bfloat16")] = "float32"):  # fmt: skip
+           dtype: Annotated[str, typer.Option(help="of the weights: float32, bfloat16, or auto = as the base's")] = "auto"):  # fmt: skip
     """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and vLLM load."""
     from train import export as run_export
 
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"--dtype must be float32 or bfloat16, not {dtype!r}.")
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise UserError(f"--dtype must be auto, float32 or bfloat16, not {dtype!r}.")
     folder = run_export(run, step, out, dtype, best)
     typer.echo(f"The policy is in {folder}.")
 

@@ -106,6 +106,13 @@ def check(sleep: str, lora_rank: int) -> None:
         raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
 
 
+def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
+    """A new folder for adapters of so many bytes: in shared memory if it has room for twice as much (64 MiB are all that many
+    containers have), else where temporary files go."""
+    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * n_bytes
+    return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
+
+
 class ColocatedEngine:
     """A vLLM engine in this process, with the weights of `model` until `awake(policy)` brings others.
 
@@ -138,6 +145,8 @@ class ColocatedEngine:
         }  # fmt: skip
         if world() > 1:  # each rank has an engine of its own; vLLM wants to know who has started them
             settings |= {"distributed_executor_backend": "external_launcher"}
+        if dtype != "float32":  # as the trainer (models.logits_of)
+            settings |= {"hf_overrides": {"head_dtype": "float32"}}
         if lora_rank:
             settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in RANKS if r >= lora_rank)}
         # a CPU build refuses sleep mode: there the calls and their order are the same, and nothing is given up
@@ -166,7 +175,8 @@ class ColocatedEngine:
             return self._keys
         params = self._params(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=prompt.max_tokens,
-            seed=seed % 2**63, stop_token_ids=sorted(self.codec.eos_ids), logprobs=0, detokenize=False, output_kind=self._final_only,
+            seed=seed % 2**63, stop_token_ids=sorted(self.codec.eos_ids), logprobs=0, flat_logprobs=True, detokenize=False,
+            output_kind=self._final_only,
         )  # fmt: skip
         name = str(self._keys)
         self._engine.add_request(name, {"prompt_token_ids": ids}, params, lora_request=self._adapter)
@@ -185,7 +195,10 @@ class ColocatedEngine:
             key, prompt, ids = self._prompts.pop(output.request_id)
             (sampled,) = output.outputs
             out = list(sampled.token_ids)
-            logprobs = [scores[token].logprob for token, scores in zip(out, sampled.logprobs, strict=True)]
+            scores = sampled.logprobs  # flat: of each position the sampled token's comes first
+            if [scores.token_ids[i] for i in scores.start_indices] != out:
+                raise RuntimeError("vLLM's log-probs are not those of the tokens that it sampled.")
+            logprobs = [scores.logprobs[i] for i in scores.start_indices]
             finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(sampled.finish_reason, Finish.ERROR)
             turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
             if finish is Finish.ERROR:
@@ -234,16 +247,15 @@ class ColocatedEngine:
         self.seconds[phase] += time.perf_counter() - start
 
     def take_over(self, policy) -> None:
-        """Bring the policy's weights: its adapters as files in shared memory, loaded in place of the old ones and never merged, or every
-        parameter by name. Cached prefixes are those of the old weights until `forget`."""
+        """Bring the policy's weights in the engine's type: its adapters as files in shared memory, loaded in place of the old ones
+        and never merged, or every parameter by name. Cached prefixes are those of the old weights until `forget`."""
         if not self.lora_rank:
-            names = ((name, whole(p)) for name, p in policy.named_parameters())
+            names = ((name, whole(p, self.dtype)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
             return
+        weights = {name: whole(p, self.dtype) for name, p in policy.named_parameters() if p.requires_grad}
         if self._folder is None:
-            shared = Path("/dev/shm")
-            self._folder = Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if os.access(shared, os.W_OK) else None))
-        weights = {name: whole(p) for name, p in policy.named_parameters() if p.requires_grad}
+            self._folder = adapter_folder(sum(p.nbytes for p in weights.values()))
         policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=weights)
         self._engine.add_lora(self._lora_request("policy", 1, str(self._folder), load_inplace=True))
         self._adapter = self._lora_request("policy", 1, str(self._folder))

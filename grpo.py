@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from data import Task
 from memagent import Agent, AgentConfig, Group, Trajectory, Turn
-from metrics import UPDATE_METRICS, describe, describe_states, on_gpu
+from metrics import UPDATE_METRICS, PeakMemory, describe, describe_states, on_gpu
 from models import inner, logits_of, optimizer_of
 from proof import Followed, Kept, agreement, followed
 from rollout import Engine, Sampling, rollout, seed_of
@@ -308,6 +308,7 @@ class GRPO(lightning.LightningModule):
         self.groups: list[Group] = []
         self.validation = validation
         self.validated: dict[str, float] = {}  # what the last one gave
+        self.memory = PeakMemory()
         self.kept: Kept | None = None  # the weights that training began with, until the sampler was seen to leave them
         self.proofs: list[tuple[int, Followed]] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
 
@@ -318,8 +319,10 @@ class GRPO(lightning.LightningModule):
         start, counted = time.perf_counter(), self.engine.counts()
         with self.engine.awake(self.model):
             ready = time.perf_counter()
+            self.memory.look(self.device)
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
             sampled = time.perf_counter()
+            self.memory.look(self.device)
         switch_s = ready - start + time.perf_counter() - sampled  # to wake the engine, bring it the weights, put it to sleep
         rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
         counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
@@ -342,7 +345,7 @@ class GRPO(lightning.LightningModule):
         read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
         self.metrics |= {"rollout_s": rolled - start, "switch_s": switch_s, "update_s": end - rolled, "step_s": end - start}
         self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | on_gpu(
-            inner(self.model), self.metrics["computed_tokens"], end - rolled
+            inner(self.model), self.metrics["computed_tokens"], end - rolled, self.memory
         )
 
     def at_level(self, values: Sequence):
@@ -450,6 +453,7 @@ class GRPO(lightning.LightningModule):
                 flat(lambda i: [i] * len(rows[i].response_ids)),
             )
             self.manual_backward(loss * ranks.world())  # of the ranks' gradients the mean is taken
+            self.memory.look(self.device)
             worst = max(worst, stats.pop("mismatch").item())
             for name, value in (stats | {"loss": loss}).items():
                 sums[name] += value.item()

@@ -1,6 +1,6 @@
 """What a training step reports: numbers about its rollout and, on a GPU, about its update. They are a line of metrics.csv.
 
-Holds: `describe`, `on_gpu`, the names of what an update reports. Leaves out: the update (grpo.py), files (runs.py).
+Holds: `describe`, `on_gpu`, `PeakMemory`, the names of what an update reports. Leaves out: the update (grpo.py), files (runs.py).
 Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
 """
 
@@ -103,7 +103,26 @@ def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, f
     )
 
 
-def on_gpu(model, computed_tokens: float, update_s: float) -> dict[str, float]:
+class PeakMemory:
+    """The most memory of a GPU that was in use when somebody looked. torch's own statistics would count what vLLM holds and what
+    it has given up while it sleeps alike."""
+
+    def __init__(self):
+        self.least_free = math.inf
+
+    def look(self, device: torch.device) -> None:
+        """Look now, where `device` is a GPU."""
+        if device.type == "cuda":
+            self.least_free = min(self.least_free, torch.cuda.mem_get_info(device)[0])
+
+    def gib(self, device: torch.device) -> float:
+        """The most since the last call, in GiB, of any rank."""
+        peak = ranks.most((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
+        self.least_free = math.inf
+        return peak
+
+
+def on_gpu(model, computed_tokens: float, update_s: float, memory: PeakMemory) -> dict[str, float]:
     """Utilisation of the update (MFU: matrix multiplications of the layers alone, of a card in plan.CARDS) and peak memory; {} on a CPU."""
     if model.device.type != "cuda":
         return {}
@@ -111,6 +130,5 @@ def on_gpu(model, computed_tokens: float, update_s: float) -> dict[str, float]:
     per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)  # a frozen weight has no gradient of its own
     name = torch.cuda.get_device_name(model.device)
     peak = next((tflops * 1e12 for card, (tflops, _) in CARDS.items() if card in name), math.nan)
-    peak_gib = ranks.most(torch.cuda.max_memory_allocated(model.device) / 2**30)
-    torch.cuda.reset_peak_memory_stats(model.device)
-    return {"mfu": computed_tokens * per_token / update_s / peak / ranks.world(), "peak_gib": peak_gib}
+    mfu = computed_tokens * per_token / update_s / peak / ranks.world()
+    return {"mfu": mfu, "peak_gib": memory.gib(model.device)}

@@ -21,7 +21,10 @@ from text import UserError
 GIB = 2**30
 CONTEXT_GIB = 1.0  # CUDA's context and libraries
 FRAGMENTS = 0.06  # share of the card that the allocator cannot use
-GRAPHS_GIB = 1.0  # the sampler's workspace and CUDA graphs
+GRAPHS_GIB = 2.0  # the sampler's workspace, CUDA graphs, logits of all turns
+SPARED = (
+    0.1  # share of the room for the sampler's cache that stays free: it is taken anew at every wake-up, from what is left by then
+)
 NF4_BYTES = 0.516  # a weight of 4 bits and its share of the doubly quantised scales (arXiv 2305.14314)
 MODES = ("qlora", "lora", "full")
 
@@ -218,7 +221,7 @@ def plan(
         return max((n for n in sizes if state + activations_gib(g, n, mode) + left <= room), default=0)
 
     # the rollout: gradients are dropped, the optimizer stays. What is left after the weights is the cache's
-    free = room - weights - optimizer - sampler - GRAPHS_GIB
+    free = (room - weights - optimizer - sampler - GRAPHS_GIB) * (1 - SPARED)
     turns = max(0, min(wanted, int(free / one_turn)))
     turns *= turns >= min(wanted, FEWEST_TURNS)
     cache = turns * one_turn
@@ -228,7 +231,7 @@ def plan(
     if mode == "full":
         sleep = "2"
     else:
-        sleep = "never" if most_tokens(resident["never"]) >= enough else "1"
+        sleep = "never" if most_tokens(resident["never"]) >= max(enough, window) else "1"
     in_a_pass = most_tokens(resident[sleep])
     micro_tokens = min(in_a_pass, enough) * (in_a_pass >= window)  # a turn is never cut: longer ones stand in a pass alone
     activations = activations_gib(g, micro_tokens or 1024, mode)

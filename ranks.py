@@ -104,9 +104,11 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
         register_fsdp_forward_method(lm, name)
 
 
-def whole(p: torch.Tensor) -> torch.Tensor:
-    """A weight without its gradient, from the shards of all ranks: every rank must ask for it."""
-    return p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach()
+def whole(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A weight without its gradient, from the shards of all ranks: every rank must ask for it. dtype: its type; rounded before it
+    is gathered, which halves what travels."""
+    p = p.detach() if dtype is None else p.detach().to(dtype)
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
 
 
 # ---------------------------------------------------------------- processes
@@ -186,15 +188,15 @@ def _body(folder: str, n: int, function: Callable, *args):
 @contextmanager
 def joined(on_gpu: bool) -> Iterator[None]:
     """Be the rank that the environment says, or the only one where it says nothing."""
-    device, names = None, ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
+    names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}  # Lightning sets what is missing
     if on_gpu:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     alone = {} if launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    # a rank may sample, or export, for long while the others wait; one that has ended is noticed without a timeout
-    dist.init_process_group(backend, device_id=device, timeout=timedelta(hours=6), **alone)
+    # A rank may sample, or export, for long while the others wait; one that has ended is noticed without a timeout. No device_id:
+    # with one, every group that vLLM makes is split off from this one, and a rank outside it waits (pytorch issue 134314).
+    dist.init_process_group(backend, timeout=timedelta(hours=6), **alone)
     try:
         yield
     finally:

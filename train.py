@@ -34,7 +34,7 @@ from data import Task
 from graders import score
 from grpo import GRPO, Tasks
 from memagent import TEMPLATES, AgentConfig, Trajectory, window_of
-from models import inner, load_model, merged, with_lora
+from models import inner, load_model, merged, stored_dtype, with_lora
 from plan import GRAPHS_GIB, geometry, plan
 from progress import bar
 from rollout import Engine, seed_of
@@ -148,6 +148,8 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
         raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
     if run.engine == "vllm":
         colocated.check("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
+        if here and run.device == "cpu" and torch.cuda.is_available():
+            raise UserError("vLLM computes on the GPU where there is one: leave --device cpu out, or use --engine transformers.")
     ranks_wanted = run.devices * run.num_nodes
     if min(config.tasks_per_step) < ranks_wanted:
         raise UserError(
@@ -295,9 +297,10 @@ def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder
                 _fit(module, run, config, agent_config, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
                 settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
-            if ranks.rank() == 0:
-                export(folder)
-            ranks.barrier()
+            ranks.barrier()  # vLLM ends the process group when it is closed
+        del module
+    if ranks.first():  # alone, with the GPU's memory given back
+        export(folder)
     return folder
 
 
@@ -350,13 +353,13 @@ def _fit(
         raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
 
 
-def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "float32", of_best: bool = False) -> Path:
+def export(folder: Path, step: int | None = None, out: Path | None = None, dtype: str = "auto", of_best: bool = False) -> Path:
     """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
 
     step: which one, the last if None, or with of_best the best by validation. out: a new folder; None = `model` in the run's folder, which
     is replaced. A policy with adapters leaves them in OUT-adapter, or in `adapter` in the run's folder. Any number of ranks may have
-    trained it: this is one process, on the host. All arithmetic is in float32, and then the weights are rounded to `dtype`. Written
-    beside and renamed.
+    trained it: this is one process, on the host. All arithmetic is in float32, and then the weights are rounded to `dtype`; auto = the
+    type of the base's. Written beside and renamed.
     """
     saved, stored = checkpoints(folder), settings.begun(folder)
     if not saved or not stored:
@@ -398,6 +401,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     if config.lora_rank:
         model.save_pretrained(adapter)
         model = merged(model)
+    dtype = stored_dtype(run.model or EMBEDDED, run.trust_remote_code) if dtype == "auto" else dtype
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     Codec.load(run.model or EMBEDDED, trust_remote_code=run.trust_remote_code).tokenizer.save_pretrained(folder)
     agent = replace(agent, max_sections=None)  # a cap of training: who reads with the policy reads all, unless told not to

@@ -1,0 +1,215 @@
+"""What is done for a GPU, as far as a CPU can show it; bench/results/h100.json has what one showed."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import random_policy
+from safetensors.torch import load_file
+from test_train import GRPO, run_config
+
+import base
+import colocated
+import ranks
+import train
+from metrics import PeakMemory, on_gpu
+from models import inner, load_model, logits_of, optimizer_of, stored_dtype, with_lora
+from plan import KNOWN, activations_gib
+from settings import EMBEDDED, GRPOConfig, RunConfig
+from slots import TransformersEngine
+from text import UserError
+
+MEASURED = json.loads((Path(__file__).parent.parent / "bench" / "results" / "h100.json").read_text())
+
+
+def half(codec, **other):
+    return random_policy(codec, **other).to(torch.bfloat16)
+
+
+# ---- logits in float32
+
+
+def test_logits_are_not_rounded_and_gradients_are_those_of_a_linear_layer(codec):
+    model = half(codec)
+    hidden = torch.randn(7, 32).bfloat16().requires_grad_()
+    logits = logits_of(model, hidden)
+    exact = hidden.detach().double() @ model.lm_head.weight.detach().double().t()
+    assert logits.dtype == torch.float32 and (logits - exact).abs().max() < 1e-5
+    assert (model.lm_head(hidden).float() - exact).abs().max() > 1e-3  # what is not done
+    weight = torch.randn(logits.shape)
+    (logits * weight).sum().backward()
+    mine = hidden.grad.clone(), model.lm_head.weight.grad.clone()
+    hidden.grad = model.lm_head.weight.grad = None
+    (model.lm_head(hidden) * weight.bfloat16()).sum().backward()
+    for a, b in zip(mine, (hidden.grad, model.lm_head.weight.grad), strict=True):
+        assert a.dtype == torch.bfloat16 and torch.equal(a, b)
+
+
+def test_the_engine_widens_the_lm_head_anew_when_its_weights_have_changed(codec):
+    engine = TransformersEngine(half(codec), codec)
+    hidden = torch.randn(3, 32).bfloat16()
+    before = engine._logits(hidden)
+    assert torch.equal(before, logits_of(engine.model, hidden)) and engine._logits(hidden) is not before
+    with torch.no_grad():
+        engine.model.lm_head.weight.mul_(2)
+    assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
+    assert not torch.equal(engine._logits(hidden), before)
+
+
+# ---- adapters
+
+
+def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
+    policy = with_lora(half(codec), GRPOConfig(lora_rank=4))
+    seen = []
+    for name, module in policy.named_modules():
+        if name.endswith((".lora_A.default", ".lora_B.default")):
+            module.register_forward_hook(lambda m, x, y: seen.append((x[0].dtype, y.dtype)))
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in trained:
+            p.add_(0.05 * torch.randn_like(p))
+    ids = torch.randint(2, 400, (1, 9))
+    logits = inner(policy)(input_ids=ids).logits
+    logits.sum().backward()
+    assert len(seen) == 2 * 7 * 2 and {x for pair in seen for x in pair} == {torch.bfloat16}
+    assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in trained)
+    rounded = with_lora(half(codec), GRPOConfig(lora_rank=4))  # as vLLM computes: with rounded adapters
+    for p, q in zip((p for p in rounded.parameters() if p.requires_grad), trained, strict=True):
+        p.data = q.data.bfloat16()
+    assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
+
+
+def test_adapters_of_a_float32_model_are_computed_as_before(codec):
+    policy = with_lora(random_policy(codec), GRPOConfig(lora_rank=4))
+    layer = inner(policy).model.layers[0].mlp.up_proj
+    with torch.no_grad():
+        layer.lora_B["default"].weight.normal_()
+    x = torch.randn(5, 32)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    assert torch.allclose(layer(x), layer.base_layer(x) + 2 * x @ a.t() @ b.t(), atol=1e-5)
+
+
+def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert colocated.adapter_folder(499, tmp_path).parent == tmp_path
+    elsewhere = colocated.adapter_folder(500, tmp_path)
+    assert elsewhere.parent != tmp_path
+    elsewhere.rmdir()
+    gone = colocated.adapter_folder(1, tmp_path / "nowhere")
+    assert gone.is_dir()
+    gone.rmdir()
+
+
+# ---- optimizer, ranks, memory
+
+
+@pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
+def test_adamw_is_fused_on_a_gpu_alone(monkeypatch, device, fused):
+    made = {}
+    monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, **settings: made.update(settings))
+    optimizer_of([SimpleNamespace(device=torch.device(device))], GRPOConfig())
+    assert made["fused"] is fused
+
+
+def test_weights_are_rounded_before_they_are_gathered():
+    class Shard(torch.nn.Parameter):
+        gathered = None
+
+        def detach(self):
+            return self
+
+        def to(self, dtype):
+            return SimpleNamespace(full_tensor=lambda: ("gathered in", dtype))
+
+    assert ranks.whole(Shard(torch.zeros(2)), torch.bfloat16) == ("gathered in", torch.bfloat16)
+    plain = torch.nn.Parameter(torch.ones(2))
+    assert ranks.whole(plain).dtype == torch.float32 and ranks.whole(plain, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_no_group_of_ranks_is_bound_to_a_device(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(device=device))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **settings: asked.update(settings, backend=args))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with ranks.joined(True):
+        pass
+    assert asked["device"] == 3 and asked["backend"] == ("cpu:gloo,cuda:nccl",) and "device_id" not in asked
+
+
+def test_peak_memory_is_what_was_in_use_and_not_what_sleeps(monkeypatch):
+    free, gpu, memory = iter([60, 20, 35, 50, 50, 45]), torch.device("cuda"), PeakMemory()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free) * 2**30, 80 * 2**30))
+    memory.look(torch.device("cpu"))  # not asked
+    for _ in range(3):
+        memory.look(gpu)
+    assert memory.gib(gpu) == 60
+    memory.look(gpu)
+    assert memory.gib(gpu) == 30  # anew
+    assert on_gpu(SimpleNamespace(device=torch.device("cpu")), 1, 1, memory) == {}
+
+
+def test_vllm_on_the_cpu_of_a_machine_with_a_gpu_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    run = RunConfig(engine="vllm", device="cpu", runs=str(tmp_path))
+    with pytest.raises(UserError, match="leave --device cpu out"):
+        train.check(run, GRPOConfig())
+    train.check(replace(run, engine="transformers"), GRPOConfig())
+    train.check(run, GRPOConfig(), here=False)  # a plan for another machine
+
+
+# ---- exports
+
+
+def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp_path, monkeypatch):
+    folder = tmp_path / "base"
+    codec = base.make_tokenizer()
+    random_policy(SimpleNamespace(tokenizer=codec)).to(torch.bfloat16).save_pretrained(folder)
+    codec.save_pretrained(folder)
+    assert stored_dtype(folder) == "bfloat16" and stored_dtype(EMBEDDED) == "float32"
+    said, write = [], train.export
+    monkeypatch.setattr(TransformersEngine, "close", lambda self: said.append("closed"))
+    monkeypatch.setattr(train, "export", lambda *a, **k: said.append("export") or write(*a, **k))
+    run = train.train(run_config(folder, tmp_path, "a", dtype="float32"), replace(GRPO, steps=1), base.AGENT)
+    assert said == ["closed", "export"]
+    assert {p.dtype for p in load_file(run / "model" / "model.safetensors").values()} == {torch.bfloat16}
+    train.export(run, out=tmp_path / "wide", dtype="float32")
+    assert {p.dtype for p in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
+    assert load_model(tmp_path / "wide", device="cpu").dtype == torch.float32
+
+
+# ---- what was measured
+
+
+def test_the_plan_holds_what_an_update_took_on_an_h100():
+    """Adapters in bfloat16 over Qwen3-4B, and all weights of 1.7 billion, rows of 16,384 tokens, layers recomputed."""
+    four, small, gib = KNOWN["Qwen/Qwen3-4B"], KNOWN["Qwen/Qwen3-1.7B"], 2**30
+    lora = MEASURED["update_lora_qwen3_4b"]["bfloat16_adapters"]["paper"]["peak_gib"] - 2 * four.weights / gib
+    assert lora < activations_gib(four, 16384, "lora") < 1.5 * lora
+    updates = next(part["updates"] for part in MEASURED["update_full_qwen3_1_7b_fsdp2"] if part.get("optimizer") == "fused")
+    full = max(u["peak_gib"] for u in updates) - 16 * small.weights / gib
+    assert full < activations_gib(small, 16384, "full") < 1.5 * full
+
+
+def test_the_bar_lets_every_right_step_of_a_real_model_pass():
+    """SmolLM2 in bfloat16 on an H100 with vLLM: LoRA and full, 21 steps; two thirds of the distance with logits in float32."""
+    from grpo import GRPO as Module
+
+    parts = MEASURED["smollm2_made_up_rewards"]
+    bar = SimpleNamespace(config=GRPOConfig(), model=torch.nn.Linear(1, 1).bfloat16(), mixed=False, done_steps=0)
+    bar.model.dtype = torch.bfloat16
+    for step in (step for part in parts.values() for step in part):
+        assert step["mismatch_mean"] > 0.03  # the bar of .02 on the mean would have stopped each
+        Module.check_mismatch(bar, step["mismatch_kl"])
+    with pytest.raises(UserError, match="does not sample from the trained weights"):
+        Module.check_mismatch(bar, 0.02)
+    with pytest.raises(UserError, match="does not sample"):
+        Module.check_mismatch(bar, math.nan)
+    mean = {name: sum(s["mismatch_kl"] for s in part) / len(part) for name, part in parts.items()}
+    assert mean["full_float32_lm_head_on_both_sides"] < 0.7 * mean["full"]
