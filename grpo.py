@@ -544,7 +544,7 @@ class GRPO(lightning.LightningModule):
         if not found.right:
             raise UserError(
                 f"Before step {self.done_steps} the sampler's log-probs are those of the weights as they were, not of the trainer's "
-                f"(it has gone {found.share:.0%} of the way, {found.error:.0%} standard error): the weights do not reach it."
+                f"(root mean square distance {found.old**0.5:.2g} and {found.new**0.5:.2g}): the weights do not reach it."
             )
         self.proofs.append((self.done_steps, found))
         return True

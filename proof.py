@@ -42,39 +42,30 @@ def agreement(sampler: LogProbs, trainer: LogProbs) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """How far the sampler has gone from the old weights to the new ones."""
+    """Which of two weights the sampler has: mean squares of its distance from the log-probs under either."""
 
-    share: float  # 0 = it has the old weights, 1 = the new ones
-    error: float  # standard error; infinite where the weights have not moved
+    new: float
+    old: float
 
     @property
     def decided(self) -> bool:
-        return self.error < 0.1
+        """Whether one is at least twice as far as the other, and farther than float32 rounds. Below that nothing can be told: a
+        small update moves bfloat16 log-probs by rounding alone, and then either weights may be the nearer ones by 40 %."""
+        near, far = sorted((self.new, self.old))
+        return far >= 4 * near and far > 1e-6
 
     @property
     def right(self) -> bool:
-        return self.share > 0.5
+        return self.new < self.old
 
 
 def followed(sampler: LogProbs, new: LogProbs, old: LogProbs) -> Followed:
-    """Regress the sampler's log-probs on the way from those under the old weights to those under the new ones.
-
-    share = sum (new - old)(sampler - old) / sum (new - old)^2 over the tokens of all ranks; error = its standard error.
-    """
-    moves = [
-        (s - o, n - o)
-        for some in zip(sampler, new, old, strict=True)
-        for s, n, o in zip(*some, strict=True)
-    ]  # fmt: skip
+    """Compare the sampler's log-probs with those under the new and under the old weights, over the tokens of all ranks."""
+    tokens = [t for some in zip(sampler, new, old, strict=True) for t in zip(*some, strict=True)]
     n = ranks.total({
-        "n": len(moves), "both": sum(s * m for s, m in moves), "own": sum(m * m for _, m in moves),
-        "sampler": sum(s * s for s, _ in moves),
+        "n": len(tokens), "new": sum((s - n) ** 2 for s, n, _ in tokens), "old": sum((s - o) ** 2 for s, _, o in tokens),
     })  # fmt: skip
-    if not n["own"]:
-        return Followed(math.nan, math.inf)
-    share = n["both"] / n["own"]
-    left = max(0.0, n["sampler"] - share * n["both"])  # the residual sum of squares
-    return Followed(share, math.sqrt(left / n["n"] / n["own"]))
+    return Followed(n["new"] / max(1.0, n["n"]), n["old"] / max(1.0, n["n"]))
 
 
 class Kept:

@@ -27,20 +27,21 @@ def test_agreement_by_hand():
     assert tiny == pytest.approx(5e-15, rel=1e-3)
 
 
-def test_followed_tells_new_from_old_through_noise():
+def test_followed_tells_new_from_old_through_noise_and_says_where_it_cannot():
     draw = torch.Generator().manual_seed(0)
-    noise = 0.06 * torch.randn(4000, generator=draw)  # what two engines in bfloat16 have between them
-    old = -3 * torch.rand(4000, generator=draw)
-    for move, decided in ((0.1, True), (0.001, False)):
-        new = old + move * torch.randn(4000, generator=draw)
-        right, stale, half = (followed([(x + noise).tolist()], [new.tolist()], [old.tolist()]) for x in (new, old, (old + new) / 2))
+
+    def noise():  # what every pass in bfloat16 has of its own
+        return 0.04 * torch.randn(500, generator=draw)
+
+    before = -3 * torch.rand(500, generator=draw)
+    for move, decided in ((0.3, True), (0.05, False), (0.0, False)):
+        after = before + move * torch.randn(500, generator=draw)
+        new, old = (after + noise()).tolist(), (before + noise()).tolist()
+        right, stale = (followed([(x + noise()).tolist()], [new], [old]) for x in (after, before))
         assert right.decided == stale.decided == decided
-        if decided:
-            assert right.share == pytest.approx(1, abs=4 * right.error) and right.right
-            assert stale.share == pytest.approx(0, abs=4 * stale.error) and not stale.right
-            assert half.share == pytest.approx(0.5, abs=4 * half.error)
-    nothing = followed([[-1.0]], [[-2.0]], [[-2.0]])
-    assert not nothing.decided and math.isinf(nothing.error)
+        assert not decided or (right.right and not stale.right)
+    exact = followed([[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]])  # rounding, in float32
+    assert not exact.decided and (exact.new, exact.old) == (pytest.approx(5e-15, rel=1e-3), 0.0)
     assert not followed([], [], []).decided
 
 
@@ -99,7 +100,7 @@ def test_a_sampler_that_no_weights_reach_is_seen_before_the_first_step(policy, c
     right = with_copy(policy, codec, replace(FEW, lr=0.0), times=99)
     right.training_step(None, 0)
     assert all(torch.equal(p, before[name]) for name, p in policy.state_dict().items())
-    assert [step for step, _ in right.proofs] == [0] and right.proofs[0][1].share == pytest.approx(1, abs=1e-4)
+    assert [step for step, _ in right.proofs] == [0] and right.proofs[0][1].new < 1e-9 * right.proofs[0][1].old
     assert right.metrics["mismatch_mean"] < 1e-6
 
 
@@ -117,7 +118,7 @@ def test_a_sampler_that_is_left_behind_later_is_seen_though_its_distance_is_that
     for step in range(3):
         right.training_step(None, step)
     assert right.proofs[0][0] == 0 and len(right.proofs) == 2 and right.kept is None
-    assert all(found.share == pytest.approx(1, abs=5 * found.error) for _, found in right.proofs)
+    assert all(4 * found.new < found.old for _, found in right.proofs)
 
 
 def test_a_resumed_run_whose_sampler_has_the_base_weights_is_seen_before_its_first_step(policy, codec):
