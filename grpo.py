@@ -528,7 +528,7 @@ class GRPO(lightning.LightningModule):
     def rate(self, step: int) -> float:
         config = self.config
         late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
-        warm = (step + (not config.warmup_from_zero)) / config.warmup if config.warmup else 1.0
+        warm = (step + (config.warmup_from == "share")) / config.warmup if config.warmup else 1.0
         return config.lr * min(1.0, warm) * (1 - 0.9 * max(0.0, late))
 
     def configure_optimizers(self):

@@ -25,7 +25,7 @@ PRESETS: dict[str, tuple[dict, dict, dict]] = {
     "paper": (
         dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
              clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01,
-             warmup_from_zero=True, without_signal="keep"),
+             warmup_from="zero", without_signal="keep"),
         dict(chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8, over="center", layout="paper", empty="placeholder"),
         dict(shuffle=False, save_every=10),
     ),
@@ -43,7 +43,7 @@ PRESETS: dict[str, tuple[dict, dict, dict]] = {
     ),
     "rememr1": (
         dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, normalisation="mean", clip_low=0.2, clip_high=0.2, dual_clip=3.0,
-             kl=1e-3, importance="none", lr=1e-6, warmup=20, warmup_from_zero=True, betas=(0.9, 0.999), weight_decay=0.01, top_p=0.999,
+             kl=1e-3, importance="none", lr=1e-6, warmup=20, warmup_from="zero", betas=(0.9, 0.999), weight_decay=0.01, top_p=0.999,
              alpha=0.8, without_signal="keep"),
         dict(chunk_tokens=5000, memory_tokens=2048, query_tokens=128, step_tokens=2048, final_tokens=2048, max_sections=8, over="center",
              layout="paper"),

@@ -146,8 +146,8 @@ class GRPOConfig:
     """peak learning rate"""
     warmup: int = 5
     """steps of linear warm-up"""
-    warmup_from_zero: bool = False
-    """the warm-up begins with a rate of 0, as verl's: the first step changes no weight, and the full rate comes a step later"""
+    warmup_from: str = "share"
+    """the first rate of the warm-up: share = one warmup-th of the peak; zero = 0, as verl's, which changes no weight in the first step"""
     decay_from: float = 1.0
     """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -195,6 +195,7 @@ class GRPOConfig:
         need(self, "recall_match", *one_of("words", "substring"))
         need(self, "recall_words", *one_of("unseen", "all"))
         need(self, "without_signal", *one_of("skip", "keep"))
+        need(self, "warmup_from", *one_of("share", "zero"))
         need(self, "importance", *one_of("truncate", "mask", "mask_turn", "none"))
         need_values(self, "tasks_per_step temperature")
         need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)

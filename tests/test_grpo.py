@@ -2,6 +2,7 @@ import copy
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -141,7 +142,7 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
         t.reward = 1.0
-    reference = random_policy(codec, seed=1)
+    reference = random_policy(codec, initializer_range=0.16)
 
     def by_hand(kept):
         terms, n = [], 0
@@ -173,7 +174,7 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
         policy.zero_grad()
         found[name], metrics = grad_of(policy, codec, groups, config, reference=reference)
         assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and close(found[name], expected, 1e-4), name
-    assert not close(found["keep"], found["skip"], 0.1)
+    assert not close(found["keep"], found["skip"], 0.1) and metrics["kl"] > 1e-3
 
 
 def test_a_step_in_which_no_group_has_a_signal_is_an_update_if_they_are_kept(policy, codec):
@@ -592,10 +593,8 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec,
     grpo.optimizer.step = lambda: steps.append(gradient(policy).clone())
     grpo.update(rows)
     assert len(rows) == 24 and len(steps) == updates and [r for part in taken for r in part] == rows
-    assert all(
-        {*(r.trajectory for r in part)}.isdisjoint(r.trajectory for r in other)
-        for part, other in zip(taken, taken[1:], strict=False)
-    )
+    for one, other in pairwise(taken):
+        assert {r.trajectory for r in one}.isdisjoint(r.trajectory for r in other)
     if updates == 4:
         assert [len(part) for part in taken] == [6] * 4
         for part, step in zip(taken, steps, strict=True):  # by hand: each turn's mean over its tokens, a sixth of it
@@ -612,11 +611,11 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec,
 
 def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
     config = replace(CONFIG, lr=1.0, warmup=20, steps=400)
-    ours, verl = (module(policy, codec, replace(config, warmup_from_zero=zero)) for zero in (False, True))
+    ours, verl = (module(policy, codec, replace(config, warmup_from=name)) for name in ("share", "zero"))
     for step, (of_ours, of_verl) in {0: (0.05, 0.0), 1: (0.1, 0.05), 19: (1.0, 0.95), 20: (1.0, 1.0), 399: (1.0, 1.0)}.items():
         assert (ours.rate(step), verl.rate(step)) == pytest.approx((of_ours, of_verl))
-    assert module(policy, codec, replace(config, warmup=0, warmup_from_zero=True)).rate(0) == 1.0
-    grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=2, warmup_from_zero=True))
+    assert module(policy, codec, replace(config, warmup=0, warmup_from="zero")).rate(0) == 1.0
+    grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=2, warmup_from="zero"))
     grpo.optimizer = grpo.configure_optimizers()
     moved = []
     for _ in range(2):

@@ -624,7 +624,7 @@ def test_compat_sets_every_axis(tmp_path):
 def test_the_preset_is_the_published_training():
     grpo, agent = settings.resolve("rememr1", settings.EMBEDDED, {}, {})
     assert presets.preset_fields("rememr1")[2] == {"agent": "rememr1", "shuffle": False, "save_every": 20}
-    assert grpo.without_signal == "keep" and grpo.warmup_from_zero
+    assert grpo.without_signal == "keep" and grpo.warmup_from == "zero"
     theirs, given = (
         settings.resolve("vime", settings.EMBEDDED, fields, {}, "rememr1")[0] for fields in ({}, {"normalisation": "std"})
     )

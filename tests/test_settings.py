@@ -29,6 +29,7 @@ from text import UserError
         (GRPOConfig, "rows_per_update", (-1,)),
         (GRPOConfig, "without_signal", ("drop",)),
         (GRPOConfig, "recall_words", ("new",)),
+        (GRPOConfig, "warmup_from", ("one",)),
         (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
         (GRPOConfig, "top_p", (0.0, 1.1)),
@@ -103,7 +104,7 @@ def test_the_presets_are_the_published_settings():
         "paper": common | {
             "tasks_per_step": (128,), "group_size": 16, "updates_per_rollout": 16, "credit": "share", "normalisation": "mean",
             "aggregation": "token_mean", "clip_high": 0.2, "dual_clip": 3.0, "importance": "none", "warmup": 20, "betas": (0.9, 0.999),
-            "weight_decay": 0.01, "rows_per_update": 0, "warmup_from_zero": True,
+            "weight_decay": 0.01, "rows_per_update": 0, "warmup_from": "zero",
         },
         "vime": common | {
             "tasks_per_step": (8,), "group_size": 8, "credit": "split", "normalisation": "std", "aggregation": "turn_mean", "clip_high": 0.3,
