@@ -441,12 +441,12 @@ def test_the_first_memorys_wording_is_worth_nothing(codec):
 def test_the_first_memorys_wording_is_never_seen_text(codec):
     """Equation 6 with m_0 empty: a gold word that the literal has was not in sight when it came back."""
     named = replace(TASK, answers=("previous",), question="Which?")
-    turns = drive(named, CONFIG, codec, [ask("it is previous"), "no update", ask("x"), "x"])
-    turns[1].prompt = replace(turns[1].prompt, memory=NO_MEMORY)
-    turns[1].step = replace(turns[1].step, query="previous")
-    turns[2].prompt = replace(turns[2].prompt, recalled=Recall("it is previous", "previous", (1,), 1.0, 1))
+    config = replace(CONFIG, on_missing_update="reset", memory_tokens=64, query_tokens=64)
+    answers = [ask("it is previous"), "no update", ask("x", "previous"), "x"]
+    turns = drive(named, config, codec, answers)
+    assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
     for words in ("unseen", "all"):
-        assert [s["callback"] for s in states(Trajectory(named, turns), words=words)] == [0, 1, 0, 0]
+        assert [s["callback"] for s in states(Trajectory(named, turns), words=words)] == [0, 0, 1, 0]
 
 
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1); equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t);
