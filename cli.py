@@ -136,7 +136,11 @@ Config = Annotated[Path | None, typer.Option(help="replay a run's config.yaml; o
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 Preset = Annotated[str, typer.Option(help="several settings at once: default, paper, vime, rememr1, demo")]
 Compat = Annotated[
-    str, typer.Option(help="rememr1: do all as its paper or as its code (paper, upstream), where these differ from what we do")
+    str,
+    typer.Option(
+        help="rememr1, where its paper and its code differ: every axis as the one or the other has it (paper, upstream); the axes are "
+        "printed, and with upstream what of its code is not imitated"
+    ),
 ]
 
 
@@ -153,7 +157,7 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
     _check_compat(compat, [run_config.agent])
     grpo_config, agent_config = settings.resolve(preset, run_config.model or settings.EMBEDDED, grpo, agent, run_config.agent)
     if run_config.agent == "rememr1":
-        typer.echo(settings.axes(agent_config, grpo_config))
+        typer.echo(settings.axes(agent_config, grpo_config, compat))
     if dry_run:
         from dryrun import dry_run as run_dry
 
@@ -203,7 +207,7 @@ def _eval(config: Config = None, preset: Preset = "default", compat: Compat = ""
     _check_compat(compat, agents)
     _, agent_config = settings.resolve(preset, model, {}, {"max_sections": None} | agent)  # a preset's cap is one of training
     if "rememr1" in agents:
-        typer.echo(settings.axes(agent_config))
+        typer.echo(settings.axes(agent_config, compat=compat))
     folder = run_suite(eval_config, agent_config)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
@@ -227,7 +231,7 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
     _check_compat(compat, [reader])
     _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, {"max_sections": None} | agent)
     if reader == "rememr1":
-        typer.echo(settings.axes(agent_config))
+        typer.echo(settings.axes(agent_config, compat=compat))
     from commands import ask as run_ask
 
     run_ask(file, question, model, reader, temperature, device, trust_remote_code, agent_config, endpoint, served_as, chat, engine)

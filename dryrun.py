@@ -58,7 +58,8 @@ def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, r
             device="cpu", engine=engine, dtype=_dtype(run, config), engine_window=0, kv_gib=0.1 if engine == "vllm" else 0.0, save_every=1,
         )  # fmt: skip
         small = replace(
-            config, steps=2, tasks_per_step=(devices,), group_size=2, updates_per_rollout=min(2, config.updates_per_rollout), max_mismatch=0.0,
+            config, steps=2, tasks_per_step=(devices,), group_size=2, updates_per_rollout=min(2, config.updates_per_rollout),
+            rows_per_update=min(4, config.rows_per_update), max_mismatch=0.0,
         )  # fmt: skip
         brief = replace(
             agent, memory_tokens=min(TOKENS, agent.memory_tokens), final_tokens=min(TOKENS, agent.final_tokens),

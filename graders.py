@@ -138,25 +138,31 @@ def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
 
 
 def answer_recall(
-    answers: Iterable[str], text: str, question: str = "", match: str = "words", all_asked: bool = False
+    answers: Iterable[str],
+    text: str,
+    question: str = "",
+    match: str = "words",
+    all_asked: bool = False,
+    words: str = "unseen",
 ) -> float | None:
     """ReMemR1's recall(y, text): the share of an answer's words that stand in the text, as whole words, normalised, of the best answer.
 
-    Words that the question has too say nothing about reading and are not looked for, nor are yes and no. None: no answer is left with a word
-    that could be found. all_asked: every answer is asked for, the mean counts. match="substring" is upstream's instead: of all the answer's
-    words as they are, anywhere, whatever the question has, mean over the answers.
+    Words that the question has too say nothing about reading and are not looked for, nor are yes and no; with words="all" every word is,
+    as in the paper's equations. None: no answer is left with a word that could be found. all_asked: every answer is asked for, the mean
+    counts. match="substring" is upstream's instead: of all the answer's words as they are, anywhere, mean over the answers.
 
     >>> answer_recall(["UK", "United Kingdom"], "the UK"), answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
     (1.0, 0.5)
     """
     if match == "substring":
-        shares = [sum(word in text for word in words) / len(words) for answer in answers if (words := answer.split())]
+        shares = [sum(word in text for word in gold) / len(gold) for answer in answers if (gold := answer.split())]
         return sum(shares) / len(shares) if shares else None
-    held, known = set(normalize_answer(text).split()), set(normalize_answer(question).split())
-    shares = []
-    for answer in map(normalize_answer, answers):
-        if answer not in ("yes", "no") and (words := set(answer.split()) - known):
-            shares.append(len(words & held) / len(words))
+    held, known = set(normalize_answer(text).split()), set()
+    if words == "unseen":
+        known = {*normalize_answer(question).split()}
+        answers = (answer for answer in answers if normalize_answer(answer) not in ("yes", "no"))
+    golds = [gold for answer in answers if (gold := {*normalize_answer(answer).split()} - known)]
+    shares = [len(gold & held) / len(gold) for gold in golds]
     return sum(shares) / len(shares) if all_asked and shares else max(shares, default=None)
 
 

@@ -93,8 +93,8 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1) -> list[Row]:
-    """The rows of all groups that carry a signal, in the order of groups, trajectories and turns. These are the groups rank, rank + world,
-    ... of the step's.
+    """The rows of all groups that carry a signal (without_signal = keep: of all groups), in the order of groups, trajectories and turns.
+    These are the groups rank, rank + world, ... of the step's.
 
     Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline. The rare outcome of
     a group (the one failure among successes, or the one success) has the larger advantages; its trajectories are never thinned out.
@@ -103,7 +103,7 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: in
     for place, group in enumerate(groups):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
         each = advantages_of(group, config)
-        if not group.signal and not any(any(of_turns) for of_turns in each):
+        if config.without_signal == "skip" and not group.signal and not any(any(of_turns) for of_turns in each):
             continue
         usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
         first = (rank + place * world) * config.group_size
@@ -180,6 +180,14 @@ def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[f
 
 
 # ---------------------------------------------------------------- the loss
+
+
+def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> int:
+    """How many optimizer steps the rows of a rollout give, those of other ranks included; each has whole trajectories, of `n_trajectories`."""
+    n = config.updates_per_rollout
+    if config.rows_per_update:
+        n = max(1, int(ranks.total({"": len(rows)})[""]) // config.rows_per_update)
+    return min(n, n_trajectories)
 
 
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
@@ -395,7 +403,7 @@ class GRPO(lightning.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.done_steps)
         ids = sorted(set().union(*ranks.everywhere({r.trajectory for r in rows})))
-        n = min(config.updates_per_rollout, len(ids))
+        n = updates_of(rows, len(ids), config)
         part_of = {t: i * n // len(ids) for i, t in enumerate(ids)}  # whole trajectories, in order
         parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
         # with several updates the old log-probs are the trainer's own, from before the first one
@@ -587,7 +595,8 @@ class GRPO(lightning.LightningModule):
     def rate(self, step: int) -> float:
         config = self.config
         late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
-        return config.lr * min(1.0, (step + 1) / max(1, config.warmup)) * (1 - 0.9 * max(0.0, late))
+        warm = (step + (config.warmup_from == "share")) / config.warmup if config.warmup else 1.0
+        return config.lr * min(1.0, warm) * (1 - 0.9 * max(0.0, late))
 
     def configure_optimizers(self):
         config = self.config

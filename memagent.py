@@ -231,14 +231,17 @@ class AgentConfig:
     """rememr1: bring a memory that shares nothing with the query too, as upstream"""
     history_scope: str = "exclude_current"
     """rememr1, what is looked through: exclude_current = the earlier memories without the one that the next prompt shows anyway;
-    include_current = that one too"""
+    include_current = that one too; exclude_new = that one only if an earlier response had written it already, as upstream trains"""
     memory_text: str = "update"
     """rememr1, what becomes the memory: update = what stands in <update>; response_minus_recall = the whole response but <recall>"""
     on_missing_update: str = "keep_previous"
     """rememr1, a response without an update: keep_previous = the memory stays; reset = the first-memory literal; whole_response = the
     response becomes the memory, whatever it is"""
+    query_text: str = "first"
+    """rememr1, what of a response is the query: first = the first recall that is not blank, on one line, tags in it and all in <thinking>
+    left out; greedy = from the first <recall> to the last </recall> of one line, as it stands and however long, as upstream"""
     query_tokens: int = 128
-    """rememr1: most tokens of a query"""
+    """rememr1: most tokens of a query (query_text first)"""
     step_tokens: int | None = None
     """rememr1: most tokens of a response to a section, thinking and tags among them; 0 or None = two memories and a query"""
     example_query: str = EXAMPLE
@@ -258,7 +261,8 @@ class AgentConfig:
             ("empty", ("placeholder", "keep", "empty")),
             ("callback", ("learned", "question", "off")),
             ("retriever", ("word_recall", "tfidf", "bm25", "tfidf_tokens")),
-            ("history_scope", ("exclude_current", "include_current")),
+            ("history_scope", ("exclude_current", "include_current", "exclude_new")),
+            ("query_text", ("first", "greedy")),
             ("memory_text", ("update", "response_minus_recall")),
             ("on_missing_update", ("keep_previous", "reset", "whole_response")),
             ("boxed_literal", ("single", "double")),

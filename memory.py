@@ -170,13 +170,15 @@ class MemoryState:
     _place: dict[str, int] = field(default_factory=dict)  # memory -> its last place in the history
     _older: set[int] = field(default_factory=set)  # places whose memory was written anew later
 
-    def update(self, new: str | None, query: str | None, k: int = 1, include_current: bool = False, at_zero: bool = False) -> None:
+    def update(self, new: str | None, query: str | None, k: int = 1, scope: str = "exclude_current", at_zero: bool = False) -> None:
         """Take over a new memory (None: the old one stays), then look back for `query` (None: nothing is recalled).
 
-        The memory that the next prompt shows anyway is never a candidate, unless `include_current` (spec rememr1.md 3); so the first
-        update recalls nothing. A memory that was written several times is found once, as the last time.
+        scope: exclude_current = the memory that the next prompt shows anyway is never a candidate (spec rememr1.md 3), so the first update
+        recalls nothing; include_current = it is one; exclude_new = it is one if it was written before this update too, as where the look
+        back goes before the writing. A memory that was written several times is found once, as the last time.
         """
         self.step += 1
+        fresh = new is not None and new not in self._place
         if new is not None:
             self.memory = new
             if new.strip() not in ("", self.placeholder.strip()):
@@ -191,7 +193,8 @@ class MemoryState:
             self.recalled = Recall()
             return
         current = self._place.get(self.memory)
-        without = self._older if include_current or current is None else self._older | {current}
+        hidden = {"exclude_current": True, "include_current": False, "exclude_new": fresh}[scope]
+        without = self._older if current is None or not hidden else self._older | {current}
         found = self.retriever.top_k(query, k, without, at_zero)
         hits = [self.history[i] for i, _ in found]
         self.recalled = Recall(

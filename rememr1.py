@@ -71,8 +71,20 @@ def without_recall(text: str) -> str:
     return re.sub(r"<recall>.*?</recall>", "", text, flags=re.DOTALL).strip()
 
 
+def greedy_query(response: str) -> str | None:
+    """The query as upstream's code reads it: what stands between the first `<recall>` and the last `</recall>` of the first line that has
+    both, as it is: tags, blanks, thoughts and all.
+
+    >>> greedy_query("<recall>Otto</recall> or <recall> Ida</recall>"), greedy_query("<recall>Otto\\nLima</recall>")
+    ('Otto</recall> or <recall> Ida', None)
+    """
+    found = re.search("<recall>(.+)</recall>", response)
+    return found and found[1]
+
+
 def read_step(turn: Turn, config: AgentConfig, codec: Codec) -> Step:
-    """`parse_step` of a turn under the settings of `memory_text` and `on_missing_update`; memory and query end at their caps."""
+    """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and `query_text`; memory and query end at their caps,
+    but for a greedy query, which has none."""
     response = codec.after_thinking(turn.response)
     step = parse_step(response, turn.finish)
     memory = step.memory
@@ -84,6 +96,8 @@ def read_step(turn: Turn, config: AgentConfig, codec: Codec) -> Step:
         memory = NO_MEMORY
     memory, memory_cut = _capped(memory, config.memory_tokens, codec)
     query, query_cut = _capped(step.query, config.query_tokens, codec)
+    if config.query_text == "greedy":
+        query, query_cut = greedy_query(turn.response), False
     return replace(step, memory=memory, query=query, memory_cut=memory_cut, query_cut=query_cut)
 
 
@@ -116,7 +130,7 @@ def rememr1(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, 
         turn = yield fill(update, config.most_step_tokens, section=section, **shown())
         turn.step = read_step(turn, config, codec)
         query = {"learned": turn.step.query, "question": task.question, "off": None}[config.callback]
-        state.update(turn.step.memory, query, config.recall_k, config.history_scope == "include_current", config.recall_at_zero)
+        state.update(turn.step.memory, query, config.recall_k, config.history_scope, config.recall_at_zero)
     yield fill(final, config.final_tokens, final=True, **shown())
 
 
@@ -137,6 +151,7 @@ def states(
     callback: str = "seen",
     tags: str = "all",
     match: str = "words",
+    words: str = "unseen",
 ) -> list[dict[str, float]]:
     """The rewards of every turn, raw and each by its name (spec rememr1.md 7, eq. 5 to 7); `state` is what trains, the sum of `memory`, `callback`
     and `format`. [turns]
@@ -150,6 +165,7 @@ def states(
                  then also all that `level` sees. In the final turn: an answer in the form asked for
     covered      0 where no accepted answer has a word that could be looked for (`graders.answer_recall`): gain, level, callback are then 0
     match        words = `answer_recall`'s own, substring = upstream's
+    words        unseen = neither yes and no nor words that the question has are looked for, all = they are
 
     Whatever copies the answer is paid, wherever it stands and whatever it says about it, and length costs nothing: these rewards are
     lexical (D-6). The caps of `AgentConfig` are what bounds a memory.
@@ -157,7 +173,7 @@ def states(
     task, out = trajectory.task, []
 
     def held(text: str) -> float | None:
-        return answer_recall(task.answers, "" if text.strip() == NO_MEMORY else text, task.question, match, task.asks_for_all)
+        return answer_recall(task.answers, written(text), task.question, match, task.asks_for_all, words)
 
     covered = held("") is not None
     for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
@@ -175,7 +191,7 @@ def states(
                 level = held(after)
                 gain = level - held(turn.prompt.memory)
             if covered and following and turn.step.query and following.prompt.recalled.query == turn.step.query:
-                sight = turn.prompt.text if callback == "prompt" else f"{turn.prompt.memory}\n{turn.prompt.section}"
+                sight = turn.prompt.text if callback == "prompt" else f"{written(turn.prompt.memory)}\n{turn.prompt.section}"
                 both = f"{following.prompt.recalled.text}\n{sight}"
                 called = held(both) - held(sight)  # never below 0: there is only more to see
         of_memory = {"gain": gain, "level": level}[memory]
@@ -184,6 +200,11 @@ def states(
             "covered": float(covered),
         })  # fmt: skip
     return out
+
+
+def written(memory: str) -> str:
+    """A memory without the wording of the first one, which nobody has read anywhere."""
+    return "" if memory.strip() == NO_MEMORY else memory
 
 
 def right_tags(turn: Turn, tags: str) -> float:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from memagent import AgentConfig
-from presets import COMPAT, OF_AGENT, preset_fields
+from presets import COMPAT, NOT_IMITATED, OF_AGENT, preset_fields
 from text import UserError
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
@@ -88,6 +88,12 @@ class GRPOConfig:
     """G, trajectories of one task"""
     updates_per_rollout: int = 1
     """optimizer steps on one rollout, each on its own part of the trajectories"""
+    rows_per_update: int = 0
+    """turns of one optimizer step, about: the longer the documents, the more steps a rollout gives, each on whole trajectories; instead of
+    updates_per_rollout. 0 = that one"""
+    without_signal: str = "skip"
+    """groups whose advantages are all 0: skip = not trained on; keep = they count in what the loss is normalised by and have the KL term,
+    as in verl and vime"""
     outcome: str = "exact"
     """what a trajectory earns: exact = as MemAgent and ReMemR1, 1 for an accepted answer but for case, blanks and LaTeX; em = 1 for one
     after SQuAD's normalisation, without articles and punctuation; f1 = the share of its words"""
@@ -96,7 +102,8 @@ class GRPOConfig:
     normalisation: str = "std"
     """of the rewards of a group: mean = minus the mean; std = also divided by the unbiased standard deviation + 1e-6"""
     aggregation: str = "token_mean"
-    """token_mean = over all trained tokens; row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
+    """token_mean = over all tokens of an optimizer step on all ranks, with without_signal = skip those of groups with a signal alone;
+    row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
     of their token mean; state_mean = mean over trajectories of the mean over their turns of the token mean; constant = sum over tokens / (turns x longest response allowed)"""
     alpha: float = 0.8
     """rememr1: weight of the outcome's advantage; that of the turn's own reward has the rest. 1 = outcome alone"""
@@ -109,8 +116,11 @@ class GRPOConfig:
     """rememr1, a turn's reward for its form: all = all tags, by the parser; one_line = one update on one line, which is then all that the
     memory reward sees too, as upstream"""
     recall_match: str = "words"
-    """rememr1, how these rewards look for an answer: words = whole words, of the best answer, none that the question has; substring =
-    anywhere, mean over the answers, as upstream"""
+    """rememr1, how these rewards look for an answer: words = whole words, of the best answer; substring = all its words anywhere, mean over
+    the answers, as upstream"""
+    recall_words: str = "unseen"
+    """rememr1, which whole words of an answer these rewards look for: unseen = those that the question has not, and not yes or no, which say
+    nothing about reading; all = every word, as equations 5 and 6 are printed"""
     state_reward_scale: float = 1.0
     """rememr1: factor on a turn's own reward; upstream's is 2 by accident"""
     clip_low: float = 0.2
@@ -136,6 +146,8 @@ class GRPOConfig:
     """peak learning rate"""
     warmup: int = 5
     """steps of linear warm-up"""
+    warmup_from: str = "share"
+    """the first rate of the warm-up: share = one warmup-th of the peak; zero = 0, as verl's, which changes no weight in the first step"""
     decay_from: float = 1.0
     """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -181,14 +193,21 @@ class GRPOConfig:
         need(self, "callback_reward", *one_of("seen", "prompt"))
         need(self, "format_reward", *one_of("all", "one_line"))
         need(self, "recall_match", *one_of("words", "substring"))
+        need(self, "recall_words", *one_of("unseen", "all"))
+        need(self, "without_signal", *one_of("skip", "keep"))
+        need(self, "warmup_from", *one_of("share", "zero"))
         need(self, "importance", *one_of("truncate", "mask", "mask_turn", "none"))
         need_values(self, "tasks_per_step temperature")
         need(self, "steps tasks_per_step group_size updates_per_rollout micro_tokens in_flight", *COUNT)
         need(
             self,
-            "turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high max_mismatch state_reward_scale",
+            "rows_per_update turns_per_trajectory warmup grow_steps lora_rank lora_alpha lr weight_decay kl clip_high max_mismatch state_reward_scale",
             *NOT_NEGATIVE,
         )
+        if self.rows_per_update and self.updates_per_rollout > 1:
+            raise UserError(
+                "Give --rows-per-update or --updates-per-rollout, not both: either says how often a rollout is trained on."
+            )
         need(self, "clip_low decay_from alpha", *SHARE)
         need(self, "dual_clip", lambda c: c == 0 or c > 1, "above 1, or 0 for none")
         need(self, "importance_cap grad_clip", lambda x: x > 0, "above 0")
@@ -216,6 +235,8 @@ class RunConfig:
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     data: str = "world"
     """training tasks: a file of any form `data look` can read, or world = generated English"""
+    shuffle: bool = True
+    """a file's tasks in an order drawn anew for every pass over it, else as they stand in it"""
     lengths: tuple[int, ...] = (2, 4, 8, 16)
     """world: sections of a document; training goes from each length to the next (--grow-at)"""
     kinds: tuple[str, ...] = ("one_fact", "two_hop")
@@ -544,12 +565,14 @@ def of_model(model: str | Path) -> dict:
     return found
 
 
-def axes(agent: AgentConfig, grpo: GRPOConfig | None = None) -> str:
-    """What a run with ReMemR1 has chosen where its paper and its code differ, in one line."""
+def axes(agent: AgentConfig, grpo: GRPOConfig | None = None, compat: str = "") -> str:
+    """What a run with ReMemR1 has chosen where its paper and its code differ, in one line; in a second one what `--compat` cannot bring."""
     names = [list(fields) for fields in COMPAT["paper"]]
     chosen = {name: getattr(agent, name) for name in names[1]} | {name: getattr(grpo, name) for name in names[0] if grpo}
-    return "rememr1: " + ", ".join(
-        f"{name} {str(value).lower() if value in (True, False) else value}" for name, value in chosen.items()
+    return (
+        "rememr1: "
+        + ", ".join(f"{name} {str(value).lower() if value in (True, False) else value}" for name, value in chosen.items())
+        + (f"\nnot as {compat}: {NOT_IMITATED[compat]}" if compat in NOT_IMITATED else "")
     )
 
 

@@ -61,19 +61,20 @@ class WorldTasks:
 
 
 class FileTasks:
-    """Tasks of a file, in an order shuffled anew for every pass over it."""
+    """Tasks of a file, in an order shuffled anew for every pass over it, or as they stand there."""
 
     levels = 0
 
-    def __init__(self, tasks: list[Task], seed: int):
-        self.tasks, self.seed = tasks, seed
+    def __init__(self, tasks: list[Task], seed: int, shuffle: bool = True):
+        self.tasks, self.seed, self.shuffle = tasks, seed, shuffle
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         if n > len(self.tasks):
             raise UserError(f"A step wants {n} tasks and the file has {len(self.tasks)}; lower --tasks-per-step.")
         per_pass = len(self.tasks) // n  # the remainder of a pass is left out, so that no task comes twice in a step
         order = list(range(len(self.tasks)))
-        random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
+        if self.shuffle:
+            random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
         start = step % per_pass * n
         return [self.tasks[i] for i in order[start : start + n]]
 
@@ -96,7 +97,7 @@ def states_of(run: RunConfig, config: GRPOConfig, form: str):
         return None
     return partial(
         STATES[run.agent], form=form, memory=config.memory_reward, callback=config.callback_reward, tags=config.format_reward,
-        match=config.recall_match,
+        match=config.recall_match, words=config.recall_words,
     )  # fmt: skip
 
 
@@ -122,7 +123,9 @@ def dtype_of(run: RunConfig, config: GRPOConfig) -> str:
 
 
 def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
-    return WorldTasks(run.lengths, run.kinds, config.seed) if run.data == "world" else FileTasks(data.read(run.data), config.seed)
+    if run.data == "world":
+        return WorldTasks(run.lengths, run.kinds, config.seed)
+    return FileTasks(data.read(run.data), config.seed, run.shuffle)
 
 
 def validation_of(run: RunConfig) -> list[Task]:

@@ -355,11 +355,13 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     out = run("train", "--name", "a", "--preset", "rememr1", "--compat", "upstream", "--chunk-tokens", 24, "--step-tokens", 20, "--final-tokens", 20,
               "--updates-per-rollout", 1, "--alpha", 0.5, *small)  # fmt: skip
     for words in (
-        "history_scope exclude_current",
+        "history_scope exclude_new",
+        "query_text greedy",
         "boxed_literal double",
         "retriever tfidf_tokens",
         "alpha 0.5",
         "state_reward_scale 2.0",
+        "not as upstream: ",
     ):
         assert words in out
     stored = settings.begun(Path("runs/a"))
@@ -368,6 +370,8 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     for words in (
         "history_scope exclude_current",
         "boxed_literal single",
+        "query_text first",
+        "recall_words all",
         "retriever word_recall",
         "alpha 0.8",
         "aggregation state_mean",
@@ -396,6 +400,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "--temperatures",
         "0",
     )
+    assert "not as upstream: " in out and "query_text greedy" in out
     assert "history_scope include_current" in out and "boxed_literal single" in out and "memory_reward" not in out
     assert "looked back" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(

@@ -2,6 +2,7 @@ import copy
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -133,6 +134,56 @@ def test_groups_without_signal_are_skipped_and_counted(policy, codec):
     for t in groups[0].trajectories:
         t.reward = 1.0
     assert {r.trajectory for r in rows_of(groups, CONFIG)} <= set(range(4, 8))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "turn_mean"])
+def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_the_kl_term(policy, codec, aggregation):
+    """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows, N the tokens (turns) of all groups; a skipped one has no part."""
+    groups = sampled(policy, codec)
+    for t in groups[0].trajectories:
+        t.reward = 1.0
+    reference = random_policy(codec, initializer_range=0.16)
+
+    def by_hand(kept):
+        terms, n = [], 0
+        for group in groups if kept else groups[1:]:
+            mean = sum(t.reward for t in group.trajectories) / 4
+            for t in group.trajectories:
+                for turn in t.turns:
+                    ids, p = torch.tensor([turn.prompt_ids + turn.response_ids]), len(turn.prompt_ids)
+                    logp, ref = (
+                        torch.log_softmax(m(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+                        for m in (policy, reference)
+                    )
+                    surrogate = (t.reward - mean) * (logp - logp.detach()).exp()
+                    each = -surrogate + 0.3 * ((ref.detach() - logp).exp() - (ref.detach() - logp) - 1)
+                    size = len(turn.response_ids)
+                    terms.append(each.sum() if aggregation == "token_mean" else each.sum() / size)
+                    n += size if aggregation == "token_mean" else 1
+        policy.zero_grad()
+        (loss := sum(terms) / n).backward()
+        return loss.item(), gradient(policy).clone()
+
+    found = {}
+    for name in ("keep", "skip"):
+        config = replace(CONFIG, normalisation="mean", importance="none", kl=0.3, aggregation=aggregation, without_signal=name)
+        rows = rows_of(groups, config)
+        assert {r.trajectory for r in rows} == {*range(0 if name == "keep" else 4, 8)}
+        assert all(r.advantage == 0 for r in rows if r.trajectory < 4)
+        loss, expected = by_hand(name == "keep")
+        policy.zero_grad()
+        found[name], metrics = grad_of(policy, codec, groups, config, reference=reference)
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and close(found[name], expected, 1e-4), name
+    assert not close(found["keep"], found["skip"], 0.1) and metrics["kl"] > 1e-3
+
+
+def test_a_step_in_which_no_group_has_a_signal_is_an_update_if_they_are_kept(policy, codec):
+    for name in ("skip", "keep"):
+        grpo = module(policy, codec, replace(CONFIG, without_signal=name), reward=lambda t: 1.0)
+        grpo.training_step(None, 0)
+        assert grpo.metrics["groups_without_signal"] == 1
+        assert (grpo.metrics["trained_rows"] > 0) == (grpo.metrics["computed_tokens"] > 0) == (name == "keep")
+        assert grpo.metrics["grad_norm"] == 0
 
 
 def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
@@ -531,6 +582,50 @@ def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec
     assert abs(grpo.metrics["ratio"] - 1) > 1e-4  # the later updates are off policy
 
 
+@pytest.mark.parametrize(("rows_per_update", "updates"), [(0, 1), (6, 4), (7, 3), (24, 1), (64, 1), (1, 8)])
+def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec, rows_per_update, updates):
+    """8 trajectories of 3 turns: 24 rows, cut between trajectories; in each update its turns' token means are averaged (vime)."""
+    config = replace(CONFIG, rows_per_update=rows_per_update, aggregation="turn_mean", importance="none", without_signal="keep")
+    rows, taken = rows_of(sampled(policy, codec), config), []
+    grpo = module(policy, codec, config)
+    grpo.metrics, gradient_of = {}, grpo.gradient
+    grpo.gradient = lambda part, old: taken.append(part) or gradient_of(part, old)
+    steps = []
+    grpo.optimizer.step = lambda: steps.append(gradient(policy).clone())
+    grpo.update(rows)
+    assert len(rows) == 24 and len(steps) == updates and [r for part in taken for r in part] == rows
+    for one, other in pairwise(taken):
+        assert {r.trajectory for r in one}.isdisjoint(r.trajectory for r in other)
+    if updates == 4:
+        assert [len(part) for part in taken] == [6] * 4
+        for part, step in zip(taken, steps, strict=True):  # by hand: each turn's mean over its tokens, a sixth of it
+            loss = 0.0
+            for r in part:
+                ids, p = torch.tensor([r.prompt_ids + r.response_ids]), len(r.prompt_ids)
+                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])
+                loss = loss - r.advantage * (logp - logp.detach()).exp().mean() / 6
+            policy.zero_grad()
+            loss.backward()
+            expected = gradient(policy)
+            assert close(step, expected * min(1.0, config.grad_clip / float(expected.norm())), 1e-4)
+
+
+def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
+    config = replace(CONFIG, lr=1.0, warmup=20, steps=400)
+    ours, verl = (module(policy, codec, replace(config, warmup_from=name)) for name in ("share", "zero"))
+    for step, (of_ours, of_verl) in {0: (0.05, 0.0), 1: (0.1, 0.05), 19: (1.0, 0.95), 20: (1.0, 1.0), 399: (1.0, 1.0)}.items():
+        assert (ours.rate(step), verl.rate(step)) == pytest.approx((of_ours, of_verl))
+    assert module(policy, codec, replace(config, warmup=0, warmup_from="zero")).rate(0) == 1.0
+    grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=2, warmup_from="zero"))
+    grpo.optimizer = grpo.configure_optimizers()
+    moved = []
+    for _ in range(2):
+        before = [p.clone() for p in policy.parameters()]
+        grpo.training_step(None, 0)
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True)))
+    assert moved == [False, True]
+
+
 def test_kl_is_zero_at_first_and_its_reference_stays(policy, codec):
     config = replace(CONFIG, lr=1e-2, warmup=0, kl=0.1)
     reference = copy.deepcopy(policy).requires_grad_(False)
@@ -601,7 +696,7 @@ def test_presets_are_the_published_settings():
         "paper",
     )
     grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
-    assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "row_mean", 0.3, 1.0)
+    assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "turn_mean", 0.3, 1.0)
     assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")
     with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
         resolve("papre", "", {}, {})

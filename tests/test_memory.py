@@ -130,16 +130,31 @@ def test_the_first_update_recalls_nothing_and_the_second_what_was_overwritten():
 
 
 def test_the_memory_of_the_next_prompt_is_a_candidate_only_if_it_is_asked_for():
-    for include, found in ((False, ""), (True, "Anna met Otto.")):
+    for scope, found in (("exclude_current", ""), ("include_current", "Anna met Otto.")):
         s = state()
-        s.update("Anna met Otto.", "Anna", include_current=include)
+        s.update("Anna met Otto.", "Anna", scope=scope)
         assert s.recalled.text == found
-        assert s.recalled.current == include
-        s.update(None, "Anna", include_current=include)  # the memory is kept: it is still the one that is shown
+        assert s.recalled.current == (scope == "include_current")
+        s.update(None, "Anna", scope=scope)  # the memory is kept: it is still the one that is shown
         assert s.recalled.text == found and len(s.history) == 1
         s.update("Ida left.", None)
-        s.update("Anna met Otto.", "Anna", include_current=include)  # written anew: the older, equal one is the same text
+        s.update("Anna met Otto.", "Anna", scope=scope)  # written anew: the older, equal one is the same text
         assert s.recalled.text == found
+
+
+def test_a_look_back_before_the_writing_finds_an_unchanged_memory_and_no_new_one():
+    s = state()
+    for memory, found in (
+        ("Anna met Otto.", ""),  # nothing was written before it
+        ("Anna met Otto.", "Anna met Otto."),  # as it stood
+        (None, "Anna met Otto."),  # kept
+        ("Anna left Otto.", "Anna met Otto."),
+        ("Anna met Otto.", "Anna met Otto."),  # written anew after another one
+        ("", "Anna met Otto."),
+    ):
+        s.update(memory, "Anna Otto met", scope="exclude_new")
+        assert s.recalled.text == found, memory
+    assert s.recalled.current is False and s.recalled.age == 1
 
 
 def test_placeholders_are_never_stored():
@@ -172,7 +187,7 @@ def test_a_memory_that_was_written_several_times_is_found_once_as_the_last_time(
         (6, "Nobody."),
         (7, "Rome."),
     ]
-    s.update("Anna came.", "Anna Otto", k=5, include_current=True)
+    s.update("Anna came.", "Anna Otto", k=5, scope="include_current")
     assert s.recalled.steps == (4, 8) and s.recalled.current
 
 

@@ -43,6 +43,7 @@ CASES = {
     "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
     "a rank without signal": (replace(CONFIG, aggregation="row_mean"), {}),
+    "turns of an update": (replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"), {}),
     "rewards of turns": (replace(CONFIG, aggregation="state_mean", alpha=0.6), {}),
 }
 
@@ -139,7 +140,8 @@ def by_two(tmp_path_factory):
 def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
     there = by_two[name]
-    assert len(gradients) == len(there[1]) == CASES[name][0].updates_per_rollout
+    updates = 3 if CASES[name][0].rows_per_update else CASES[name][0].updates_per_rollout  # 12 trajectories of 4 turns
+    assert len(gradients) == len(there[1]) == updates
     for ours, theirs in [*zip(gradients, there[1], strict=True), (weights, there[0])]:
         assert ours.keys() == theirs.keys()
         size = sum(g.norm() ** 2 for g in ours.values()) ** 0.5

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import base
 import presets
 import settings
+import train
 import worlds
 from agents import AGENTS, SECTIONWISE
 from data import Pool, Task
@@ -19,7 +20,7 @@ from metrics import describe_states
 from presets import COMPAT
 from rememr1 import COUNTS, ERRORS, Looks, Sought, on_one_line, parse_step, read_step, rememr1, states
 from rollout import Sampling, ScriptedEngine, follow, rollout
-from settings import GRPOConfig
+from settings import GRPOConfig, RunConfig
 from text import UserError
 
 CONFIG = AgentConfig(24, 13, 24, query_tokens=8, step_tokens=40)
@@ -125,6 +126,78 @@ def test_d5_what_becomes_the_memory(codec, memory_text, on_missing, response, me
     config = replace(CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64)
     text = codec.text(response)
     assert read_step(Turn(None, [], [], [], Finish.STOP, text), config, codec).memory == memory
+
+
+def compat_agent(name, training, **own):
+    """The agent's settings as the commands resolve them."""
+    fields = presets.compat_fields(name, training)["agent"]
+    return settings.resolve(
+        "default", "no model folder", {}, asdict(CONFIG) | {"memory_tokens": 64, "step_tokens": 400} | fields | own
+    )[1]
+
+
+LONG = " ".join(["Otto"] * 300)
+
+
+# what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the query: the first match of one pattern,
+# which crosses no end of a line and is greedy, in the whole response, uncut; and what ours is
+@pytest.mark.parametrize(("response", "theirs", "ours"), [
+    ("<update>a</update><recall>Otto</recall>", "Otto", "Otto"),
+    ("<update>a</update>", None, None),
+    ("<recall>who\nis she?</recall>", None, "who is she?"),  # several lines
+    ("<recall>who is <b>Anna</b>?</recall>", "who is <b>Anna</b>?", "who is Anna ?"),  # tags in it
+    ("<recall><recall>Anna</recall>", "<recall>Anna", "Anna"),
+    ("<recall>  Otto   Lima </recall>", "  Otto   Lima ", "Otto Lima"),  # blanks
+    ("<recall>\tOtto</recall>", "\tOtto", "Otto"),
+    ("<recall>   </recall>", "   ", None),  # blank
+    ("<recall></recall>", None, None),  # empty
+    ("<recall></recall> or </recall>", "</recall> or ", None),
+    ("<recall></recall>\n<recall>Otto</recall>", "Otto", "Otto"),
+    ("<thinking>a <recall>Ida</recall>?</thinking><update>a</update>", "Ida", None),  # in thinking
+    ("<thinking>a <recall>Ida</recall></thinking>\n<recall>Otto</recall>", "Ida", "Otto"),
+    ("<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>", "Ida</recall></thinking> <recall>Otto", "Otto"),
+    ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Ida", "Otto"),
+    ("<recall>q1</recall> and <recall>q2</recall>", "q1</recall> and <recall>q2", "q1"),  # two on a line
+    ("<recall>q1</recall>\n<recall>q2</recall>", "q1", "q1"),  # on two lines
+    ("<recall>who", None, None),
+    ("<recall>who\n<recall>Otto</recall>", "Otto", "Otto"),
+    ("<RECALL>Otto</RECALL>", None, None),
+    (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
+])  # fmt: skip
+def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, theirs, ours):
+    for training in (True, False):
+        step = read_step(Turn(None, [], [], [], Finish.STOP, codec.text(response)), compat_agent("upstream", training), codec)
+        assert (step.query, step.query_cut) == (theirs, False)
+    for config in (replace(CONFIG, query_tokens=128), compat_agent("paper", True, query_tokens=128)):
+        assert read_step(Turn(None, [], [], [], Finish.STOP, codec.text(response)), config, codec).query == ours
+    answers = [ask("Otto reached Lima."), response, ask("x"), "x"]
+    assert drive(TASK, compat_agent("upstream", True), codec, answers)[2].prompt.recalled.query == (theirs or "")
+
+
+def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in_evaluation(codec):
+    """Expected: upstream's order of its set of memories and its retriever; scores that are no ties."""
+    first, other = (ask(text) for text in ("Otto reached Lima.", "Ida left Oslo."))
+    same = first + "<recall>Otto Lima</recall>"
+    for training, answers, found in (
+        (True, [same, other], ""),  # the set is empty
+        (True, [first, same], first),  # unchanged: it stands in the set already
+        (True, [other, same], other),  # new: not yet in the set, and even a memory at score 0 comes back
+        (True, [first, other, same], first),  # as it once was
+        (False, [same, other], first),  # evaluation adds it first
+        (False, [other, same], first),
+    ):
+        looked = answers.index(same) + 1
+        longer = answers + [other] * (3 - len(answers)) + ["x"]
+        shown = drive(TASK, compat_agent("upstream", training), codec, longer)[looked].prompt
+        assert shown.recalled.text == found and (found or NOT_RECALLED) in shown.text, (training, answers)
+    shown = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2].prompt
+    assert shown.recalled.text == ""  # ours: what stands in the prompt anyway
+
+
+def test_a_blank_query_of_upstreams_finds_what_there_is(codec):
+    answers = [ask("Otto reached Lima."), ask("Ida left.") + "<recall> </recall>", ask("x"), "x"]
+    assert drive(TASK, compat_agent("upstream", True), codec, answers)[2].prompt.recalled.text == ask("Otto reached Lima.")
+    assert drive(TASK, CONFIG, codec, answers)[2].prompt.recalled == Recall()
 
 
 def test_caps_cut_memory_and_query_and_say_so(codec):
@@ -278,7 +351,7 @@ def test_templates_of_ones_own(tmp_path, codec):
 
 @pytest.mark.parametrize("wrong", [
     {"callback": "always"}, {"retriever": "dense"}, {"history_scope": "all"}, {"memory_text": "all"}, {"on_missing_update": "panic"},
-    {"boxed_literal": "triple"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1}, {"example_query": "{section}"},
+    {"boxed_literal": "triple"}, {"query_text": "lazy"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1}, {"example_query": "{section}"},
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
@@ -363,6 +436,43 @@ def test_gain_and_level_and_each_reward_alone(codec):
 def test_the_first_memorys_wording_is_worth_nothing(codec):
     named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
     assert [s["gain"] for s in rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)] == [0] * 4
+
+
+def test_the_first_memorys_wording_is_never_seen_text(codec):
+    """Equation 6 with m_0 empty: a gold word that the literal has was not in sight when it came back."""
+    named = replace(TASK, answers=("previous",), question="Which?")
+    config = replace(CONFIG, on_missing_update="reset", memory_tokens=64, query_tokens=64)
+    answers = [ask("it is previous"), "no update", ask("x", "previous"), "x"]
+    turns = drive(named, config, codec, answers)
+    assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
+    for words in ("unseen", "all"):
+        assert [s["callback"] for s in states(Trajectory(named, turns), words=words)] == [0, 0, 1, 0]
+
+
+# Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1); equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t);
+# recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the three sections with a query or none,
+# and by hand (eq. 5, eq. 6) of each turn. The sections are FACTS; what is asked at a turn is looked for in the memories written by then.
+@pytest.mark.parametrize(("question", "answers", "memories", "printed", "ours"), [
+    ("Is Otto in Lima?", ("yes",), ("yes, Otto", "Ida", "yes"), [(1, 0), (-1, 0), (1, 0)], [(0, 0)] * 3),
+    ("Did Otto move?", ("no",), ("no", ("Ida", "no"), ("Max", "no")), [(1, 0), (-1, 0), (0, 1)], [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", ("Ida", "Eva"), "Eva"), [(1, 0), (-1, 0), (1, 0)], [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", "Ida", ("Leo", "Eva")), [(1, 0), (-1, 0), (0, 1)], [(0, 0)] * 3),
+    ("Where is Fort Gray?", ("Gray Bay",), ("Gray", "Gray Bay", "Bay"), [(.5, 0), (.5, 0), (-.5, 0)], [(0, 0), (1, 0), (0, 0)]),
+    ("Where?", ("Bay Hill", "Cape"), ("Bay", "Cape", "Bay Hill"), [(.5, 0), (.5, 0), (0, 0)], [(.5, 0), (.5, 0), (0, 0)]),
+    ("Where?", ("Bay Hill",), ("Bay", "Hill", ("Hill", "Bay")), [(.5, 0), (0, 0), (0, .5)], [(.5, 0), (0, 0), (0, .5)]),
+    ("Yes or no?", ("no", "Cape"), ("Cape", "no", "Ida"), [(1, 0), (0, 0), (-1, 0)], [(1, 0), (-1, 0), (0, 0)]),
+])  # fmt: skip
+def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories, printed, ours):
+    task = replace(TASK, question=question, answers=answers)
+    responses = [ask(*(m if isinstance(m, tuple) else (m,))) for m in memories] + ["\\boxed{x}"]
+    for compat, wanted in (("paper", printed), ("", ours)):
+        fields = presets.compat_fields(compat, training=True)
+        config, _ = settings.resolve("default", "no model folder", fields.get("grpo", {}), {}, "rememr1")
+        agent = compat_agent(compat, True) if compat else CONFIG
+        of_turns = train.states_of(RunConfig(agent="rememr1"), config, "boxed")(
+            Trajectory(task, drive(task, agent, codec, responses))
+        )
+        assert [(s["memory"], s["callback"]) for s in of_turns] == [*wanted, (0, 0)], compat
 
 
 def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
@@ -478,8 +588,9 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
 
 def test_compat_sets_every_axis(tmp_path):
     axes = {
-        "memory_text", "on_missing_update", "history_scope", "retriever", "recall_k", "recall_at_zero", "callback", "boxed_literal", "memory_reward",
-        "callback_reward", "format_reward", "recall_match", "state_reward_scale", "alpha", "aggregation", "normalisation",
+        "memory_text", "on_missing_update", "query_text", "history_scope", "retriever", "recall_k", "recall_at_zero", "callback", "boxed_literal",
+        "memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words", "state_reward_scale", "alpha", "aggregation",
+        "normalisation",
     }  # fmt: skip
     for grpo, agent, reading in COMPAT.values():
         assert {*grpo, *agent} == axes and {*reading} <= {*agent}
@@ -487,9 +598,9 @@ def test_compat_sets_every_axis(tmp_path):
     ours = settings.resolve("default", settings.EMBEDDED, {}, {}, "rememr1")
     defaults = asdict(ours[0]) | asdict(AgentConfig())
     paper, upstream = ({name: (grpo | agent)[name] for name in axes} for grpo, agent, _ in (COMPAT["paper"], COMPAT["upstream"]))
-    assert {name for name in axes if paper[name] != defaults[name]} == {"history_scope", "aggregation"}
+    assert {name for name in axes if paper[name] != defaults[name]} == {"history_scope", "aggregation", "recall_words"}
     assert {name for name in axes if upstream[name] != defaults[name]} == axes - {
-        "recall_k", "callback", "alpha", "aggregation", "normalisation", "history_scope",
+        "recall_k", "callback", "alpha", "aggregation", "normalisation",
     }  # fmt: skip
     assert COMPAT["upstream"][2] == {
         "history_scope": "include_current",
@@ -504,11 +615,16 @@ def test_compat_sets_every_axis(tmp_path):
     said = settings.axes(AgentConfig(), ours[0])
     for name in axes:  # nothing is picked unannounced
         assert f"{name} {str(defaults[name]).lower() if isinstance(defaults[name], bool) else defaults[name]}" in said
+    assert "\n" not in said and "\n" not in settings.axes(AgentConfig(), compat="paper")
+    said = settings.axes(AgentConfig(**COMPAT["upstream"][1]), compat="upstream").splitlines()[1]
+    for words in ("not as upstream", "hash", "None", "<think>"):  # nor is anything claimed that is not so
+        assert words in said
 
 
 def test_the_preset_is_the_published_training():
     grpo, agent = settings.resolve("rememr1", settings.EMBEDDED, {}, {})
-    assert presets.preset_fields("rememr1")[2] == {"agent": "rememr1"}
+    assert presets.preset_fields("rememr1")[2] == {"agent": "rememr1", "shuffle": False, "save_every": 20}
+    assert grpo.without_signal == "keep" and grpo.warmup_from == "zero"
     theirs, given = (
         settings.resolve("vime", settings.EMBEDDED, fields, {}, "rememr1")[0] for fields in ({}, {"normalisation": "std"})
     )

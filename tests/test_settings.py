@@ -5,7 +5,7 @@ import pytest
 
 import settings
 from memagent import AgentConfig
-from presets import PRESETS
+from presets import PRESETS, preset_fields
 from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
 from text import UserError
 
@@ -26,6 +26,10 @@ from text import UserError
         (GRPOConfig, "importance_cap", (0.0,)),
         (GRPOConfig, "turns_per_trajectory", (-1,)),
         (GRPOConfig, "warmup", (-1,)),
+        (GRPOConfig, "rows_per_update", (-1,)),
+        (GRPOConfig, "without_signal", ("drop",)),
+        (GRPOConfig, "recall_words", ("new",)),
+        (GRPOConfig, "warmup_from", ("one",)),
         (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
         (GRPOConfig, "top_p", (0.0, 1.1)),
@@ -67,6 +71,11 @@ def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field,
             replace(cls(), **{field: value})
 
 
+def test_a_rollout_is_cut_into_updates_in_one_way():
+    with pytest.raises(UserError, match=r"^Give --rows-per-update or --updates-per-rollout, not both[^\n]+\.$"):
+        GRPOConfig(rows_per_update=64, updates_per_rollout=2)
+
+
 def test_the_edges_are_allowed():
     GRPOConfig(lr=0.0, warmup=0, grad_clip=math.inf, decay_from=0.0, grow_at=2.0, betas=(0.0, 0.0))
     RunConfig(keep_trajectories=0, save_every=1)
@@ -89,22 +98,31 @@ def test_the_presets_are_the_published_settings():
         "grad_clip": 1.0,
         "decay_from": 1.0,
         "turns_per_trajectory": 0,
+        "without_signal": "keep",
     }
     grpo = {
         "paper": common | {
             "tasks_per_step": (128,), "group_size": 16, "updates_per_rollout": 16, "credit": "share", "normalisation": "mean",
             "aggregation": "token_mean", "clip_high": 0.2, "dual_clip": 3.0, "importance": "none", "warmup": 20, "betas": (0.9, 0.999),
-            "weight_decay": 0.01,
+            "weight_decay": 0.01, "rows_per_update": 0, "warmup_from": "zero",
         },
         "vime": common | {
-            "tasks_per_step": (8,), "group_size": 8, "credit": "split", "normalisation": "std", "aggregation": "row_mean", "clip_high": 0.3,
-            "dual_clip": 0.0, "warmup": 0, "betas": (0.9, 0.98), "weight_decay": 0.1,
+            "tasks_per_step": (8,), "group_size": 8, "credit": "split", "normalisation": "std", "aggregation": "turn_mean", "clip_high": 0.3,
+            "dual_clip": 0.0, "importance": "none", "rows_per_update": 64, "updates_per_rollout": 1, "warmup": 0, "betas": (0.9, 0.98), "weight_decay": 0.1,
         },
     }  # fmt: skip
     agent = {
-        "paper": {"chunk_tokens": 5000, "memory_tokens": 1024, "final_tokens": 1024, "max_sections": 8, "over": "center", "empty": "placeholder"},
-        "vime": {"chunk_tokens": 2048, "memory_tokens": 1024, "final_tokens": 256, "max_sections": 64, "over": "head", "empty": "keep"},
+        "paper": {"chunk_tokens": 5000, "memory_tokens": 1024, "final_tokens": 1024, "max_sections": 8, "over": "center", "empty": "placeholder", "thinking": False},
+        "vime": {"chunk_tokens": 2048, "memory_tokens": 1024, "final_tokens": 256, "max_sections": 64, "over": "head", "empty": "keep", "thinking": True},
     }  # fmt: skip
+    run = {
+        "paper": {"shuffle": False, "save_every": 10},
+        "vime": {"shuffle": True, "save_every": 50},
+        "rememr1": {"shuffle": False, "save_every": 20},
+    }
+    for name, wanted in run.items():
+        found = RunConfig(**preset_fields(name)[2])
+        assert {k: getattr(found, k) for k in wanted} == wanted
     for name in ("paper", "vime"):
         found_grpo, found_agent = settings.resolve(name, "no model folder", {}, {})
         assert {k: getattr(found_grpo, k) for k in grpo[name]} == grpo[name]

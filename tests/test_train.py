@@ -174,6 +174,16 @@ def test_tasks_of_a_file_come_in_passes(tmp_path):
         tasks.batch(0, 0, 11)
 
 
+def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_path):
+    data.write(tmp_path / "tasks.jsonl", [Task(str(i), "q", ("a",), text="t") for i in range(10)], "vime")
+    found = {}
+    for shuffle in (True, False):
+        tasks = train.tasks_of(RunConfig(data=str(tmp_path / "tasks.jsonl"), shuffle=shuffle), GRPOConfig())
+        place = {t.id: i for i, t in enumerate(tasks.tasks)}
+        found[shuffle] = [place[t.id] for s in range(6) for t in tasks.batch(s, 0, 3)]
+    assert found[False] == 2 * [*range(9)] != found[True]
+
+
 def test_training_on_a_file_of_the_users(model, tmp_path):
     lines = [
         {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. " * 9} for p in ("Anna", "Boris", "Clara")
