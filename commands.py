@@ -108,7 +108,7 @@ def open_engine(
     """The engine `name` with a model folder's weights, its codec inside. vLLM reserves a window: None = all that the model takes."""
     import torch
 
-    from models import load_model
+    from models import load_model, settle_threads
     from slots import TransformersEngine
     from text import Codec
 
@@ -126,7 +126,9 @@ def open_engine(
             model or EMBEDDED, codec, min(window or most, most), rows, kv_gib or (0.0 if on_gpu else 1.0), 0.9, dtype,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    return TransformersEngine(load_model(model or EMBEDDED, dtype, device, trust_remote_code), codec, max_rows=rows)
+    loaded = load_model(model or EMBEDDED, dtype, device, trust_remote_code)
+    settle_threads(loaded)
+    return TransformersEngine(loaded, codec, max_rows=rows)
 
 
 def open_endpoint(

@@ -57,10 +57,11 @@ def machine() -> Iterator[Finding]:
     version = platform.python_version()
     right = (3, 11) <= sys.version_info[:2] <= (3, 12)
     yield Finding("Python", version, "ok" if right else "other", "" if right else "tested are 3.11 and 3.12")
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    cores = os.cpu_count() or 1
-    yield Finding("cores", f"{cores}, OMP_NUM_THREADS={threads or 'unset'}", "ok" if threads or cores < 4 else "limit",
-                  "" if threads or cores < 4 else "small models are faster with OMP_NUM_THREADS=1")  # fmt: skip
+    cores, asked = os.cpu_count() or 1, os.environ.get("OMP_NUM_THREADS")
+    threads = f"OMP_NUM_THREADS={asked}" if asked else "one thread for small models, else one a core"
+    spins = os.environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE"  # cli.py sets PASSIVE where nothing is set
+    waiting, advice = ("spin", "unset OMP_WAIT_POLICY: beside other work they take its cores") if spins else ("sleep", "")
+    yield Finding("cores", f"{cores}; {threads}; those that wait {waiting}", "limit" if spins else "ok", advice)
     shared = Path("/dev/shm")
     if os.access(shared, os.W_OK):
         free = shutil.disk_usage(shared).free / 2**30

@@ -1,6 +1,6 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `inner`, `logits_of`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (train.py).
+Holds: `load_model`, `with_lora`, `inner`, `settle_threads`, `logits_of`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (train.py).
 Exercise it: `pytest tests/test_models.py`. Read next: slots.py.
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import copy
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -151,6 +152,17 @@ def with_lora(model, config: GRPOConfig):
         elif ".lora_A." in name or ".lora_B." in name:
             module.__class__ = _Adapter
     return policy
+
+
+SMALL = 50_000_000
+"""Weights below which a second thread gains nothing on a CPU: to wake it takes as long as its share of the work."""
+
+
+def settle_threads(model) -> None:
+    """Compute with one thread if the model is small and on a CPU; OMP_NUM_THREADS, where it is set, decides instead."""
+    small = sum(p.numel() for p in model.parameters()) < SMALL and model.device.type == "cpu"
+    if small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def inner(model):

@@ -34,7 +34,7 @@ from data import Task
 from graders import score
 from grpo import GRPO, Tasks
 from memagent import TEMPLATES, AgentConfig, Trajectory, window_of
-from models import inner, load_model, merged, stored_dtype, with_lora
+from models import inner, load_model, merged, settle_threads, stored_dtype, with_lora
 from plan import GRAPHS_GIB, geometry, plan
 from progress import bar
 from rollout import Engine, seed_of
@@ -185,6 +185,7 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
     model, reference, validation = policy_of(run, config, where), None, validation_of(run)
     if config.kl and not config.lora_rank:
         reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
+    settle_threads(inner(model))
     engine = engine_for(run, config, agent_config, model, codec)
     return GRPO(
         model, engine, AGENTS[run.agent], (rewards or partial(reward, outcome=config.outcome))(agent_config.form), tasks, config, agent_config, reference,
