@@ -255,6 +255,8 @@ def check_folder(folder: Path, resume: bool) -> None:
 def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=(), rewards=None) -> Path:
     """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
 
+    With run.keep_checkpoints = 0 nothing as large as the weights is written, neither checkpoint nor export.
+
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
     before the end of the first step leaves no new folder. rewards: instead of `reward`. With several devices this process starts one for
@@ -295,7 +297,7 @@ def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder
                 _fit(module, run, config, agent_config, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
                 settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
-            if ranks.rank() == 0:
+            if ranks.rank() == 0 and run.keep_checkpoints:
                 export(folder)
             ranks.barrier()
     return folder
