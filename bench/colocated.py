@@ -51,8 +51,8 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
     return folder
 
 
-def level(mode: str, sleep: str) -> dict:
-    """One way of training and one sleep level, three rounds of sampling, learning and sleeping."""
+def level(mode: str, sleep: str, dtype: str = "") -> dict:
+    """One way of training and one sleep level, three rounds of sampling, learning and sleeping. dtype: bfloat16 on a GPU, or as given."""
     import worlds
     from colocated import ColocatedEngine
     from grpo import Row, differences, logprobs, pack
@@ -63,7 +63,7 @@ def level(mode: str, sleep: str) -> dict:
     from text import Codec
 
     on_gpu = torch.cuda.is_available()
-    device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "float32")
+    device, dtype = ("cuda", dtype or "bfloat16") if on_gpu else ("cpu", dtype or "float32")
     free = lambda: torch.cuda.mem_get_info()[0] / 2**30 if on_gpu else 0.0  # noqa: E731
     agent = AgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13)
     tasks = list(worlds.make_tasks(0, 8, 3, "one_fact"))
