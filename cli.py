@@ -172,7 +172,8 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
         write_summary(folder / "summary.json", summary(folder))
         write_report(folder, title=f"Training {folder.name}")
     if not run_config.keep_checkpoints:
-        return typer.echo(f"No checkpoint and no policy was kept; the training is in {folder / 'report.html'}.")
+        typer.echo(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
+        return
     typer.echo(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'} and the files beside it.")
 
 

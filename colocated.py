@@ -81,7 +81,7 @@ def import_vllm():
     """The package, in this process and quiet. UserError without it. It reads its settings from the environment when it is imported."""
     for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}.items():
         os.environ.setdefault(name, value)
-    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless it is told not to
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless told not to
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if not torch.cuda.is_available():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # or half a minute is spent on compiling at the first prompt

@@ -99,7 +99,8 @@ class StepCSV(Logger):
 
 class Keeper(lightning.Callback):
     """After each step: metrics to the loggers, trajectories to their file, now and then a validation and a checkpoint; the last step always
-    gets both. Before the first step, the last checkpoint is loaded if there is one. keep_checkpoints = 0: no checkpoint is written.
+    gets both. Before the first step, the last checkpoint is loaded if there is one. With
+    keep_checkpoints = 0 none is written.
 
     A checkpoint is written after everything it counts on. Rank 0 writes what is not the weights.
     """

@@ -255,7 +255,7 @@ def check_folder(folder: Path, resume: bool) -> None:
 def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=(), rewards=None) -> Path:
     """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
 
-    With run.keep_checkpoints = 0 nothing as large as the weights is written, neither checkpoint nor export.
+    With run.keep_checkpoints = 0 neither a checkpoint nor an export is written.
 
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError

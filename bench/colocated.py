@@ -1,15 +1,19 @@
-"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then real training steps with Qwen3's sizes.
+"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then real training steps.
 
-Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives back, seconds of each phase; tokens a
-second, utilisation and peak memory of a step. Leaves out: the update alone (gpu.py), quality: the weights are random.
-Exercise it: `python -m bench.colocated` on a machine with a GPU and vLLM, `python -m bench.colocated --tiny` on a CPU (does it run?).
+Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives
+back, seconds of each phase; tokens a second, utilisation and peak memory of a step. Leaves out: the
+update alone (gpu.py), quality: the weights are random. Exercise it: `python -m bench.colocated` on a
+machine with a GPU and vLLM, `python -m bench.colocated --tiny` on a CPU (does it run?). Read next:
+parts.py.
 
-The parts, one by one with `--part`: full-2, lora-1, full-1, full-never, lora-never are a way of training and a sleep level, of a small
-model; step-lora and step-full-4b are steps of Qwen3-4B, step-full-1.7b of Qwen3-1.7B. What the plan says does not fit is said to be so.
-Steps leave neither checkpoint nor export: they take the disk of the base weights alone, 8 GB.
+The parts, alone with `--part`: full-2, lora-1, full-1, full-never and lora-never are a way of
+training and a sleep level, of a small model; step-lora and step-full-4b are steps of Qwen3-4B,
+step-full-1.7b of Qwen3-1.7B. What by the plan does not fit the card is refused. Steps leave neither
+checkpoint nor export: they take the disk of the base weights alone, 8 GB.
 
-A sampler that keeps old weights, or wakes with garbage, is seen: the weights move between the rounds so far that the old ones are `stale`
-from the new ones. They move by no more: from noise of .05 the third round of a right sampler is .02 from the trainer in bfloat16.
+A sampler that keeps old weights, or wakes with garbage, is seen: the weights move so far between
+the rounds that the old ones are `stale` from the new ones. They move by no more: with noise of .05
+the third round of a right sampler in bfloat16 is .02 from the trainer.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ TINY = {"sections": 2, "chunk": 64, "memory": 12, "final": 12, "tasks": 2, "grou
 
 
 def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
-    """A folder with a Qwen3 of random weights and the embedded tokenizer. Nothing of it stays on the GPU."""
+    """Fill a folder with a Qwen3 of random weights and the embedded tokenizer.
+
+    Nothing of it stays on the GPU.
+    """
     import base
 
     on_gpu = torch.cuda.is_available()
@@ -52,7 +59,11 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
 
 
 def level(mode: str, sleep: str, dtype: str = "") -> dict:
-    """One way of training and one sleep level, three rounds of sampling, learning and sleeping. dtype: bfloat16 on a GPU, or as given."""
+    """Go through three rounds of sampling, learning and sleeping.
+
+    mode: full or lora. sleep: a level of `ColocatedEngine`. dtype: empty = bfloat16 on a GPU,
+    float32 on a CPU.
+    """
     import worlds
     from colocated import ColocatedEngine
     from grpo import Row, differences, logprobs, pack
@@ -117,13 +128,14 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     config = GRPOConfig(
         steps=shape["steps"], tasks_per_step=(shape["tasks"],), group_size=shape["group"], lora_rank=16 if mode == "lora" else 0,
         lr=1e-6, recompute=True,
-        max_mismatch=1.0,  # two bfloat16 passes of these random weights are .03 apart; the sleep levels prove what is sampled from
+        # two bfloat16 passes of these random weights are .03 apart; the levels prove the weights
+        max_mismatch=1.0,
     )  # fmt: skip
     agent = AgentConfig(chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"])
     sizes = SMALL if tiny else KNOWN[model]
     if torch.cuda.is_available():
         gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if not plan(sizes, mode, gib, 1, config, agent).fits:  # `train` says so too, after gigabytes have been written
+        if not plan(sizes, mode, gib, 1, config, agent).fits:  # `train` says so after writing 8 GB
             raise UserError(f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights does not fit {gib:.1f} GiB.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary, "base"), sizes, torch.float32 if tiny else torch.bfloat16)

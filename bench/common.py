@@ -47,7 +47,8 @@ def machine() -> dict:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     versions = {"python": platform.python_version()}
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    for package in ("torch", "transformers", "trl", "triton", "vllm", "peft") if gpu else ("torch", "transformers", "trl"):
+    more = ("triton", "peft", "vllm") if gpu else ()
+    for package in ("torch", "transformers", "trl", *more):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -141,4 +142,7 @@ def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int =
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+        model = Qwen3ForCausalLM(config)
+    for p in model.parameters():  # the angles of the positions stay exact, as when it is loaded
+        p.data = p.data.to(dtype)
+    return model.eval()

@@ -1,9 +1,10 @@
-"""The packed row's attention: FlexAttention against the bucket path, log-probs and gradients; graphs compiled; speed of attention alone.
+"""The packed row's attention: FlexAttention against the bucket path.
 
-Holds: `flex`, a part of gpu.py. Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: trie.py.
+Holds: `flex`, a part of gpu.py: log-probs, gradients, graphs compiled, speed of attention alone.
+Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: trie.py.
 
-Without a GPU flex is traced and differentiated (aot_eager) but no kernel is generated: the mask, the layout and the graphs are
-tried, the kernels are not.
+Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: the mask,
+the layout and the graphs are tried, the kernels are not.
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ import trie
 from bench.common import line, table
 from grpo import Batch, Row, logprobs, pack, recompute
 
-ROWS = ((200, 30, 30, 4), (1500, 200, 100, 4), (700, 100, 60, 3), (100, 20, 20, 2))  # common, own, response, members
+ROWS = (
+    (200, 30, 30, 4),
+    (1500, 200, 100, 4),
+    (700, 100, 60, 3),
+    (100, 20, 20, 2),
+)  # common, own, response, members
 TINY_ROWS = ((40, 6, 5, 3), (700, 20, 10, 2), (20, 4, 3, 2))
-ATTENTION = {"shared, 16k": (2048, 512, 512, 13), "shared, 32k": (2048, 512, 512, 29), "alone, 16k": (0, 2560, 512, 5)}
+ATTENTION = {
+    "shared, 16k": (2048, 512, 512, 13),
+    "shared, 32k": (2048, 512, 512, 29),
+    "alone, 16k": (0, 2560, 512, 5),
+}
 BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
 
 
 def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> Batch:
-    """One group's turns as one trie; common = 0: nothing in common."""
+    """Make one group's turns as one trie; common = 0: nothing in common."""
     rng = random.Random(0)
     some = lambda n: [rng.randrange(2, vocab) for _ in range(n)]  # noqa: E731
     section = some(common)
@@ -38,13 +48,22 @@ def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> 
 
 
 def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
-    """A small model with random weights: grouped heads in a Qwen3 (128) and a Llama (64), a Llama with one key a query (32)."""
+    """Make a small model with random weights.
+
+    head: 128, a Qwen3 with grouped heads; 64, a Llama with such; 32, a Llama with a key a query.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     sizes = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=4, vocab_size=8192)
     heads = {128: (32, 8), 64: (9, 3), 32: (4, 4)}[head]
     if tiny:
-        sizes, head, heads = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512), 16, (4, 2)
+        sizes, head, heads = (
+            dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512),
+            16,
+            (4, 2),
+        )
+    if head == 64:
+        sizes["hidden_size"] = 576
     config, model = (Qwen3Config, Qwen3ForCausalLM) if heads == (32, 8) or tiny else (LlamaConfig, LlamaForCausalLM)
     torch.manual_seed(0)
     with torch.device(device):
@@ -56,7 +75,7 @@ def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
 
 @lru_cache(maxsize=1)
 def traced():
-    """flex_attention for a processor, gradient included, which the library refuses there for want of a kernel."""
+    """Return flex_attention for a CPU with its gradient, which the library refuses there."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, backend="aot_eager")
@@ -69,12 +88,13 @@ def path(flex: bool, device: str) -> Iterator[None]:
         if device == "cuda" or not flex:
             yield
             return
-        with patch.object(trie, "_flex", traced), patch("torch.nn.attention.flex_attention._validate_device", lambda *_: None):
+        refusal = "torch.nn.attention.flex_attention._validate_device"
+        with patch.object(trie, "_flex", traced), patch(refusal, lambda *_: None):
             yield
 
 
 def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probs [R], and every parameter's gradient of their sum."""
+    """Compute log-probs [R], and every parameter's gradient of their sum."""
     model.zero_grad()
     logp = logprobs(model, batch)
     logp.sum().backward()
@@ -82,7 +102,10 @@ def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def compare(model, batch: Batch, device: str) -> dict:
-    """How far the two paths are apart: `logp` on average, `grad` in norm; `again`: flex from itself, a second time."""
+    """Say how far the two paths are apart.
+
+    `logp` on average, `grad` in relative norm; `again`: flex from itself, a second time.
+    """
     from torch._dynamo.utils import counters
 
     start = time.perf_counter()
@@ -103,7 +126,10 @@ def compare(model, batch: Batch, device: str) -> dict:
 
 
 def speed(batch: Batch) -> dict:
-    """TFLOP/s of attention alone on a GPU, with Qwen3-4B's heads in bfloat16; the pairs that the mask leaves out are not counted."""
+    """Measure attention alone on a GPU, with Qwen3-4B's heads in bfloat16: milliseconds, TFLOP/s.
+
+    The pairs that the mask leaves out are not counted.
+    """
     device, heads, head = torch.device("cuda"), 32, 128
     start = time.perf_counter()
     attention = trie.Attention(batch.trie, trie.Cost(1, 1, 1), device)
@@ -117,7 +143,10 @@ def speed(batch: Batch) -> dict:
         return attention(0, q, k, v, head**-0.5)
 
     took = {}
-    for name, function in {"forward": forward, "both": lambda: forward().backward(upstream)}.items():
+    for name, function in {
+        "forward": forward,
+        "both": lambda: forward().backward(upstream),
+    }.items():
         for _ in range(3):
             function()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -157,17 +186,24 @@ def flex(tiny: bool) -> dict:
 
 def show_flex(result: dict) -> None:
     """Print both tables."""
-    table("FlexAttention against buckets", list(result["paths"][0]), [[f"{x:.2g}" if isinstance(x, float) else x for x in row.values()] for row in result["paths"]])  # fmt: skip
+    rows = [[f"{x:.2g}" if isinstance(x, float) else x for x in p.values()] for p in result["paths"]]
+    table("FlexAttention against buckets", list(result["paths"][0]), rows)
     if result["attention"]:
         names = list(next(iter(result["attention"].values())))
-        table("Attention alone", ("", *names), [(name, *row.values()) for name, row in result["attention"].items()])
+        rows = [(name, *row.values()) for name, row in result["attention"].items()]
+        table("Attention alone", ("", *names), rows)
 
 
 def flex_lines(result: dict) -> list[dict]:
     """Say for each type how far the gradients are apart at most."""
     worst = {bar: max((x["grad"] for x in result["paths"] if x["dtype"] == bar), default=None) for bar in BARS}
     return [
-        line(f"flex: gradients from the buckets', {dtype}", f"{grad:.2g}", f"at most {BARS[dtype]:g}", grad <= BARS[dtype])
+        line(
+            f"flex: gradients from the buckets', {dtype}",
+            f"{grad:.2g}",
+            f"at most {BARS[dtype]:g}",
+            grad <= BARS[dtype],
+        )
         for dtype, grad in worst.items()
         if grad is not None
     ]

@@ -1,17 +1,19 @@
-"""The update on a GPU, with random weights of Qwen3's sizes, in packed rows of 16,384 tokens, `shared` against `paper`.
+"""The update on a GPU, with random weights of Qwen3's sizes, in packed rows of 16,384 tokens.
 
-Holds: seconds, tokens a second, utilisation and peak memory of LoRA and of full fine-tuning, each as `train` does it on one GPU; the
-mean difference of log-probs between the packed row and one sequence at a time; the kernels that a LoRA update spends its time in.
-Leaves out: rollouts and whole steps (colocated.py), the packed row's attention (flex.py, a part of this benchmark).
-Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without one (does it run?). Read next: parts.py.
+Holds: seconds, tokens a second, utilisation and peak memory of LoRA and of full fine-tuning, each
+as `train` does it on one GPU, in both layouts; the mean difference of log-probs between the packed
+row and one sequence at a time; the kernels that a LoRA update spends its time in. Leaves out:
+rollouts and whole steps (colocated.py), the packed row's attention (flex.py, a part of this one).
+Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without one
+(does it run?). Read next: parts.py.
 
-Tasks of G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory and 512 of response of each member's
-own. Layers are recomputed. The parts, one by one with `--part`:
+Tasks of G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory
+and 512 of response of each member's own. Layers are recomputed. The parts, alone with `--part`:
 
     flex       the packed row's attention: log-probs, gradients, compilations, speed
     lora       Qwen3-4B: bfloat16 weights, adapters of rank 16 on all linear layers
     full-1.7b  Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16 arithmetic
-    full-4b    the same of Qwen3-4B, on a card that the plan's figures say it fits
+    full-4b    the same of Qwen3-4B, on a card that it fits by the plan's figures
     profile    a LoRA update of Qwen3-4B: its operators by shape and its kernels, by time
 """
 
@@ -41,7 +43,10 @@ from text import UserError
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
 TINY_MODEL = Geometry(2, 64, 4, 2, 16, 96, 512, True)
-TARGETS = {"lora": {"tokens_per_s": 14_000, "gib": 30}, "full-4b": {"tokens_per_s": 10_000, "gib": 85}}
+TARGETS = {
+    "lora": {"tokens_per_s": 14_000, "gib": 30},
+    "full-4b": {"tokens_per_s": 10_000, "gib": 85},
+}
 SHARED_OVER_PAPER = 1.8
 REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
@@ -50,21 +55,27 @@ MOST_SHOWN = 25  # operators and kernels of a profile
 
 
 def check_fits(sizes: Geometry, row_tokens: int, gib: float) -> dict[str, float]:
-    """Return the plan's GiB of a full update alone, without a sampler; UserError where a card of `gib` GiB has less."""
+    """Return the plan's GiB of a full update alone, without a sampler: `state`, `activations`.
+
+    UserError where a card of `gib` GiB has less.
+    """
     state, activations = 16 * sizes.weights / GIB, activations_gib(sizes, row_tokens, "full")
     room = gib * (1 - FRAGMENTS) - CONTEXT_GIB
     if state + activations > room:
         raise UserError(
-            f"By the plan's figures a full update of {sizes.weights / 1e9:.3g} billion weights takes {state + activations:.1f} GiB, "
-            f"and a card of {gib:.1f} GiB has room for {room:.1f}."
+            f"By the plan's figures a full update of {sizes.weights / 1e9:.3g} billion weights "
+            f"takes {state + activations:.1f} GiB, and a card of {gib:.1f} GiB has room for {room:.1f}."
         )
     return {"state": round(state, 2), "activations": round(activations, 2)}
 
 
 @contextmanager
 def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Module]:
-    """A policy as `train` holds it on one device. lora: bfloat16 weights (on a CPU float32) under adapters. full: float32 weights that
-    FSDP2 holds, over a process group of one rank; on a GPU they are computed with in bfloat16."""
+    """Make a policy as `train` holds it on one device.
+
+    lora: bfloat16 weights (on a CPU float32) under adapters. full: float32 weights that FSDP2 holds
+    over a process group of one rank; on a GPU they are computed with in bfloat16.
+    """
     on_gpu = device == "cuda"
     if mode == "lora":
         yield with_lora(random_qwen3(sizes, torch.bfloat16 if on_gpu else torch.float32, device), CONFIG)
@@ -91,7 +102,10 @@ def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
 
 
 def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, float]:
-    """Make one optimizer step as GRPO.update does; returns `tokens`, those that went through the model, and the seconds of its phases."""
+    """Make one optimizer step as GRPO.update does.
+
+    Returns `tokens`, those that went through the model, `grad_norm`, and the seconds of its phases.
+    """
     model = inner(policy)
     recompute(model, True)
     weights, tokens = token_weights(rows, CONFIG), 0
@@ -124,22 +138,28 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, flo
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a clock, when all that was asked of the device is done."""
+    """Return the seconds of a clock, when all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def alone(model, row: Row) -> torch.Tensor:
-    """Log-probs of a row's response ids [R], by transformers' own attention over that sequence."""
-    ids, p = torch.tensor([row.prompt_ids + row.response_ids], device=model.device), len(row.prompt_ids)
+    """Compute log-probs of a row's response ids [R], by transformers' own attention."""
+    ids, p = (
+        torch.tensor([row.prompt_ids + row.response_ids], device=model.device),
+        len(row.prompt_ids),
+    )
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0, p - 1 : -1]
     return model.lm_head(hidden).float().log_softmax(-1).gather(1, ids[0, p:, None])[:, 0]
 
 
 @torch.no_grad()
 def rounding(policy, rows: list[Row], row_tokens: int) -> float:
-    """Mean |log-prob of the packed row - that of one sequence at a time|, both in the precision that the policy is trained in."""
+    """Return the mean |log-prob of the packed row - that of one sequence at a time|.
+
+    Both are in the precision that the policy is trained in.
+    """
     model, differences = inner(policy), []
     one = model.alone if hasattr(model, "alone") else partial(alone, model)
     for batch in pack(rows, row_tokens):
@@ -149,7 +169,7 @@ def rounding(policy, rows: list[Row], row_tokens: int) -> float:
 
 
 def setting(tiny: bool, model: str) -> tuple[dict, Geometry, int, str]:
-    """The shape of the turns, the model's sizes, how many token ids are drawn from, and the device."""
+    """Return the turns' shape, the model's sizes, how many token ids are drawn from, the device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape, sizes = (TINY, TINY_MODEL) if tiny else (SHAPE, KNOWN[model])
     return shape, sizes, sizes.vocab * 99 // 100, device
@@ -190,8 +210,12 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
 
 
 def profile(tiny: bool) -> dict:
-    """Say where the time of a LoRA update goes: its operators by the shape of what they are given and, on a GPU, its kernels, each with
-    the milliseconds of its own. An operator's are those of the kernels that it starts; on a CPU they are the processor's."""
+    """Say where the time of a LoRA update goes.
+
+    Lists its operators by the shape of what they are given and, on a GPU, its kernels, each with
+    the milliseconds of its own. An operator's are those of the kernels that it starts; on a CPU
+    they are the processor's.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
 
@@ -207,11 +231,15 @@ def profile(tiny: bool) -> dict:
             measure()
     events = profiler.key_averages(group_by_input_shape=True)
     own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    out: dict = {"tokens": undisturbed["tokens"], "seconds": round(undisturbed["seconds"], 4), "shape": shape}
+    out: dict = {
+        "tokens": undisturbed["tokens"],
+        "seconds": round(undisturbed["seconds"], 4),
+        "shape": shape,
+    }
     for kind, on_host in (("operators", True), ("kernels", False)):
-        chosen = [
-            e for e in events if (e.device_type == DeviceType.CPU) == on_host and (on_host or not e.is_user_annotation)
-        ]  # a range that somebody has named is no kernel
+        chosen = [e for e in events if (e.device_type == DeviceType.CPU) == on_host]
+        if not on_host:  # a range that somebody has named is no kernel
+            chosen = [e for e in chosen if not e.is_user_annotation]
         total = sum(getattr(e, own) for e in chosen)
         chosen = sorted(chosen, key=lambda e: -getattr(e, own))[:MOST_SHOWN]
         out[kind] = {
@@ -234,21 +262,37 @@ def show(part: str, result: dict) -> None:
         for kind in ("operators", "kernels"):
             rows = [(x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}") for x in result[kind]["most"]]
             if rows:
-                table(f"{kind}: {result[kind]['ms']:,} ms in all", ("own time", "shapes", "calls", "ms", "share"), rows)
+                table(
+                    f"{kind}: {result[kind]['ms']:,} ms in all",
+                    ("own time", "shapes", "calls", "ms", "share"),
+                    rows,
+                )
     else:
-        columns = ("tokens_per_s", "conversations_per_s", "mfu", "peak_gib", "passes_s", "clip_s", "optimizer_s", "first_s")
+        columns = (
+            "tokens_per_s",
+            "conversations_per_s",
+            "mfu",
+            "peak_gib",
+            "passes_s",
+            "clip_s",
+            "optimizer_s",
+            "first_s",
+        )
         rows = [(f"{part}, {layout}", *(result[layout][name] for name in columns)) for layout in LAYOUTS]
         table("Update in packed rows", ("", *columns), rows)
         print(f"{part}: mean |log-prob of the packed row - alone| = {result['mean_dlogp']:.2g}")
 
 
 def lines(part: str, result: dict) -> list[dict]:
-    """Say what was measured against what was asked; of full-1.7b nothing was."""
+    """Say what was measured and what was asked; of full-1.7b nothing was."""
     if part == "flex":
         return flex_lines(result)
     if part == "profile":
         return []
-    speed, gib = result["paper"]["tokens_per_s"], max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS)
+    speed, gib = (
+        result["paper"]["tokens_per_s"],
+        max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS),
+    )
     ratio, target = result["shared_over_paper"], TARGETS.get(part)
     asked = [("", True)] * 3
     if target:
@@ -257,7 +301,11 @@ def lines(part: str, result: dict) -> list[dict]:
             (f"at most {target['gib']}", gib <= target["gib"]),
             (f"at least {SHARED_OVER_PAPER}x", ratio >= SHARED_OVER_PAPER),
         ]
-    measured = {"tokens/s computed": f"{speed:,}", "peak GiB": gib, "shared / paper, conversations/s": f"{ratio}x"}
+    measured = {
+        "tokens/s computed": f"{speed:,}",
+        "peak GiB": gib,
+        "shared / paper, conversations/s": f"{ratio}x",
+    }
     return [line(f"{part}: {what}", value, *bar) for (what, value), bar in zip(measured.items(), asked, strict=True)]
 
 

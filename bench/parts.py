@@ -35,7 +35,13 @@ def streamed(command: Sequence[str]) -> tuple[dict | None, str]:
     last, errors = "", deque(maxlen=20)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, cwd=common.ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        command,
+        cwd=common.ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
 
         def pass_on() -> None:
@@ -111,14 +117,23 @@ class Benchmark:
         return result
 
     def main(self, arguments: Sequence[str] | None = None) -> dict[str, dict]:
-        """Measure one part here, or every missing part in a process of its own; returns their results.
+        """Measure one part here, or each missing part in a process of its own; returns the results.
 
         Ends with exit code 1 if a part has failed.
         """
         parser = argparse.ArgumentParser(prog=f"python -m bench.{self.name}")
-        parser.add_argument("--tiny", action="store_true", help="small, on whatever device there is; keeps no result")
-        parser.add_argument("--part", choices=self.parts, help="this one alone, in this process, also if there is a result of it")
-        parser.add_argument("--again", action="store_true", help="all parts, not only those without a result")
+        add = parser.add_argument
+        add(
+            "--tiny",
+            action="store_true",
+            help="small, on whatever device there is; keeps no result",
+        )
+        add(
+            "--part",
+            choices=self.parts,
+            help="this one alone, here, also if there is a result of it",
+        )
+        add("--again", action="store_true", help="all parts, not only those without a result")
         args = parser.parse_args(arguments)
         if not args.tiny and not torch.cuda.is_available():
             raise SystemExit(f"bench.{self.name} needs a GPU; --tiny shows on a CPU that it runs.")

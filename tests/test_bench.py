@@ -35,13 +35,20 @@ def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
 def test_sides_take_turns():
     calls = []
     seconds = common.paired({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2)
-    assert "".join(calls) == "ababab" and {name: len(s) for name, s in seconds.items()} == {"a": 2, "b": 2}
+    assert "".join(calls) == "ababab" and {name: len(s) for name, s in seconds.items()} == {
+        "a": 2,
+        "b": 2,
+    }
 
 
 def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(everything, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    common.finish("loop", {}, [common.line("a", 3, "at most 2", False), common.line("b", 1, "at most 2", True)])
+    common.finish(
+        "loop",
+        {},
+        [common.line("a", 3, "at most 2", False), common.line("b", 1, "at most 2", True)],
+    )
     monkeypatch.setattr("sys.argv", ["bench", "nowhere"])
     monkeypatch.setattr(everything, "ORDER", ("nowhere", "loop"))
     with pytest.raises(SystemExit):
@@ -57,7 +64,10 @@ def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch
 
 
 def test_a_command_is_heard_while_it_runs_and_its_last_json_counts(monkeypatch, tmp_path):
-    """It waits for a file that appears once its first line has been passed on: were its output kept until it ends, it would fail."""
+    """It waits for a file that appears once its first line has been passed on.
+
+    Were its output kept until it ends, it would fail.
+    """
     heard, lines = tmp_path / "heard", []
 
     class Out:
@@ -86,12 +96,18 @@ print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed"); print("a w
 def test_a_command_that_fails_leaves_the_end_of_its_errors_and_no_result():
     found, said = parts.streamed([sys.executable, "-c", "print('{}'); raise ValueError('out of memory')"])
     assert found is None and said.endswith("ValueError: out of memory")
-    assert parts.streamed([sys.executable, "-c", "import os; os._exit(9)"]) == (None, "exit code 9, and it printed no result")
+    assert parts.streamed([sys.executable, "-c", "import os; os._exit(9)"]) == (
+        None,
+        "exit code 9, and it printed no result",
+    )
 
 
 @pytest.fixture
 def benchmark_of(tmp_path, monkeypatch):
-    """A benchmark of parts a, b, c, whose processes are calls; `ran` says which have run, `fate` what becomes of one."""
+    """A benchmark of parts a, b, c, whose processes are calls.
+
+    Gives it, which parts have run, what becomes of a part, and what reads the file.
+    """
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "machine", lambda: {"commit": "0"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -229,7 +245,7 @@ def test_the_lines_of_the_update_say_what_was_asked():
 
 
 def test_a_profile_says_which_operators_take_the_time(capsys):
-    """By way of a process of its own, as each part runs: the command line and what it prints fit together."""
+    """By way of a process of its own, as each part runs: command line and output fit together."""
     made = replace(gpu.BENCHMARK, parts={"profile": gpu.profile})
     result = made.main(["--tiny"])["profile"]
     most = result["operators"]["most"]
@@ -254,7 +270,7 @@ def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
 
 
 class Apart(TransformersEngine):
-    """Stands in for vLLM: samples from a copy of the policy's weights in float32, which rounds otherwise than bfloat16 does."""
+    """Stands in for vLLM: samples from a copy of the policy's weights in float32."""
 
     def __init__(self, folder, codec, *_):
         super().__init__(load_model(folder, "float32", "cpu"), codec, copy=True)
@@ -262,7 +278,7 @@ class Apart(TransformersEngine):
 
 
 def test_the_noise_between_rounds_keeps_rounding_below_the_bar_and_stale_weights_above(monkeypatch):
-    """With noise of .05 the third round is .018 apart here, and on an H100 .021 where .02 is allowed: a right sampler failed."""
+    """With noise of .05 the third round was .018 apart here and .021 on an H100, of .02 allowed."""
     monkeypatch.setattr("colocated.ColocatedEngine", Apart)
     result = colocated.level("full", "2", "bfloat16")
     bar = colocated.BAR["cuda"]

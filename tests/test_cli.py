@@ -472,7 +472,7 @@ def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_pa
     monkeypatch.chdir(tmp_path)
     words = "train --name a --steps 1 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30 --keep-checkpoints 0"
     said = run(*words.split())
-    assert "No checkpoint and no policy was kept" in said and "The policy is in" not in said
+    assert "Neither checkpoint nor policy was kept" in said and "The policy is in" not in said
     assert not Path("runs/a/model").exists() and Path("runs/a/report.html").exists()
 
 

@@ -1,4 +1,4 @@
-"""What vLLM is told before it is imported: a module that stands in for it, so that no vLLM is needed."""
+"""What vLLM is told before it is imported. A module stands in for it: none is needed."""
 
 import importlib.util
 import os
@@ -21,7 +21,11 @@ def told(monkeypatch):
 
     def run(there: bool, before: str = ""):
         spec = types.SimpleNamespace() if there else None
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == "flashinfer" else real(name, *rest))
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name, *rest: spec if name == "flashinfer" else real(name, *rest),
+        )
         ops, stand_in = types.ModuleType("vllm._custom_ops"), types.ModuleType("vllm")
         stand_in._custom_ops = ops
         monkeypatch.setitem(sys.modules, "vllm", stand_in)
