@@ -169,13 +169,14 @@ def test_a_part_that_fails_is_said_and_tried_again_but_never_replaces_numbers(be
     assert kept()["parts"]["a"]["value"] == 1
 
 
-def test_tiny_keeps_nothing_and_a_cpu_measures_nothing_else(benchmark_of, tmp_path, monkeypatch):
+def test_tiny_keeps_nothing_and_a_cpu_measures_nothing_else(benchmark_of, tmp_path, monkeypatch, capsys):
     made, ran, _, _ = benchmark_of
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs a GPU"):
         made.main([])
     made.main(["--tiny"])
     assert ran == ["a", "b", "c"] and not list(tmp_path.iterdir())
+    assert "at most 3" not in capsys.readouterr().out  # and is held against nothing
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
