@@ -180,6 +180,9 @@ def train(config: Config = None, preset: Preset = "default", compat: Compat = ""
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         write_summary(folder / "summary.json", summary(folder))
         write_report(folder, title=f"Training {folder.name}")
+    if not run_config.keep_checkpoints:
+        typer.echo(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
+        return
     typer.echo(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'} and the files beside it.")
 
 

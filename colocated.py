@@ -13,6 +13,7 @@ policy's over, wake the key/value cache, forget every cached prefix; on exit go 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -80,6 +81,8 @@ def import_vllm():
     """The package, in this process and quiet. UserError without it. It reads its settings from the environment when it is imported."""
     for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}.items():
         os.environ.setdefault(name, value)
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless told not to
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if not torch.cuda.is_available():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # or half a minute is spent on compiling at the first prompt
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

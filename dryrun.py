@@ -56,6 +56,7 @@ def dry_run(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, r
         short = replace(
             run, runs=temporary, name="dry", model=str(model), data=tasks, validation=validation, validation_n=2, devices=devices, num_nodes=1,
             device="cpu", engine=engine, dtype=_dtype(run, config), engine_window=0, kv_gib=0.1 if engine == "vllm" else 0.0, save_every=1,
+            keep_checkpoints=run.keep_checkpoints or 1,
         )  # fmt: skip
         small = replace(
             config, steps=2, tasks_per_step=(devices,), group_size=2, updates_per_rollout=min(2, config.updates_per_rollout),

@@ -99,7 +99,8 @@ class StepCSV(Logger):
 
 class Keeper(lightning.Callback):
     """After each step: metrics to the loggers, trajectories to their file, now and then a validation and a checkpoint; the last step always
-    gets both. Before the first step, the last checkpoint is loaded if there is one.
+    gets both. Before the first step, the last checkpoint is loaded if there is one. With
+    keep_checkpoints = 0 none is written.
 
     A checkpoint is written after everything it counts on. Rank 0 writes what is not the weights.
     """
@@ -144,7 +145,8 @@ class Keeper(lightning.Callback):
                     for logger in trainer.loggers:
                         if not isinstance(logger, StepCSV):
                             logger.log_metrics({"validation": score["score"]}, step - 1)
-            self.save(module)
+            if self.keep_checkpoints:
+                self.save(module)
 
     def save(self, module) -> None:
         step = module.done_steps

@@ -246,7 +246,8 @@ class RunConfig:
     save_every: int = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 1
-    """checkpoints that are kept: so many of the last, and the best by validation"""
+    """checkpoints that are kept: so many of the last, and the best by validation; 0 = none is
+    written and nothing is exported, for a run that is only measured"""
     validation: str = ""
     """tasks that are answered greedily at every checkpoint: a file, or world = generated English about facts that are not trained on"""
     validation_n: int = 64
@@ -281,8 +282,8 @@ class RunConfig:
         need(self, "sleep", *one_of("auto", "never", "1", "2"))
         need(self, "engine_window kv_gib", *NOT_NEGATIVE)
         need(self, "lengths", lambda n: n >= 1, "at least 1 section")
-        need(self, "save_every keep_checkpoints validation_n devices num_nodes", *COUNT)
-        need(self, "keep_trajectories", *NOT_NEGATIVE)
+        need(self, "save_every validation_n devices num_nodes", *COUNT)
+        need(self, "keep_trajectories keep_checkpoints", *NOT_NEGATIVE)
         need(self, "dtype", *one_of("auto", "float32", "bfloat16", "mixed"))
         need(self, "device", *DEVICE)
 

@@ -261,6 +261,8 @@ def check_folder(folder: Path, resume: bool) -> None:
 def train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, resume: bool = False, callbacks=(), rewards=None) -> Path:
     """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
 
+    With run.keep_checkpoints = 0 neither a checkpoint nor an export is written.
+
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
     before the end of the first step leaves no new folder. rewards: instead of `reward`. With several devices this process starts one for
@@ -303,7 +305,7 @@ def _train(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, folder
                 settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
-    if ranks.first():  # alone, with the GPU's memory given back
+    if ranks.first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
         export(folder)
     return folder
 

@@ -1,57 +1,69 @@
-"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then real training steps with Qwen3-4B's geometry.
+"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then real training steps.
 
-Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives back, seconds of each phase; tokens a
-second, utilisation and peak memory of a step. Leaves out: the update alone (gpu.py), quality: the weights are random.
-Exercise it: `python -m bench.colocated` on a machine with a GPU and vLLM, `python -m bench.colocated --tiny` on a CPU (does it run?).
+Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives
+back, seconds of each phase; tokens a second, utilisation and peak memory of a step. Leaves out: the
+update alone (gpu.py), quality: the weights are random. Exercise it: `python -m bench.colocated` on a
+machine with a GPU and vLLM, `python -m bench.colocated --tiny` on a CPU (does it run?). Read next:
+parts.py.
 
-Each part has a process of its own, because there is one engine a process. A sampler that keeps old weights, or wakes with garbage, is seen:
-the weights move between the rounds so far that the old ones are `stale` from the new ones.
+The parts, alone with `--part`: full-2, lora-1, full-1, full-never and lora-never are a way of
+training and a sleep level, of a small model; step-lora and step-full-4b are steps of Qwen3-4B,
+step-full-1.7b of Qwen3-1.7B. What by the plan does not fit the card is refused. Steps leave neither
+checkpoint nor export: they take the disk of the base weights alone, 8 GB.
+
+A sampler that keeps old weights, or wakes with garbage, is seen: the weights move so far between
+the rounds that the old ones are `stale` from the new ones. They move by no more: with noise of .05
+the third round of a right sampler in bfloat16 is .02 from the trainer.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
+import gc
 import json
 import random
-import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from bench.common import finish, line, table
+from bench.common import line, random_qwen3, table
+from bench.parts import Benchmark
+from plan import KNOWN, Geometry
 
+SMALL = Geometry(4, 256, 8, 4, 32, 512, 512, True)
+ENGINE = "vllm"  # of the steps
 LEVELS = [("full", "2"), ("lora", "1"), ("full", "1"), ("full", "never"), ("lora", "never")]
 BAR = {"cpu": 1e-5, "cuda": 0.02}  # mean |log-prob of the sampler - of the trainer|: float32, bfloat16
 STEP = {"sections": 4, "chunk": 2048, "memory": 512, "final": 128, "tasks": 4, "group": 8, "steps": 3}
+NOISE = 0.02  # standard deviation of what is added to every weight between rounds
 TINY = {"sections": 2, "chunk": 64, "memory": 12, "final": 12, "tasks": 2, "group": 2, "steps": 2}
 
 
-def model_folder(folder: Path, real: bool) -> Path:
-    """Qwen3 with random weights and the embedded tokenizer; `real`: of 4 billion weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
+    """Fill a folder with a Qwen3 of random weights and the embedded tokenizer.
 
+    Nothing of it stays on the GPU.
+    """
     import base
 
-    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=32,
-                 vocab_size=512)  # fmt: skip
-    if real:
-        sizes = dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
-                     head_dim=128, vocab_size=151_936)  # fmt: skip
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = Qwen3Config(**sizes, max_position_embeddings=8192, tie_word_embeddings=True, dtype="bfloat16" if real else "float32")
-    with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16 if real else torch.float32)
-    model.save_pretrained(folder)
+    on_gpu = torch.cuda.is_available()
+    random_qwen3(sizes, dtype, "cuda" if on_gpu else "cpu", window=8192).save_pretrained(folder)
+    if on_gpu:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     base.make_tokenizer().save_pretrained(folder)
     return folder
 
 
-def level(mode: str, sleep: str) -> dict:
-    """One way of training and one sleep level, three rounds of sampling, learning and sleeping."""
+def level(mode: str, sleep: str, dtype: str = "") -> dict:
+    """Go through three rounds of sampling, learning and sleeping.
+
+    mode: full or lora. sleep: a level of `ColocatedEngine`. dtype: empty = bfloat16 on a GPU,
+    float32 on a CPU.
+    """
     import worlds
     from colocated import ColocatedEngine
     from grpo import Row, differences, logprobs, pack
@@ -62,12 +74,12 @@ def level(mode: str, sleep: str) -> dict:
     from text import Codec
 
     on_gpu = torch.cuda.is_available()
-    device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "float32")
+    device, dtype = ("cuda", dtype or "bfloat16") if on_gpu else ("cpu", dtype or "float32")
     free = lambda: torch.cuda.mem_get_info()[0] / 2**30 if on_gpu else 0.0  # noqa: E731
     agent = AgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13)
     tasks = list(worlds.make_tasks(0, 8, 3, "one_fact"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = model_folder(Path(temporary), False)
+        folder = model_folder(Path(temporary), SMALL, torch.float32)
         codec, policy = Codec.load(folder), load_model(folder, dtype, device)
         policy = with_lora(policy, GRPOConfig(lora_rank=8)) if mode == "lora" else policy
         engine = ColocatedEngine(folder, codec, 512, 64, 0.5 if on_gpu else 0.05, 0.3, dtype, 8 if mode == "lora" else 0, sleep)
@@ -96,22 +108,37 @@ def level(mode: str, sleep: str) -> dict:
             with torch.no_grad():
                 for name, p in policy.named_parameters():
                     if p.requires_grad and "lora_A" not in name:
-                        p.add_(0.05 * torch.randn_like(p))
+                        p.add_(NOISE * torch.randn_like(p))
             rounds.append({"mean": mean, "stale": apart(turns), "gib_given_back": round(asleep - awake, 3), "seconds": seconds})
+            print(f"round {step}", rounds[-1], flush=True)
         engine.close()
-    return {"mode": mode, "sleep": sleep, "rounds": rounds}
+    return {"mode": mode, "sleep": sleep, "device": device, "rounds": rounds}
 
 
-def step(mode: str, tiny: bool) -> dict:
+def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     """Real training steps: documents of random words, made-up rewards. Medians would need more steps: every one is kept."""
     from dryrun import made_up
     from memagent import AgentConfig
+    from plan import plan
     from settings import GRPOConfig, RunConfig
+    from text import UserError
     from train import train
 
     shape, rng = TINY if tiny else STEP, random.Random(0)
+    config = GRPOConfig(
+        steps=shape["steps"], tasks_per_step=(shape["tasks"],), group_size=shape["group"], lora_rank=16 if mode == "lora" else 0,
+        lr=1e-6, recompute=True,
+        # two bfloat16 passes of these random weights are .03 apart; the levels prove the weights
+        max_mismatch=1.0,
+    )  # fmt: skip
+    agent = AgentConfig(chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"])
+    sizes = SMALL if tiny else KNOWN[model]
+    if torch.cuda.is_available():
+        gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        if not plan(sizes, mode, gib, 1, config, agent).fits:  # `train` says so after writing 8 GB
+            raise UserError(f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights does not fit {gib:.1f} GiB.")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = model_folder(Path(temporary, "base"), not tiny)
+        folder = model_folder(Path(temporary, "base"), sizes, torch.float32 if tiny else torch.bfloat16)
         tasks = Path(temporary, "tasks.jsonl")
         words = ["Anna", "Boris", "Clara", "Lima", "Oslo", "reached", "joined"]  # each a token
         with tasks.open("w") as file:
@@ -119,71 +146,56 @@ def step(mode: str, tiny: bool) -> dict:
                 text = " ".join(rng.choice(words) for _ in range(shape["sections"] * shape["chunk"] - 8))
                 file.write(json.dumps({"question": f"Where is {i}?", "answer": "Lima", "context": text}) + "\n")
         run = RunConfig(
-            name="step", runs=temporary, model=str(folder), data=str(tasks), engine="vllm", save_every=999, keep_trajectories=0,
+            name="step", runs=temporary, model=str(folder), data=str(tasks), engine=ENGINE, keep_checkpoints=0, keep_trajectories=0,
             kv_gib=0.1 if tiny else 0.0,
         )  # fmt: skip
-        config = GRPOConfig(
-            steps=shape["steps"], tasks_per_step=(shape["tasks"],), group_size=shape["group"], lora_rank=16 if mode == "lora" else 0,
-            lr=1e-6, recompute=True,
-        )  # fmt: skip
-        agent = AgentConfig(chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"])
         train(run, config, agent, rewards=made_up)
         with Path(temporary, "step", "metrics.csv").open() as file:
             rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     keys = ("mismatch_mean", "read_tokens", "reused_tokens", "written_tokens", "computed_tokens", "share_saved", "rollout_s", "switch_s",
             "update_s", "step_s", "tokens_per_s", "mfu", "peak_gib")  # fmt: skip
-    return {"mode": mode, "shape": shape, "steps": [{key: round(row[key], 6) for key in keys if key in row} for row in rows]}
+    return {
+        "mode": mode,
+        "model": "tiny" if tiny else model,
+        "shape": shape,
+        "steps": [{key: round(row[key], 6) for key in keys if key in row} for row in rows],
+    }
 
 
-def alone(*words: str) -> dict:
-    """A part in a process of its own: what it prints last."""
-    done = subprocess.run([sys.executable, "-m", "bench.colocated", *words], capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": done.stderr.strip()[-800:]}
-    return json.loads(done.stdout.splitlines()[-1])
+def show(part: str, result: dict) -> None:
+    """Print a part's table."""
+    if part.startswith("step"):
+        names = list(result["steps"][0])
+        rows = [(name, *(x[name] for x in result["steps"])) for name in names]
+        table(f"Training steps, {part}", ("", *map(str, range(len(result["steps"])))), rows)
+        return
+    rows = [(f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values()) for x in result["rounds"]]
+    columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
+    table(f"Three rounds, {part}", ("", *columns), [(number, *row) for number, row in enumerate(rows)])
 
 
-def main(arguments: list[str] | None = None) -> dict | None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tiny", action="store_true", help="small, on whatever device there is; writes no result")
-    parser.add_argument("--part", nargs=2, help="one part alone, here: level full:2, or step lora")
-    args = parser.parse_args(arguments)
-    if args.part:
-        what, which = args.part
-        print(json.dumps(level(*which.split(":")) if what == "level" else step(which, args.tiny)))
-        return None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not args.tiny:
-        raise SystemExit("bench.colocated needs a GPU; --tiny shows on a CPU that it runs.")
-    tiny = ["--tiny"] * args.tiny
-    result: dict = {"levels": [], "steps": []}
-    lines, shown = [], []
-    for mode, sleep in LEVELS[:2] if args.tiny else LEVELS:
-        found = alone(*tiny, "--part", "level", f"{mode}:{sleep}")
-        result["levels"].append(found | {"mode": mode, "sleep": sleep})
-        rounds = found.get("rounds", [])
-        worst, stale = max((r["mean"] for r in rounds), default=9.0), min((r["stale"] for r in rounds), default=0.0)
-        met = worst <= BAR[device] < stale
-        lines.append(line(f"{mode}, sleep {sleep}: sampler from trainer", f"{worst:.2g}", f"at most {BAR[device]:g}", met))
-        last = rounds[-1] if rounds else {"gib_given_back": "failed", "seconds": {}}
-        shown.append((f"{mode}, sleep {sleep}", f"{worst:.2g}", f"{stale:.2g}", last["gib_given_back"], *last["seconds"].values()))
-    table("Three rounds each", ("", "apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s"), shown)
-    for mode in ("lora",) if args.tiny else ("lora", "full"):
-        found = alone(*tiny, "--part", "step", mode)
-        result["steps"].append(found | {"mode": mode})
-        if "failed" in found:
-            print(mode, "failed:", found["failed"])
-            continue
-        names = list(found["steps"][0])
-        table(
-            f"Training steps, {mode}",
-            ("", *map(str, range(len(found["steps"])))),
-            [(n, *(s[n] for s in found["steps"])) for n in names],
-        )
-    if not args.tiny:
-        finish("colocated", {"device": torch.cuda.get_device_name(), **result}, lines)
-    return result | {"lines": lines}
+def lines(part: str, result: dict) -> list[dict]:
+    """Say how far the sampler is from the trainer at most, and what was asked."""
+    if part.startswith("step"):
+        return []
+    bar = BAR[result["device"]]
+    worst, stale = max(x["mean"] for x in result["rounds"]), min(x["stale"] for x in result["rounds"])
+    what = f"{result['mode']}, sleep {result['sleep']}: sampler from trainer"
+    return [line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar < stale)]
 
+
+STEPS = {
+    "step-lora": ("lora", "Qwen/Qwen3-4B"),
+    "step-full-1.7b": ("full", "Qwen/Qwen3-1.7B"),
+    "step-full-4b": ("full", "Qwen/Qwen3-4B"),
+}
+BENCHMARK = Benchmark(
+    "colocated",
+    {f"{mode}-{sleep}": lambda tiny, mode=mode, sleep=sleep: level(mode, sleep) for mode, sleep in LEVELS}
+    | {name: partial(step, mode, model=model) for name, (mode, model) in STEPS.items()},
+    show,
+    lines,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

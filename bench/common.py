@@ -1,7 +1,7 @@
 """What the benchmarks share: the machine they ran on, timing side by side, the table, the line of JSON at the end.
 
-Holds: `machine`, `paired`, `spread`, `table`, `line`, `finish`. Leaves out: what is measured.
-Exercise it: `python -m bench.update`. Read next: update.py.
+Holds: `machine`, `paired`, `spread`, `table`, `line`, `write`, `finish`, `random_qwen3`. Leaves out: what is
+measured, benchmarks of several parts (parts.py). Exercise it: `python -m bench.update`. Read next: update.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from plan import Geometry
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -44,12 +46,14 @@ def machine() -> dict:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     versions = {"python": platform.python_version()}
-    for package in ("torch", "transformers", "trl"):
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    more = ("triton", "peft", "vllm") if gpu else ()
+    for package in ("torch", "transformers", "trl", *more):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             pass
-    return {
+    return gpu | {
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -115,7 +119,30 @@ def line(what: str, measured: object, bar: str, met: bool) -> dict:
 def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
     """The result with the machine: pretty in bench/results/NAME.json, and as the last line printed."""
     result = {"benchmark": name, "lines": list(lines), **result, "machine": machine()}
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(RESULTS / f"{name}.json", result)
     print(json.dumps(result))
+
+
+def write(path: Path, result: dict) -> None:
+    """Write a result, pretty: whole or not at all, however the process ends."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int = 40_960):
+    """Make a Qwen3 of these sizes with random weights, the same at every call on one device."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=sizes.hidden, intermediate_size=sizes.intermediate, num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads, head_dim=sizes.head_dim, vocab_size=sizes.vocab, max_position_embeddings=window,
+        tie_word_embeddings=sizes.tied, dtype=str(dtype).removeprefix("torch."),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config)
+    for p in model.parameters():  # the angles of the positions stay exact, as when it is loaded
+        p.data = p.data.to(dtype)
+    return model.eval()

@@ -473,6 +473,14 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     assert [*accuracy] == ["memagent", "full", "bm25", "none", "oracle"] and [*accuracy["oracle"]] == ["hotpotqa"]
 
 
+def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "train --name a --steps 1 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30 --keep-checkpoints 0"
+    said = run(*words.split())
+    assert "Neither checkpoint nor policy was kept" in said and "The policy is in" not in said
+    assert not Path("runs/a/model").exists() and Path("runs/a/report.html").exists()
+
+
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (

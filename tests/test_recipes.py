@@ -100,3 +100,19 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
         dry_run(replace(run, sleep="2"), config, agent, said.append)
     with pytest.raises(UserError, match=r"needs its config\.json"):
         dry_run(replace(run, model="foo/bar"), config, agent, said.append)
+
+
+def test_a_dry_run_exports_also_where_the_run_will_keep_no_checkpoint(monkeypatch):
+    """Its own checkpoints are small, and what is tried is more than the run needs."""
+    asked = []
+
+    def stop(run, *_, **__):
+        asked.append(run.keep_checkpoints)
+        raise UserError("far enough")
+
+    monkeypatch.setattr("train.train", stop)
+    config, agent = resolve("default", settings.EMBEDDED, {}, {})
+    for kept in (0, 3):
+        with pytest.raises(UserError, match="far enough"):
+            dry_run(RunConfig(device="cpu", keep_checkpoints=kept), config, agent, [].append)
+    assert asked == [1, 3]

@@ -55,6 +55,11 @@ def run_config(model, runs, name, **kwargs):
     return RunConfig(**{"name": name, "runs": str(runs), "model": str(model), "lengths": (1, 2), "save_every": 2} | kwargs)
 
 
+def rows_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def outcome(folder):
     """What must be equal: weights, metrics without times, trajectories without times."""
     with (folder / "metrics.csv").open(newline="") as file:
@@ -124,6 +129,17 @@ def test_killed_at_every_step_boundary(model, tmp_path):
             train.train(run, GRPO, base.AGENT, resume=(tmp_path / "killed").exists(), callbacks=[StopAt(step)])
     assert_same(outcome(train.train(run, GRPO, base.AGENT, resume=True)), expected)
     assert_same(outcome(train.train(run, GRPO, base.AGENT, resume=True)), expected)  # a finished run stays as it is
+
+
+def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
+    """Its numbers are those of a run that does, and its validations are made."""
+    run = run_config(model, tmp_path, "kept", validation="world", validation_n=2)
+    kept = train.train(run, GRPO, base.AGENT)
+    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, base.AGENT)
+    metrics = [[{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(folder)] for folder in (kept, none)]
+    assert metrics[0] == metrics[1] and len(metrics[1]) == 7
+    assert [row["step"] for row in runs.validations(none)] == [2, 4, 6, 7]
+    assert (kept / "model").is_dir() and not {"checkpoints", "model", "adapter"} & {path.name for path in none.iterdir()}
 
 
 def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypatch):

@@ -1,0 +1,209 @@
+"""The packed row's attention: FlexAttention against the bucket path.
+
+Holds: `flex`, a part of gpu.py: log-probs, gradients, graphs compiled, speed of attention alone.
+Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: trie.py.
+
+Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: the mask,
+the layout and the graphs are tried, the kernels are not.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from unittest.mock import patch
+
+import torch
+
+import trie
+from bench.common import line, table
+from grpo import Batch, Row, logprobs, pack, recompute
+
+ROWS = (
+    (200, 30, 30, 4),
+    (1500, 200, 100, 4),
+    (700, 100, 60, 3),
+    (100, 20, 20, 2),
+)  # common, own, response, members
+TINY_ROWS = ((40, 6, 5, 3), (700, 20, 10, 2), (20, 4, 3, 2))
+ATTENTION = {
+    "shared, 16k": (2048, 512, 512, 13),
+    "shared, 32k": (2048, 512, 512, 29),
+    "alone, 16k": (0, 2560, 512, 5),
+}
+BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
+
+
+def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> Batch:
+    """Make one group's turns as one trie; common = 0: nothing in common."""
+    rng = random.Random(0)
+    some = lambda n: [rng.randrange(2, vocab) for _ in range(n)]  # noqa: E731
+    section = some(common)
+    rows = [Row(section + some(own), some(response), [0.0] * response) for _ in range(members)]
+    (batch,) = pack(rows, 1 << 16)
+    return batch
+
+
+def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
+    """Make a small model with random weights.
+
+    head: 128, a Qwen3 with grouped heads; 64, a Llama with such; 32, a Llama with a key a query.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    sizes = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=4, vocab_size=8192)
+    heads = {128: (32, 8), 64: (9, 3), 32: (4, 4)}[head]
+    if tiny:
+        sizes, head, heads = (
+            dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512),
+            16,
+            (4, 2),
+        )
+    if head == 64:
+        sizes["hidden_size"] = 576
+    config, model = (Qwen3Config, Qwen3ForCausalLM) if heads == (32, 8) or tiny else (LlamaConfig, LlamaForCausalLM)
+    torch.manual_seed(0)
+    with torch.device(device):
+        return model(
+            config(**sizes, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=head, tie_word_embeddings=True,
+                   max_position_embeddings=40_960)
+        ).to(dtype).eval()  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def traced():
+    """Return flex_attention for a CPU with its gradient, which the library refuses there."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, backend="aot_eager")
+
+
+@contextmanager
+def path(flex: bool, device: str) -> Iterator[None]:
+    """Have the trie's attention take one path: FlexAttention, or buckets."""
+    with patch.object(trie, "takes_flex", lambda _: flex):
+        if device == "cuda" or not flex:
+            yield
+            return
+        refusal = "torch.nn.attention.flex_attention._validate_device"
+        with patch.object(trie, "_flex", traced), patch(refusal, lambda *_: None):
+            yield
+
+
+def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Compute log-probs [R], and every parameter's gradient of their sum."""
+    model.zero_grad()
+    logp = logprobs(model, batch)
+    logp.sum().backward()
+    return logp.detach().float(), {name: p.grad.float().clone() for name, p in model.named_parameters()}
+
+
+def compare(model, batch: Batch, device: str) -> dict:
+    """Say how far the two paths are apart.
+
+    `logp` on average, `grad` in relative norm; `again`: flex from itself, a second time.
+    """
+    from torch._dynamo.utils import counters
+
+    start = time.perf_counter()
+    with path(True, device):
+        ours, gradient = both(model, batch)
+        again, _ = both(model, batch)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    with path(False, device):
+        expected, reference = both(model, batch)
+    norm = sum(g.pow(2).sum() for g in reference.values()) ** 0.5
+    apart = sum((gradient[name] - reference[name]).pow(2).sum() for name in reference) ** 0.5
+    return {
+        "tokens": len(batch.trie), "logp": (ours - expected).abs().mean().item(), "again": (ours - again).abs().max().item(),
+        "grad": (apart / norm).item(), "seconds": round(seconds, 2), "graphs": counters["stats"]["unique_graphs"],
+    }  # fmt: skip
+
+
+def speed(batch: Batch) -> dict:
+    """Measure attention alone on a GPU, with Qwen3-4B's heads in bfloat16: milliseconds, TFLOP/s.
+
+    The pairs that the mask leaves out are not counted.
+    """
+    device, heads, head = torch.device("cuda"), 32, 128
+    start = time.perf_counter()
+    attention = trie.Attention(batch.trie, trie.Cost(1, 1, 1), device)
+    torch.cuda.synchronize()
+    built = time.perf_counter() - start
+    n = len(batch.trie) + trie.padding(batch.trie, device)
+    q, k, v = (torch.randn(1, h, n, head, device=device, dtype=torch.bfloat16, requires_grad=True) for h in (heads, 8, 8))
+    upstream = torch.randn(1, n, heads, head, device=device, dtype=torch.bfloat16)
+
+    def forward() -> torch.Tensor:
+        return attention(0, q, k, v, head**-0.5)
+
+    took = {}
+    for name, function in {
+        "forward": forward,
+        "both": lambda: forward().backward(upstream),
+    }.items():
+        for _ in range(3):
+            function()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(10):
+            function()
+        end.record()
+        torch.cuda.synchronize()
+        took[name] = start.elapsed_time(end) / 10
+    pairs = sum(s.depth * len(s) + len(s) * (len(s) + 1) / 2 for s in batch.trie.segments)
+    flop = 4 * heads * head * pairs
+    return {
+        "tokens": len(batch.trie), "mask_ms": round(built * 1e3, 1), "forward_ms": round(took["forward"], 3),
+        "both_ms": round(took["both"], 3), "forward_tflops": round(flop / took["forward"] / 1e9, 1),
+        "backward_tflops": round(2.5 * flop / (took["both"] - took["forward"]) / 1e9, 1),
+    }  # fmt: skip
+
+
+def flex(tiny: bool) -> dict:
+    """Compare the paths in several models and rows and, on a GPU, time attention alone."""
+    import torch._dynamo
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    models = [(128, torch.float32), *[(head, torch.bfloat16) for head in (128, 64, 32)]]
+    found: list[dict] = []
+    for head, dtype in models[: 1 if tiny else None]:
+        model = model_of(head, dtype, tiny, device)
+        recompute(model, True)
+        for rows in TINY_ROWS if tiny else ROWS:
+            with torch._dynamo.config.patch(recompile_limit=64):  # four models in one process; the product has one
+                result = compare(model, batch_of(*rows, model.config.vocab_size - 8), device)
+            found.append({"head": model.config.head_dim, "dtype": str(dtype).removeprefix("torch.")} | result)
+            print(found[-1], flush=True)
+    alone = {} if tiny else {name: speed(batch_of(*rows, 8000)) for name, rows in ATTENTION.items()}
+    return {"paths": found, "attention": alone, "graphs": found[-1]["graphs"]}
+
+
+def show_flex(result: dict) -> None:
+    """Print both tables."""
+    rows = [[f"{x:.2g}" if isinstance(x, float) else x for x in p.values()] for p in result["paths"]]
+    table("FlexAttention against buckets", list(result["paths"][0]), rows)
+    if result["attention"]:
+        names = list(next(iter(result["attention"].values())))
+        rows = [(name, *row.values()) for name, row in result["attention"].items()]
+        table("Attention alone", ("", *names), rows)
+
+
+def flex_lines(result: dict) -> list[dict]:
+    """Say for each type how far the gradients are apart at most."""
+    worst = {bar: max((x["grad"] for x in result["paths"] if x["dtype"] == bar), default=None) for bar in BARS}
+    return [
+        line(
+            f"flex: gradients from the buckets', {dtype}",
+            f"{grad:.2g}",
+            f"at most {BARS[dtype]:g}",
+            grad <= BARS[dtype],
+        )
+        for dtype, grad in worst.items()
+        if grad is not None
+    ]
