@@ -113,8 +113,9 @@ def build(sequences: Sequence[Sequence[int]], least: int = 1, shared: Sequence[i
     def add(sequence: int, start: int, stop: int, parent: int) -> int:
         if start == stop:
             return parent
-        segments.append(Segment(len(ids), len(ids) + stop - start, start, parent))
+        at = len(ids)
         ids.extend(sequences[sequence][start:stop])
+        segments.append(Segment(at, len(ids), start, parent))
         return len(segments) - 1
 
     stack = [(0, len(order), 0, -1)]  # sequences order[i:j] agree in their first `base` tokens, which end in segment `parent`
@@ -162,12 +163,9 @@ class Cost:
 
     def by_buckets(self, trie: Trie) -> float:
         """Attention bucket by bucket, padding included; the causal kernel leaves half of the pairs out."""
-        total = 0.0
-        for chosen in buckets(trie.segments, self):
-            some = [trie.segments[i] for i in chosen]
-            pairs = len(some) * max(map(len, some)) * max(s.depth + len(s) for s in some)
-            total += self.call + self.pair * pairs * (1 if some[0].depth else 0.5)
-        return total
+        return sum(
+            self.call + self.pair * len(b.chosen) * b.length * b.wide * (1 if b.below else 0.5) for b in grouped(trie.segments, self)
+        )
 
 
 def cheapest(sequences: Sequence[Sequence[int]], cost: Cost, shared: Sequence[int] | None = None) -> Trie:
@@ -204,27 +202,40 @@ def split(sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None
 MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32
 
 
-def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
-    """Segments whose attention is computed side by side, padded to the longest: a new bucket where padding costs more than the overhead."""
-    order = sorted(
-        range(len(segments)),
-        key=lambda i: (segments[i].depth > 0, (segments[i].depth + len(segments[i])).bit_length(), len(segments[i])),
-        reverse=True,
-    )
-    out: list[list[int]] = []
-    length = wide = area = 0
-    for i in order:
-        s = segments[i]
-        own = s.depth + len(s)
-        if out:
-            padded = (len(out[-1]) + 1) * max(length, len(s)) * max(wide, own)
-            waste = padded - area - len(s) * own
-        if not out or padded > MAX_MASK or waste * cost.pair > cost.call or (s.depth > 0) != (segments[out[-1][0]].depth > 0):
-            out.append([])
-            length = wide = area = 0
-        out[-1].append(i)
-        length, wide, area = max(length, len(s)), max(wide, own), area + len(s) * own
+@dataclass(slots=True)
+class Group:
+    """Segments whose attention is computed side by side."""
+
+    chosen: list[int]
+    length: int  # queries of the longest
+    wide: int  # keys of the widest: what stands above a segment and itself
+    below: bool  # whether something stands above them
+
+
+def grouped(segments: Sequence[Segment], cost: Cost) -> list[Group]:
+    """Segments side by side, padded to the longest: a new group where padding costs more than the overhead of one."""
+    # plain integers: this runs for every batch of prompts, over hundreds of segments
+    shapes = [(s.depth > 0, s.stop - s.start, s.depth + s.stop - s.start) for s in segments]
+    keys = [(below, own.bit_length(), length) for below, length, own in shapes]
+    out: list[Group] = []
+    group, area, most_waste = None, 0, cost.call / cost.pair
+    for i in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
+        below, length, own = shapes[i]
+        if group is not None and group.below == below:
+            longest, wide = max(group.length, length), max(group.wide, own)
+            padded = (len(group.chosen) + 1) * longest * wide
+            if padded <= MAX_MASK and padded - area - length * own <= most_waste:
+                group.chosen.append(i)
+                group.length, group.wide, area = longest, wide, area + length * own
+                continue
+        group, area = Group([i], length, own, below), length * own
+        out.append(group)
     return out
+
+
+def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
+    """Which segments' attention is computed side by side, by number."""
+    return [group.chosen for group in grouped(segments, cost)]
 
 
 def outputs_of(chosen: Sequence[Sequence[int]], segments: Sequence[Segment]) -> np.ndarray:
