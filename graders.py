@@ -4,7 +4,8 @@ Holds: the boxed reward (spec memagent.md 4), prediction extraction and the metr
 Leaves out: trajectories (memagent.py), averages and intervals (eval.py). No torch.
 Exercise it: `pytest tests/test_graders.py`. Read next: data.py.
 
-Every score is from 0 to 1 and is not rounded. A missing or empty prediction is worth 0 everywhere, but for the blank box of `sub_em_upstream`.
+Every score is from 0 to 1 and is not rounded. A missing or empty prediction is worth 0
+everywhere, but for the blank box of `sub_em_upstream`.
 """
 
 from __future__ import annotations
@@ -122,13 +123,15 @@ def sub_em(prediction: str | None, answers: Iterable[str]) -> float:
 
 
 def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:
-    """MemAgent's (`judge_sub_em` of its ruler_hqa.py), two ways, first answer only: "a" is right for "apple", "The" and a box of blanks
-    for anything, an empty box for nothing. For published numbers alone.
+    """Compute MemAgent's (`judge_sub_em` of its ruler_hqa.py), two ways, first answer only: "a" is
+    right for "apple", "The" and a box of blanks for anything, an empty box for nothing. For
+    published numbers alone.
 
-    What differs is what counts as the prediction: `score` drops thinking that never ends, which MemAgent grades as the answer, and where
-    nothing follows `</think>` MemAgent grades the thoughts; DeepSeek's special tokens and dots before a sentence's answer stay here.
-    Responses that are empty, or whose box has no brace, are 0 and count; MemAgent leaves the first out and ends with an error at the second.
-    MemAgent rounds each item to .01, which changes nothing here.
+    What still differs is what counts as the prediction. `score` drops thinking that never ends and
+    finds nothing where nothing follows `</think>`: MemAgent grades the thoughts in both cases.
+    DeepSeek's special tokens and dots before a sentence's answer stay here. A response that is
+    empty, or whose only box is `\\fbox{..}` or has no brace, is 0 and counts: MemAgent leaves the
+    first out and ends with an error at the others.
     """
     if not prediction or not answers:
         return 0.0
@@ -145,16 +148,19 @@ def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
 
 # Tags of the agents' protocols and LaTeX around a box are no words of the text
 MARKUP = re.compile(r"</?(?:update|recall|thinking|think)>|\\(?:boxed|fbox|text(?:bf|it|rm)?|math(?:bf|it|rm))(?![a-z])")
-# Punctuation that belongs to a word or to a number, as in U.S.A., O'Brien, AT&T, 1,200 and 3:45; any other is a border between words
+# Punctuation that belongs to a word or to a number, as in U.S.A., O'Brien, AT&T, 1,200 and 3:45;
+# any other is a border between words
 INNER = re.compile(r"(?<=[^\W_])['.&_-](?=[^\W_])|(?<=\d)[,:/](?=\d)")
 BORDERS = str.maketrans(string.punctuation, " " * len(string.punctuation))
 
 
 def separate_words(text: str) -> str:
-    r"""The text, normalised as by `normalize_answer`, but for markup and punctuation that stands between two words: there they stay two.
+    r"""Normalise as `normalize_answer`, but keep two words two where markup or punctuation stands
+    between them.
 
-    `normalize_answer` deletes punctuation, as the metrics must, and makes one word of what it joins. A memory in which something is looked
-    for may be `<update>Lima</update>`, as ReMemR1's code keeps it, or end in a box.
+    `normalize_answer` deletes punctuation, as the metrics must, and makes one word of what it
+    joins. A memory in which something is looked for may be `<update>Lima</update>`, as ReMemR1's
+    code keeps it, or end in a box.
 
     >>> separate_words(r"<update>See \boxed{Lima}</update>"), separate_words("O'Brien,Lima: 1,200")
     ('see lima', 'obrien lima 1200')
@@ -163,7 +169,8 @@ def separate_words(text: str) -> str:
 
 
 def words_held(text: str) -> set[str]:
-    """All words of the text: normalised as the metrics do, and kept apart where these would join two (`separate_words`)."""
+    """List all words of the text: normalised as in the metrics, and kept apart where that joins two
+    (`separate_words`)."""
     return {*normalize_answer(MARKUP.sub(" ", text)).split(), *separate_words(text).split()}
 
 
@@ -174,7 +181,8 @@ def answer_recall(
 
     Words that the question has too say nothing about reading and are not looked for, nor are yes and no. None: no answer is left with a word
     that could be found. all_asked: every answer is asked for, the mean counts. match="substring" is upstream's instead: of all the answer's
-    words as they are, anywhere, whatever the question has, mean over the answers. Markup in the text is no word (`separate_words`).
+    words as they are, anywhere, whatever the question has, mean over the answers. Markup is
+    no word of the text (`separate_words`).
 
     >>> answer_recall(["UK", "United Kingdom"], "the UK"), answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
     (1.0, 0.5)
@@ -196,14 +204,15 @@ def phrases(answers: Iterable[str]) -> list[str]:
 
 
 def stand(golds: Sequence[str], text: str) -> int:
-    """How many of these `phrases` stand in the text, as whole words, normalised; tags and boxes around them are no part of a word
-    (`separate_words`)."""
+    """Count the `phrases` that stand in the text, as whole words, normalised; tags and boxes around
+    them are no part of a word (`separate_words`)."""
     if not golds:
         return 0
     joined = f" {normalize_answer(MARKUP.sub(' ', text))} "
     found = {gold for gold in golds if gold in joined}
-    # sections are long: they are taken apart a second time only if all letters of an answer's words are there
-    if glued := [gold for gold in golds if gold not in found and all(word in joined for word in gold.split())]:
+    missing = [gold for gold in golds if gold not in found]
+    # sections are long: taken apart a second time only if all letters of an answer's words are there
+    if glued := [gold for gold in missing if all(word in joined for word in gold.split())]:
         apart = f" {separate_words(text)} "
         found.update(gold for gold in glued if gold in apart)
     return sum(gold in found for gold in golds)
@@ -232,11 +241,11 @@ def score(response: str, answers: Sequence[str], form: str = "boxed", all_asked:
     """
     if form not in ("boxed", "sentence"):
         raise UserError(f"'{form}' is no answer form; these are: boxed, sentence.")
-    text = strip_thinking(response)
+    text = strip_thinking(response).strip()  # as MemAgent: a bare \boxed at the end is no blank box
     pred = extract_boxed(text) if form == "boxed" else extract_sentence(text)
     found, pred = pred, pred.strip() if pred else pred
     reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, answers)
     if all_asked:
         reward = ruler_match(pred, answers)
     metrics = (metric(pred, answers) for metric in (exact_match, f1, ruler_match if all_asked else sub_em))
-    return Scores(pred, reward, *metrics, sub_em_upstream(found, answers))  # MemAgent's takes a box of blanks as it is
+    return Scores(pred, reward, *metrics, sub_em_upstream(found, answers))  # which takes blanks, too

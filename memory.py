@@ -36,7 +36,7 @@ def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, lower-cased, without punctuation, articles and the markup of responses."""
+    """List the words of a text: lower case, no punctuation, no articles, no tags of responses."""
     return separate_words(text).split()
 
 

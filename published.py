@@ -1,10 +1,12 @@
 """Published numbers: other models, and other questions than any set of ours. Marks to look at, not lines of the same experiment.
 
-Holds: MemAgent's tables (arXiv 2507.02259v1, and the two rows that v2 has changed), ReMemR1's (arXiv 2509.23040). Leaves out: ours. No torch.
+Holds: MemAgent's tables (arXiv 2507.02259v1, and the two rows that v2 has changed), ReMemR1's
+(arXiv 2509.23040). Leaves out: ours. No torch.
 Exercise it: `python cli.py eval --suite ruler-hqa`. Read next: report.py.
 
-v1's Table 2 and Figure 6a agree with the pictures in MemAgent's repository (Figure 6b is not among them). v2 (2026, as at ICLR) was not
-read: its rows are second-hand, from public notes of several of its readers, who agree and quote the other models of that table unchanged.
+v1's Table 2 and Figure 6a agree with the pictures in MemAgent's repository (Figure 6b is not among
+them). v2 (2026, as at ICLR) was not read: its rows are second-hand, from public notes of several of
+its readers, who agree and quote the other models of that table unchanged.
 """
 
 from __future__ import annotations

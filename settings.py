@@ -89,9 +89,10 @@ class GRPOConfig:
     updates_per_rollout: int = 1
     """optimizer steps on one rollout, each on its own part of the trajectories"""
     outcome: str = "exact"
-    """what a trajectory earns: exact = 1 for an accepted answer in the box but for case, blanks and LaTeX, as MemAgent and ReMemR1, which
-    look into thinking too (here it is dropped first); em = 1 for one after SQuAD's normalisation, without articles and punctuation;
-    f1 = the share of its words, normalised so (ReMemR1's own f1 is not)"""
+    """what a trajectory earns: exact = 1 for an accepted answer in the box but for case, blanks and
+    LaTeX, as MemAgent and ReMemR1, which look into thinking too (here it is dropped first);
+    em = 1 for one after SQuAD's normalisation, without articles and punctuation; f1 = the share of
+    its words, so normalised (ReMemR1's own f1 is not)"""
     credit: str = "share"
     """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
     normalisation: str = "std"

@@ -226,7 +226,7 @@ def test_score_of_a_sentence():
     assert score("the answer is the Paris", ["Paris"], "sentence").reward == 0  # the reward keeps articles, whatever the form
 
 
-@pytest.mark.parametrize("response", ["", "Paris", "<think>the answer is Paris \\boxed{Paris}"])
+@pytest.mark.parametrize("response", ["", "Paris", "\\boxed \n", "<think>the answer is Paris \\boxed{Paris}"])
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
 def test_a_response_without_an_answer_scores_nothing(response, form):
     s = score(response, ["Paris"], form)
