@@ -399,7 +399,7 @@ def filter_questions(file: Annotated[Path, typer.Argument(help="questions with t
                      samples: Annotated[int, typer.Option(help="answers a question; one right one is enough")] = 2,
                      temperature: Annotated[float, typer.Option()] = 1.0, top_p: Annotated[float, typer.Option()] = 0.7,
                      answer_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 512,
-                     rule: Annotated[str, typer.Option(help="contains = dropped too if the response merely has the answer in it (MemAgent's code); right = only if the box is right")] = "contains",
+                     rule: Annotated[str, typer.Option(help="contains = dropped too if an accepted answer stands anywhere in the response, whatever the case, inside a word too (as MemAgent's filter.py looks); right = only if the box is right")] = "contains",
                      device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
                      engine: Annotated[str, typer.Option(help="what answers: transformers or vllm")] = "transformers"):  # fmt: skip
     """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""

@@ -393,6 +393,17 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     return folder
 
 
+def is_known(row: dict, rule: str) -> bool:
+    r"""Whether an answer without the document is right. rule: right = its box is; contains = or an
+    accepted answer stands in it.
+
+    As in MemAgent's filter.py, the answer's letters are looked for as they are, whatever the case:
+    normalised, `\boxed{Paris, France}` would be one word with its box.
+    """
+    said = row["response"].lower()
+    return row["reward"] > 0 or (rule == "contains" and any(gold.lower() in said for gold in row["answers"] if gold.strip()))
+
+
 def filter_questions(
     file: Path,
     out: Path,
@@ -408,7 +419,6 @@ def filter_questions(
     """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
     from agents import no_context
     from eval import evaluate
-    from graders import normalize_answer
     from rollout import Sampling
     from tally import bootstrap
 
@@ -430,12 +440,7 @@ def filter_questions(
             rows=out.with_name(f"{out.name}.rows.jsonl"), model=fingerprint(model, engine.dtype), samples=samples,
             progress=lambda row: progress.advance(shown),
         )  # fmt: skip
-    known: set[str] = set()
-    for row in rows:
-        said = f" {normalize_answer(row['response'])} "
-        golds = [words for answer in row["answers"] if (words := normalize_answer(answer))]
-        if row["reward"] > 0 or (rule == "contains" and any(f" {words} " in said for words in golds)):
-            known.add(row["id"])
+    known = {row["id"] for row in rows if is_known(row, rule)}
     failed = len({row["id"] for row in rows if row["error"]} - known)
     kept = [task for task in tasks if task.id not in known]
     low, high = bootstrap([float(task.id in known) for task in tasks])

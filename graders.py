@@ -4,7 +4,8 @@ Holds: the boxed reward (spec memagent.md 4), prediction extraction and the metr
 Leaves out: trajectories (memagent.py), averages and intervals (eval.py). No torch.
 Exercise it: `pytest tests/test_graders.py`. Read next: data.py.
 
-Every score is from 0 to 1 and is not rounded. A missing or empty prediction is worth 0 everywhere.
+Every score is from 0 to 1 and is not rounded. A missing or empty prediction is worth 0
+everywhere, but for the blank box of `sub_em_upstream`.
 """
 
 from __future__ import annotations
@@ -122,7 +123,16 @@ def sub_em(prediction: str | None, answers: Iterable[str]) -> float:
 
 
 def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:
-    """MemAgent's, two ways, first answer only: "a" is right for "apple" and "The" for anything. For published numbers alone."""
+    """Compute MemAgent's (`judge_sub_em` of its ruler_hqa.py), two ways, first answer only: "a" is
+    right for "apple", "The" and a box of blanks for anything, an empty box for nothing. For
+    published numbers alone.
+
+    What still differs is what counts as the prediction. `score` drops thinking that never ends and
+    finds nothing where nothing follows `</think>`: MemAgent grades the thoughts in both cases.
+    DeepSeek's special tokens and dots before a sentence's answer stay here. A response that is
+    empty, or whose only box is `\\fbox{..}` or has no brace, is 0 and counts: MemAgent leaves the
+    first out and ends with an error at the others.
+    """
     if not prediction or not answers:
         return 0.0
     said, gold = normalize_answer(prediction), normalize_answer(answers[0])
@@ -135,6 +145,33 @@ def ruler_match(prediction: str | None, golds: Sequence[str]) -> float:
 
 
 # ---- What a text holds of an answer ----
+
+# Tags of the agents' protocols and LaTeX around a box are no words of the text
+MARKUP = re.compile(r"</?(?:update|recall|thinking|think)>|\\(?:boxed|fbox|text(?:bf|it|rm)?|math(?:bf|it|rm))(?![a-z])")
+# Punctuation that belongs to a word or to a number, as in U.S.A., O'Brien, AT&T, 1,200 and 3:45;
+# any other is a border between words
+INNER = re.compile(r"(?<=[^\W_])['.&_-](?=[^\W_])|(?<=\d)[,:/](?=\d)")
+BORDERS = str.maketrans(string.punctuation, " " * len(string.punctuation))
+
+
+def separate_words(text: str) -> str:
+    r"""Normalise as `normalize_answer`, but keep two words two where markup or punctuation stands
+    between them.
+
+    `normalize_answer` deletes punctuation, as the metrics must, and makes one word of what it
+    joins. A memory in which something is looked for may be `<update>Lima</update>`, as ReMemR1's
+    code keeps it, or end in a box.
+
+    >>> separate_words(r"<update>See \boxed{Lima}</update>"), separate_words("O'Brien,Lima: 1,200")
+    ('see lima', 'obrien lima 1200')
+    """
+    return normalize_answer(INNER.sub("", MARKUP.sub(" ", text)).translate(BORDERS))
+
+
+def words_held(text: str) -> set[str]:
+    """List all words of the text: normalised as in the metrics, and kept apart where that joins two
+    (`separate_words`)."""
+    return {*normalize_answer(MARKUP.sub(" ", text)).split(), *separate_words(text).split()}
 
 
 def answer_recall(
@@ -149,7 +186,8 @@ def answer_recall(
 
     Words that the question has too say nothing about reading and are not looked for, nor are yes and no; with words="all" every word is,
     as in the paper's equations. None: no answer is left with a word that could be found. all_asked: every answer is asked for, the mean
-    counts. match="substring" is upstream's instead: of all the answer's words as they are, anywhere, mean over the answers.
+    counts. match="substring" is upstream's instead: of all the answer's words as they are, anywhere, mean over the answers. Markup is no
+    word of the text (`separate_words`).
 
     >>> answer_recall(["UK", "United Kingdom"], "the UK"), answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
     (1.0, 0.5)
@@ -157,9 +195,9 @@ def answer_recall(
     if match == "substring":
         shares = [sum(word in text for word in gold) / len(gold) for answer in answers if (gold := answer.split())]
         return sum(shares) / len(shares) if shares else None
-    held, known = set(normalize_answer(text).split()), set()
+    held, known = words_held(text), set()
     if words == "unseen":
-        known = {*normalize_answer(question).split()}
+        known = words_held(question)
         answers = (answer for answer in answers if normalize_answer(answer) not in ("yes", "no"))
     golds = [gold for answer in answers if (gold := {*normalize_answer(answer).split()} - known)]
     shares = [len(gold & held) / len(gold) for gold in golds]
@@ -172,9 +210,18 @@ def phrases(answers: Iterable[str]) -> list[str]:
 
 
 def stand(golds: Sequence[str], text: str) -> int:
-    """How many of these `phrases` stand in the text, as whole words, normalised."""
-    words = f" {normalize_answer(text)} " if golds else ""
-    return sum(gold in words for gold in golds)
+    """Count the `phrases` that stand in the text, as whole words, normalised; tags and boxes around
+    them are no part of a word (`separate_words`)."""
+    if not golds:
+        return 0
+    joined = f" {normalize_answer(MARKUP.sub(' ', text))} "
+    found = {gold for gold in golds if gold in joined}
+    missing = [gold for gold in golds if gold not in found]
+    # sections are long: taken apart a second time only if all letters of an answer's words are there
+    if glued := [gold for gold in missing if all(word in joined for word in gold.split())]:
+        apart = f" {separate_words(text)} "
+        found.update(gold for gold in glued if gold in apart)
+    return sum(gold in found for gold in golds)
 
 
 # ---- All of them for one response ----
@@ -200,11 +247,11 @@ def score(response: str, answers: Sequence[str], form: str = "boxed", all_asked:
     """
     if form not in ("boxed", "sentence"):
         raise UserError(f"'{form}' is no answer form; these are: boxed, sentence.")
-    text = strip_thinking(response)
+    text = strip_thinking(response).strip()  # as MemAgent: a bare \boxed at the end is no blank box
     pred = extract_boxed(text) if form == "boxed" else extract_sentence(text)
-    pred = pred.strip() if pred else pred
+    found, pred = pred, pred.strip() if pred else pred
     reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, answers)
     if all_asked:
         reward = ruler_match(pred, answers)
-    metrics = (metric(pred, answers) for metric in (exact_match, f1, ruler_match if all_asked else sub_em, sub_em_upstream))
-    return Scores(pred, reward, *metrics)
+    metrics = (metric(pred, answers) for metric in (exact_match, f1, ruler_match if all_asked else sub_em))
+    return Scores(pred, reward, *metrics, sub_em_upstream(found, answers))  # which takes blanks, too

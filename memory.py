@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from graders import normalize_answer
+from graders import separate_words
 
 
 def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str:
@@ -36,8 +36,8 @@ def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, lower-cased, without punctuation and articles."""
-    return normalize_answer(text).split()
+    """List the words of a text: lower case, no punctuation, no articles, no tags of responses."""
+    return separate_words(text).split()
 
 
 class Retriever(ABC):

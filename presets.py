@@ -22,6 +22,10 @@ PRESETS: dict[str, tuple[dict, dict, dict]] = {
         {},
         {},
     ),
+    # MemAgent 7B as its code trains it. Second-hand, from notes on the paper's v2 (published.py): a
+    # batch of 256 for 7B and 14B (the code has 256 for 14B alone), about 400 steps on 32,768
+    # documents of 32K tokens, then a second stage, on 2,560 documents of up to 60K tokens
+    # (DocQA-RL-1.6K among them), of which the released code knows nothing and which is not here
     "paper": (
         dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share", normalisation="mean", aggregation="token_mean",
              clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6, warmup=20, betas=(0.9, 0.999), weight_decay=0.01,

@@ -95,7 +95,8 @@ def _published(summary: dict) -> str:
                 for model, by in table.rows.items()
             ]
             body = [[*name, *(f"{by[n]:.3f}" if n in by else "" for n in lengths)] for name, by in rows]
-            caption = f"{esc(table.question)}, {esc(table.metric)}, by {table.unit}; grey: {esc(table.source)}: other model, other questions"
+            source = f"{esc(table.source)}{' (second-hand, as others quote it)' if table.second_hand else ''}"
+            caption = f"{esc(table.question)}, {esc(table.metric)}, by {table.unit}; grey: {source}: other model, other questions"
             parts.append(_table(caption, ["", "temp.", *(f"{n:,}" for n in lengths)], body))
     return "".join(parts)
 

@@ -9,15 +9,29 @@ Exercise it: `pytest tests/test_ruler.py`. Read next: graders.py.
   cwe, fwe  ten words of a numbered list, three coded words of a text, are more frequent than the others and asked for
   qa_1, 2   questions of SQuAD's and HotpotQA's form, their paragraphs among others: any accepted answer is right
 
-Numbers are upstream's (NVIDIA/RULER and MemAgent's copy of it, spec memagent.md 9); sentences and questions are not. Where we differ:
+Numbers are upstream's (NVIDIA/RULER and MemAgent's copy of it, spec memagent.md 9); sentences and
+questions are not. As there, the questions of several values or keys and of vt do not say how many
+answers there are, those of cwe and fwe do. (NVIDIA's prompt for vt ends with the beginning of an
+answer that says it; MemAgent's has none, nor has ours.) Where we differ; tokens are those of
+SmolLM2's tokenizer:
+- Documents are as long as fits: at 8,192 tokens 7,922 (niah_single_1) and 7,883 (niah_multikey_3).
+  MemAgent's copy lengthens them by 25 lines at a time and ends at 7,522 and 6,120, so ours are
+  harder; NVIDIA's now searches for what fits, too.
+- Lengths are in tokens of the model that is asked, or of --tokenizer; the published sets are in
+  Qwen2.5's, whatever the model. The same length is another number of words elsewhere.
 - Every needle's depth, vt's too, is drawn from the grid of 40; upstream does that in essays only. vt has no example before it.
+- Orders are drawn for each item and length. Upstream's permutations (of needles, fwe's words, the
+  documents of qa) are one for all items of a seed, so that a policy can learn places.
 - Items share their haystack (the distractors of niah_multikey_2 and _3 too, in another order), so that a set is small.
 - Distractors share no key or value with an item's own, and no answer stands anywhere else: upstream leaves that to chance.
-- Coded words and the names of vt are made of consonants: they spell no word, so none stands in the filler and none is a profanity.
+- Coded words and the names of vt are made of consonants: they spell no word, so none stands in the
+  filler and none is a profanity. Such a coded word takes 4.30 tokens, upstream's of all letters
+  3.89: at a length there are about a tenth fewer words.
 - cwe: single words are used up at 150,000 tokens or so, pairs of them follow (NVIDIA: another list of words; MemAgent: nothing).
 - cwe: words occur 30 and 3 times; 6 and 1 times below 4,096 tokens as upstream, and at any length at which 30 and 3 leave no room.
-- qa: documents have titles. Of SQuAD, other paragraphs of the same article come first, as upstream; of HotpotQA, no other passage has a
-  title of the question's own paragraphs, as it might be another version of one.
+- qa: documents have titles, upstream's of SQuAD none. Of SQuAD, other paragraphs of the same
+  article come first, as upstream; of HotpotQA, no other passage has a title of the question's own
+  paragraphs, as it might be another version of one.
 """
 
 from __future__ import annotations
@@ -49,8 +63,8 @@ FILLER = "The kettle is warm. Rain runs down the window. A dog sleeps by the doo
 FIRST = "Now {name} is given the value {value}."
 HOP = "Now {name} is given what {other} has."
 ONE_VALUE = "Which {type} does the archive keep for {keys}? Answer with this {type} alone."
-ALL_VALUES = "Which {type}s does the archive keep for {keys}? Answer with all {n}, separated by commas."
-ALL_NAMES = "Which {n} names are given the value {value}, directly or by way of others? Answer with all {n}, separated by commas."
+ALL_VALUES = "Which {type}s does the archive keep for {keys}? Answer with all of them, separated by commas."
+ALL_NAMES = "Which names are given the value {value}, directly or by way of others? Answer with all of them, separated by commas."
 ALL_COMMON = "Which {n} words occur most often in the numbered list? Answer with these {n} words, separated by commas."
 ALL_CODED = "Which 3 coded words occur most often in the text, dots not counted? Answer with these 3 words, separated by commas."
 
@@ -207,7 +221,7 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], li
             return pieces, places[:wanted]
 
         asked = ", ".join(dict(bound[:wanted]))
-        question = (ALL_VALUES if wanted > 1 else ONE_VALUE).format(type=task.value, keys=asked, n=wanted)
+        question = (ALL_VALUES if wanted > 1 else ONE_VALUE).format(type=task.value, keys=asked)
         return [Item(Task(which.id, question, tuple(value for _, value in bound[:wanted])), build, 2 * total)]
 
     return item
@@ -220,7 +234,7 @@ def _vt(which: Which) -> list[Item]:
     chained = [FIRST.format(name=names[0], value=value)]
     chained += [HOP.format(name=b, other=a) for a, b in pairwise(names)]
     depths = sorted(which.depths(HOPS + 1))
-    task = Task(which.id, ALL_NAMES.format(n=HOPS + 1, value=value), tuple(names))
+    task = Task(which.id, ALL_NAMES.format(value=value), tuple(names))
     return [Item(task, lambda size: _insert([FILLER] * size, chained, depths), HOPS + 1)]
 
 

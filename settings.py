@@ -95,8 +95,10 @@ class GRPOConfig:
     """groups whose advantages are all 0: skip = not trained on; keep = they count in what the loss is normalised by and have the KL term,
     as in verl and vime"""
     outcome: str = "exact"
-    """what a trajectory earns: exact = as MemAgent and ReMemR1, 1 for an accepted answer but for case, blanks and LaTeX; em = 1 for one
-    after SQuAD's normalisation, without articles and punctuation; f1 = the share of its words"""
+    """what a trajectory earns: exact = 1 for an accepted answer in the box but for case, blanks and
+    LaTeX, as MemAgent and ReMemR1, which look into thinking too (here it is dropped first);
+    em = 1 for one after SQuAD's normalisation, without articles and punctuation; f1 = the share of
+    its words, so normalised (ReMemR1's own f1 is not)"""
     credit: str = "share"
     """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
     normalisation: str = "std"

@@ -21,7 +21,8 @@ import worlds
 from agents import full_context
 from data import Task
 from eval import EDGE, Cell, evaluate, fate, row_of
-from memagent import Finish, Trajectory, Turn, fill, memagent
+from memagent import AgentConfig, Finish, Trajectory, Turn, fill, memagent
+from presets import compat_fields
 from rememr1 import rememr1
 from rollout import Sampling, ScriptedEngine
 from rows import Rows
@@ -145,7 +146,9 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     rows = run(codec, tmp_path / "rows", some, engine)
     assert [row["tries"] for row in rows] == [2, *[1] * 7]  # a failure is begun anew once
     assert [row["reward"] for row in rows] == [0, 0, 0, 1, 1, 1, 1, 1]
-    assert all(row[m] == 0 for row in rows[:3] for m in ("em", "f1", "sub_em", "sub_em_upstream"))
+    assert all(row[m] == 0 for row in rows[:3] for m in ("em", "f1", "sub_em"))
+    # the tokenizer writes the empty box with a blank in it, which is right for MemAgent
+    assert [row["sub_em_upstream"] for row in rows[:3]] == [0, 1, 0] and rows[1]["response"] == "\\boxed{ }"
     assert rows[0]["error"] == "the endpoint is gone" and rows[0]["prediction"] is None and rows[0]["finish"] == "error"
     summary = summarise(rows)
     assert summary["accuracy"]["trained"]["one_fact"]["1.0"]["2"] | {"low": 0, "high": 0} == {
@@ -387,6 +390,8 @@ def reading_of(codec, sections, memories, answers=("Lima",), **labels):
         (["-", "Limassol", "-"], ("Lima",), [1, 3], [], "never kept"),  # whole words alone
         (["Oslo", "-", "-"], ("Oslo",), [], [[1, 1], [2, 0]], "lost"),
         (["-", "-", "-"], ("Oslo",), [], [], "not shown"),
+        (["<update>Lima</update>", "so \\boxed{Lima}", "<update>Limassol</update>"], ("Lima",), [1, 3], [[1, 1], [3, 0]], "lost"),
+        (["-", "-", "<update>in Lima</upd"], ("Lima",), [1, 3], [[3, 1]], "kept"),  # cut inside a tag
         (["yes", "yes", "yes"], ("yes",), [], [], "unknown"),
         (["Lima", "Quito", "Rome"], ("Rome", "Lima"), [1, 3], [[1, 1], [2, 0], [3, 1]], "kept"),  # any accepted answer will do
     ],
@@ -399,6 +404,40 @@ def test_where_an_answer_came_into_the_memory_and_left_it(codec, memories, answe
     assert row["memory_tokens"] == pytest.approx(sum(lengths) / 3, abs=0.01)
     assert row["document_tokens"] == sum(len(codec.encode(s)) for s in ("Anna reached Lima.", "Nothing.", "Lima is far."))
     assert row["mib"] > 50
+
+
+def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path):
+    """`--compat upstream` keeps a memory with its tags (D2 of the check against the originals): rows, counts and transcripts see the answer."""
+    fields = compat_fields("upstream", training=False)["agent"]
+    config = AgentConfig(24, 24, 24, query_tokens=8, step_tokens=48, **fields | {"retriever": "word_recall"})
+    sections = ["Anna met Otto there." + " And so on." * 5] * 3
+    task = Task("a", "Where?", ("Lima",), text=" ".join(sections))
+    said = ["<update>Otto: Lima</update>", "<update>Max left.</update><recall>otto</recall>", "<update>See \\boxed{Lima}</update>"]
+    answers = iter(said + ["<update>Limassol</update>"] * 9)
+
+    def script(prompt):
+        return "\\boxed{x}" if prompt.final else next(answers)
+
+    (row,) = run(
+        codec,
+        tmp_path / "rows",
+        [task],
+        ScriptedEngine(codec, script),
+        rememr1,
+        config,
+        record_to=tmp_path / "records",
+        n_records=1,
+    )
+    assert row["sections"] > 3 and row["held"] == [[1, 1], [2, 0], [3, 1], [4, 0]] and fate(row) == "lost"
+    assert (row["recalls"]["queries"], row["recalls"]["sought"], row["recalls"]["holds"], row["recalls"]["evidence"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    (record,) = lines(tmp_path / "records")
+    assert record["turns"][1]["memory"] == record["turns"][2]["recalled"]["text"] == "<update> Otto: Lima</update>"
+    assert record["turns"][2]["recalled"]["held"] == "answer"
 
 
 def test_of_answers_that_are_all_asked_for_each_is_looked_for(codec):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graders import (
+    answer_recall,
     boxed_reward,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
     normalize_answer,
+    phrases,
     ruler_match,
     score,
+    separate_words,
+    stand,
     strip_thinking,
     sub_em,
     sub_em_upstream,
@@ -157,6 +163,7 @@ METRICS = [
     ("a", ["A"], 1, 0, 1, 1),
     ("Paris", [], 0, 0, 0, 0),
     ("a b c", ["b c d"], 0, 4 / 5, 0, 1),  # the article goes: b c against b c d
+    (".", ["Paris"], 0, 0, 0, 1),
 ]
 
 
@@ -203,13 +210,23 @@ def test_score_of_a_boxed_response():
     assert score(r"\boxed{Paris}", ["Paris"]).reward == 1
 
 
+@pytest.mark.parametrize(
+    ("response", "upstream"),
+    [(r"\boxed{ }", 1), ("\\boxed{\n \t}", 1), (r"\boxed  $", 1), (r"\boxed{}", 0), ("the answer is .", 0)],
+)
+def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
+    """Its `judge_sub_em` looks whether there is a prediction before it normalises it, and nothing stands in everything."""
+    s = score(response, ["Paris"], "sentence" if "is" in response else "boxed")
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("", 0, 0, 0, 0, upstream)
+
+
 def test_score_of_a_sentence():
     s = score(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
     assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
     assert score("the answer is the Paris", ["Paris"], "sentence").reward == 0  # the reward keeps articles, whatever the form
 
 
-@pytest.mark.parametrize("response", ["", "Paris", "<think>the answer is Paris \\boxed{Paris}"])
+@pytest.mark.parametrize("response", ["", "Paris", "\\boxed \n", "<think>the answer is Paris \\boxed{Paris}"])
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
 def test_a_response_without_an_answer_scores_nothing(response, form):
     s = score(response, ["Paris"], form)
@@ -230,3 +247,74 @@ def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, shar
 def test_score_refuses_other_forms():
     with pytest.raises(UserError, match="sentence"):
         score("x", ["x"], "json")
+
+
+# ---- What a text holds of an answer ----
+
+NAMES = ["Lima", "New York City", "Ida Cole", "Montréal", "U.S.A.", "O'Brien", "AT&T", "1,200", "12.5", "1994-05-01", "B-52", "3:45 p.m.", "Jean-Luc Picard",
+         "Washington, D.C.", "Chicago (IL)", "The Old Mill", "John Q. Public, Jr.", "$40", "7%", "Ph.D."]  # fmt: skip
+PLACES = ["{}", "<update>{}</update>", "<update>He saw {}</update>", "<update>{} is far.</update>", r"\boxed{{{}}}", r"so $\boxed{{{}}}$.", r"\boxed{{\text{{{}}}}}",
+          r"is\boxed{{{}}}", r"\boxed{{{}, in short}}", r"<update>\boxed{{{}}}</update>", "<thinking>?</thinking><update>{}</update>", "<update>{}", "{}</upd",
+          "<update>1. Anna: {};Otto: here</update>", "**{}**", "the city:{}", '{{"place":"{}","who":"Anna"}}', "| Anna |{}|", "seen ({}),\nthen left", "<b>{}</b>",
+          "<update>{}</update><recall>Otto</recall>", "<update>{}.</update>", "`{}`!", "[{}]"]  # fmt: skip
+
+
+def memories(n: int, seed: int):
+    """n random memories: some sentences, somewhere among them a place for an answer. (memory with "{}" for the answer)"""
+    rng = random.Random(seed)
+    for _ in range(n):
+        around = [
+            " ".join(
+                rng.choices(
+                    ["Anna", "met", "Otto,", "in", "1950.", "the", "river;", "Mr.", "well-known", "(then)"], k=rng.randint(0, 9)
+                )
+            )
+            for _ in "ab"
+        ]
+        blank = [rng.choice([" ", "\n", "; "]) if text else "" for text in around]
+        yield around[0] + blank[0] + rng.choice(PLACES) + blank[1] + around[1]
+
+
+def test_an_answer_is_seen_whatever_stands_around_it_in_the_memory():
+    rng, missed = random.Random(17), []
+    for memory in memories(6000, 17):
+        answer = rng.choice(NAMES)
+        shown = memory.format(rng.choice([answer, answer.lower(), answer.upper()]))
+        if not stand(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
+            missed.append((answer, shown))
+    assert not missed, (len(missed), missed[:5])
+
+
+def test_words_that_merely_contain_the_answer_are_not_it():
+    rng, taken = random.Random(18), []
+    longer = {"Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"], "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
+              "Cole": ["Coleman", "McCole", "Cole's", "Nicole"], "update": ["Updated"], "Rome": ["Jerome", "Romeo"]}  # fmt: skip
+    for memory in memories(6000, 18):
+        answer = rng.choice([*longer])
+        shown = memory.format(rng.choice(longer[answer]))
+        if stand(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
+            taken.append((answer, shown))
+    assert not taken, (len(taken), taken[:5])
+
+
+def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
+    golds = phrases(["Lima", "Rome", "Oslo"])
+    assert stand(golds, "<update>Lima</update> in Rome. Lima") == 2 and stand(golds, "") == stand([], "Lima") == 0
+    assert stand(phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>") == 0
+    assert stand(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1  # over a border, as over a full stop
+    assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
+    assert answer_recall(["Old Lima"], "<update>Lima</update>", r"Is it \boxed{Lima}?") == 0  # the question has the word
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["Lima", "the", "Montréal", *NAMES[4:10], "3:45", "J.R.R.", "x"]),
+            st.sampled_from(["", ".", ",", ";", "?!", ")"]),
+        ),
+        max_size=9,
+    )
+)
+def test_text_with_blanks_between_its_words_is_normalised_as_in_the_metrics(words):
+    text = " ".join(word + mark for word, mark in words)
+    assert separate_words(text) == normalize_answer(text) and separate_words(text.replace(" ", "\n(")) == normalize_answer(text)

@@ -27,6 +27,22 @@ def test_word_recall_is_the_share_of_the_querys_words_that_a_memory_has():
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
+def test_tags_and_boxes_join_no_words(name):
+    retriever = RETRIEVERS[name](
+        ["<update>Lima</update>", r"<update>so \boxed{Oslo}</update>", "<update>Limassol</update>", "Otto:Rome;Ida:Nice"]
+    )
+    assert [[i for i, _ in retriever.top_k(query, 4)] for query in ("Lima?", "oslo", "Rome", "Nice", "update", "boxed")] == [
+        [0],
+        [1],
+        [3],
+        [3],
+        [],
+        [],
+    ]
+    assert words("The U.S.A., O'Brien and AT&T: 1,200 at 3:45.") == ["usa", "obrien", "and", "att", "1200", "at", "345"]
+
+
+@pytest.mark.parametrize("name", RETRIEVERS)
 def test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found(name):
     retriever = RETRIEVERS[name]
     assert [i for i, _ in retriever(["Anna came.", "Otto left.", "Anna came."]).top_k("Anna", 3)] == [2, 0]

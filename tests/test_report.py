@@ -228,6 +228,11 @@ def test_published_numbers_stand_beside_documents_only(tmp_path):
     for name in ("hotpotqa", "questions, a/b.json", "hotpotqa, a/b.json"):  # files that do not name their dataset are MemAgent's
         found = page(tmp_path / "hqa", rows(name), unit="documents").text
         assert "RL-MemAgent-14B published 0.836 0.820 0.844" in found and f"trained, {name} 1.0 0.250" in found
+    text = page(tmp_path / "hqa", rows(), unit="documents").text  # both versions of the paper, each under its name
+    v1, v2 = (text.partition(f"2507.02259v{version}, Table {3 - version}")[2].partition("grey:")[0] for version in (1, 2))
+    assert "RL-MemAgent-14B published 0.836 0.820 0.844" in v1 and "QwenLong-L1-32B" in v1 and "second-hand" not in v1
+    assert v2.startswith(" (second-hand") and "RL-MemAgent-14B published 0.805 0.820 0.820 0.836" in v2
+    assert "RL-MemAgent-7B published 0.812 0.812 0.820" in v2 and "QwenLong" not in v2
     assert "ReMemR1-3B published 0.535" in page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
     assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
     for name in ("triviaqa", "musique", "hotpotqa, evidence reverse 0.5"):

@@ -184,6 +184,18 @@ def test_needles(kind):
         assert task.answers == tuple(dict(bound)[key] for key in sorted(asked, key=task.question.index))
 
 
+def test_questions_say_how_many_answers_there_are_only_where_the_originals_do():
+    """NVIDIA asks for all values, all variables, and for the 10 and the three most common words."""
+    numbers = re.compile(r"\b(\d+|one|two|three|four|five|ten)\b", re.IGNORECASE)
+    said = {}
+    for kind in (*NIAH, "vt", "cwe", "fwe"):
+        for task in made(kind):
+            words = task.question.partition("keep for ")[0] if kind in NIAH else re.sub(r"\d{5}", "", task.question)
+            said.setdefault(kind, set()).update(numbers.findall(words + task.question.partition("?")[2]))
+            assert ("all of them" in task.question) == (kind in ("niah_multivalue", "niah_multiquery", "vt"))
+    assert said == {kind: set() for kind in said} | {"cwe": {"10"}, "fwe": {"3"}}
+
+
 def test_needles_of_each_task():
     asked = {kind: len(made(kind)[0].answers) for kind in KINDS}
     assert asked == dict.fromkeys(KINDS, 1) | {"niah_multivalue": 4, "niah_multiquery": 4, "vt": 5, "cwe": 10, "fwe": 3}

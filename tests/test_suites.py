@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from test_data import hotpot, lines, paragraphs
+from test_ruler import codec as codec_of
 
 import base
 import commands
@@ -158,7 +159,7 @@ def test_questions_that_are_known_without_the_document_are_dropped(tmp_path, que
     def script(prompt):
         assert "Text 7" not in prompt.text  # the document is not shown
         said = {"Question 1?": "\\boxed{A1}", "Question 2?": "It might be A2, \\boxed{x}", "Question 3?": "\\boxed{b}"}
-        return next((text for question, text in said.items() if question in prompt.text), "\\boxed{no}")
+        return next((text for question, text in said.items() if question in prompt.text), "no")
 
     monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
@@ -170,6 +171,31 @@ def test_questions_that_are_known_without_the_document_are_dropped(tmp_path, que
         assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
     with pytest.raises(UserError, match="right or contains"):
         commands.filter_questions(tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, "any", "cpu", "transformers")
+
+
+@pytest.mark.parametrize(
+    ("said", "dropped"),
+    [
+        (r"\boxed{Paris, France}", True),  # the box is wrong, and the answer stands in it
+        (r"\boxed{Paris.}", True),
+        ("It is PARIS", True),
+        ("In Parisian times", True),  # MemAgent's code looks for letters, not for words
+        (r"\boxed{P a r i s}", True),  # the box is right: blanks do not count there
+        ("P a r i s", False),
+        (r"\boxed{Rome}", False),
+        ("", False),
+    ],
+)
+def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(tmp_path, monkeypatch, said, dropped):
+    records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
+    file, out = lines(tmp_path / "questions.jsonl", records), tmp_path / "kept.jsonl"
+    engine = ScriptedEngine(
+        codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
+    )  # byte by byte what is said
+    engine.dtype = "float32"
+    monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: engine)
+    commands.filter_questions(file, out, "", 2, 1.0, 0.7, 64, "contains", "cpu", "transformers")
+    assert {task.id for task in commands.data.read(out)} == {"q0", "q1", "q2", "q4", *(() if dropped else ["q3"])}
 
 
 def scripted(script):

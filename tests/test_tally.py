@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from eval import FATES, Cell
-from published import DOCUMENTS, RULER_HQA, TABLES, TEN, TOKENS
+from published import DOCUMENTS, RULER_HQA, RULER_HQA_V2, TABLES, TEN, TOKENS
 from rememr1 import COUNTS, ERRORS
 from tally import METRICS, bootstrap, cells, compare, summarise, table, wilson, write_summary
 from text import UserError
@@ -145,10 +145,13 @@ def test_the_table_counts_cells_with_failures_and_leaves_gaps():
 
 def test_published_rows_are_whole_numbers_of_128_questions():
     assert DOCUMENTS == tuple(50 * 2**i for i in range(10)) and TOKENS == tuple(8192 * 2**i for i in range(7))
-    for by in RULER_HQA.rows.values():
+    for by in (*RULER_HQA.rows.values(), *RULER_HQA_V2.rows.values()):
         assert list(by) == list(DOCUMENTS[: len(by)])
         assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
     assert RULER_HQA.rows["RL-MemAgent-14B"][6400] == 0.7734 and RULER_HQA.rows["DS-Distill-7B"][50] == 0.3047
+    v1, v2 = ([by for name, by in table.rows.items() if name.startswith("RL-")] for table in (RULER_HQA, RULER_HQA_V2))
+    assert sum(a[n] != b[n] for a, b in zip(v1, v2, strict=True) for n in DOCUMENTS) == 18  # of 20
+    assert [table.source for table in TABLES if table.second_hand] == [RULER_HQA_V2.source] and "v2" in RULER_HQA_V2.source
     for published in TABLES:
         assert all(0 <= share <= 1 and n in (*DOCUMENTS, *TOKENS) for by in published.rows.values() for n, share in by.items())
 
