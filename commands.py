@@ -331,6 +331,36 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
     return engine, f"{config.engine} {fingerprint(model, engine.dtype)}"
 
 
+def policy_folder(config: EvalConfig, untrained: bool) -> str:
+    """Where the policy that answers lies, or what it is called elsewhere."""
+    return (config.untrained if untrained else config.model) or str(EMBEDDED)
+
+
+class Overlap:
+    """How many of the questions that are asked a policy was trained on, by their text, whatever their ids."""
+
+    def __init__(self, policy: str, agents: Sequence[str], known: dict[str, tuple[int, str]]):
+        self.policy, self.agents, self.known = policy, agents, known
+        self.asked: dict[
+            str, set[str]
+        ] = {}  # name of the questions -> digests; the same questions stand in documents of every length
+
+    def add(self, question: str, tasks: Sequence[data.Task]) -> str:
+        """Count a column's questions; returns a warning, "" if none is called for or these questions have had theirs."""
+        from tally import overlap
+
+        if not self.known or not tasks:
+            return ""
+        before = self.summary()["questions"].get(question, {"seen": 0})["seen"]
+        self.asked.setdefault(question, set()).update(task.question_digest for task in tasks)
+        return "" if before else overlap(self.summary(), question)
+
+    def summary(self) -> dict:
+        """{policy, agents, known: questions it was trained on, questions: {name: {asked, seen}}}"""
+        counts = {name: {"asked": len(asked), "seen": len(asked & self.known.keys())} for name, asked in self.asked.items()}
+        return {"policy": self.policy, "agents": [*self.agents], "known": len(self.known), "questions": counts}
+
+
 # most of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
 DOCUMENT_CHARACTERS = 1 << 29
 
@@ -344,12 +374,15 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     from report import write_report
     from rollout import Sampling
     from suites import asked_of
-    from tally import summarise, table, write_summary
+    from tally import overlaps, summarise, table, write_summary
 
     groups = weights_of(config)
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
     folder = evaluation_folder(config)
     unit, asked = asked_of(config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code))
+    # of generated English nothing is looked up: its splits share no fact that is asked for, and its questions are all of the same words
+    known = {untrained: {} if unit == "sections" else data.trained_on(policy_folder(config, untrained)) for untrained in groups}
+    overlap = {untrained: Overlap(policy_folder(config, untrained), groups[untrained], known[untrained]) for untrained in groups}
     done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
     # first what nobody else is at, then what others have been at
     for wait in (False, True):
@@ -363,6 +396,8 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                 for k, column in enumerate(asked):
                     left = [(name, s) for name in agents for s in samplings if (name, s.temperature, k) not in done]
                     tasks = column.make() if left else []
+                    if said := overlap[untrained].add(column.question, tasks):
+                        progress.console.print(Styled(clean(said), style="bold red"))
                     most = max((task.characters for task in tasks), default=1)
                     for name, sampling in left:
                         samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
@@ -383,11 +418,13 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                             done[name, sampling.temperature, k] = rows
                     tasks = []  # one column's documents at a time
     rows = [row for name in config.agents for s in samplings for k in range(len(asked)) for row in done[name, s.temperature, k]]
-    summary = summarise(rows, unit)
+    summary = summarise(rows, unit) | {"trained_on": [found.summary() for found in overlap.values() if found.known]}
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)  # again: another call may have come in between
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")
     console.print(table(summary, console.width))
+    for sentence in overlaps(summary):
+        console.print(Styled(clean(sentence), style="bold red"))
     return folder
 
 

@@ -11,6 +11,7 @@ names the file, the line (or row, or item) and the reason. Writers write beside 
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from hashlib import blake2b
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
+from graders import normalize_answer
 from text import UserError
 
 FRAMES: dict[str, tuple[Callable[[int, str, str], str], str]] = {
@@ -107,6 +109,15 @@ class Task:
         document = self.pool.digest(self.order) if self.pool is not None else (self.text or "").encode(errors="surrogatepass")
         said = json.dumps([self.question, self.answers, self.gold, self.asks_for_all]).encode()
         return blake2b(said + b"\0" + document, digest_size=8).hexdigest()
+
+    @property
+    def question_digest(self) -> str:
+        """What tells one question from another, whatever its id and its document: 8 bytes of its normalised text, as hex digits.
+
+        RULER's own tasks ask in the same words again and again: of these the answers count too.
+        """
+        said = [normalize_answer(self.question) or self.question, *(sorted(self.answers) if self.asks_for_all else ())]
+        return blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
 
     @property
     def evidence(self) -> str | None:
@@ -544,6 +555,35 @@ def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> T
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return Task(id=path.stem, question=question, answers=tuple(answers), text=text)
+
+
+# ---- The questions that a policy was trained on ----
+
+TRAINED_ON = "trained_on.csv"
+
+
+def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple[int, str]]:
+    """The questions that a run, or the policy in a model's folder, was trained on: `Task.question_digest` -> (step, id).
+
+    Empty where the folder does not say, as of a model that somebody else has trained. before: only those of earlier steps. An export
+    keeps the digests alone (step 0, no id). UserError if the file is damaged.
+    """
+    path = Path(folder, TRAINED_ON)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [(row["digest"], int(row.get("step") or 0), row.get("id") or "") for row in csv.DictReader(file)]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as a list of questions ({_one_line(error)}).") from error
+    return {digest: (step, name) for digest, step, name in rows if digest and (before is None or step < before)}
+
+
+def write_trained_on(folder: Path, questions: Iterable[tuple[str, int, str]] | Iterable[str]) -> None:
+    """Write `TRAINED_ON`, whole or not at all: (digest, step, id) of a run, or the digests alone of an export."""
+    rows = [[q] if isinstance(q, str) else q for q in questions]
+    with _replacing(folder / TRAINED_ON) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["digest", "step", "id"][: len(rows[0])] if rows else ["digest"], *rows])
 
 
 # ---- Writing ----

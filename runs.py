@@ -10,6 +10,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
               checkpoints/step-20/  trained weights and optimizer in shards, counters, position in the file beside it
               validation.csv       score on the validation tasks at each checkpoint
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
+              trained_on.csv       the questions of a file that were trained on: digest, step, id; the export keeps the digests
               model/               the export: loads with from_pretrained
               summary.json, report.html   of the training (`summary`), or of the evaluation (eval.py, report.py)
               rows.jsonl           one line per question of an evaluation
@@ -29,6 +30,7 @@ import lightning
 import torch
 from lightning.pytorch.loggers.logger import Logger
 
+import data
 import ranks
 from memagent import Trajectory
 from rollout import record
@@ -106,10 +108,12 @@ class Keeper(lightning.Callback):
 
     def __init__(
         self, folder: Path, save_every: int, keep_trajectories: int, steps: int, keep_checkpoints: int = 1,
-        dtype: str = "float32", begin=lambda: None,
+        dtype: str = "float32", begin=lambda: None, questions: bool = False,
     ):  # fmt: skip
+        """questions: whether those that are trained on are remembered (`data.TRAINED_ON`)."""
         self.folder, self.save_every, self.keep_trajectories, self.steps = folder, save_every, keep_trajectories, steps
         self.keep_checkpoints, self.dtype, self.begin = keep_checkpoints, dtype, begin
+        self.questions, self.asked = questions, {}  # digest -> (first step, id)
         self.writer: Writer | None = None
 
     def on_fit_start(self, trainer, module) -> None:
@@ -127,6 +131,7 @@ class Keeper(lightning.Callback):
             keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
             if (path := self.folder / "validation.csv").exists():
                 _write_csv(path, keep)
+            self.asked = data.trained_on(self.folder, before=module.done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         step = module.done_steps
@@ -136,6 +141,9 @@ class Keeper(lightning.Callback):
             parts = ranks.everywhere(packed((t for group in module.groups for t in group.trajectories), step - 1))
             if self.writer:
                 self.writer.write(parts)
+        if self.questions:
+            asked = ranks.everywhere([(group.task.question_digest, group.task.id) for group in module.groups])
+            self.remember((question for of_rank in asked for question in of_rank), step - 1)
         if step % self.save_every == 0 or step == self.steps:
             if module.validation:
                 score = module.validate()
@@ -145,6 +153,13 @@ class Keeper(lightning.Callback):
                         if not isinstance(logger, StepCSV):
                             logger.log_metrics({"validation": score["score"]}, step - 1)
             self.save(module)
+
+    def remember(self, questions: Iterable[tuple[str, str]], step: int) -> None:
+        """Keep the questions (digest, id) of a step that are new; on rank 0."""
+        new = {digest: (step, name) for digest, name in questions if digest not in self.asked}
+        if new and self.writer:
+            self.asked |= new
+            data.write_trained_on(self.folder, ((digest, *known) for digest, known in self.asked.items()))
 
     def save(self, module) -> None:
         step = module.done_steps

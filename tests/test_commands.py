@@ -1,6 +1,7 @@
 """What the commands do beside calling one function: evaluations over files, run folders, trajectories on the screen."""
 
 import gzip
+import html
 import json
 import re
 import shutil
@@ -324,3 +325,98 @@ def test_sets_and_documents_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="--documents"):
         commands.build(tmp_path / "x", tmp_path / "out", (), 1, None, "", 0, False)
     assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- questions that a policy was trained on
+
+
+def questions_of(path, *people, ask="Where is {}?"):
+    rows = [
+        {"id": f"{path.stem}-{p}", "question": ask.format(p), "answer": "Lima", "context": f"{p} reached Lima."} for p in people
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps on two of three questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    file = questions_of(folder / "train.jsonl", "Anna", "Boris", "Clara", "Dora")
+    config, _ = settings.resolve("demo", EMBEDDED, {"steps": 2, "tasks_per_step": (1,), "group_size": 2}, {})
+    return train.train(RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2), config, base.AGENT)
+
+
+def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tmp_path):
+    run = data.trained_on(trained)
+    asked = {record["id"]: record["step"] for record in commands.read_records(trained)}
+    assert len(asked) == 2 and {name: step for step, name in run.values()} == asked
+    tasks = {task.id: task.question_digest for task in data.read(trained.parent / "train.jsonl")}
+    assert {*run} == {tasks[name] for name in asked} and all(len(digest) == 16 for digest in run)
+    assert {*data.trained_on(trained / "model")} == {*run}
+    early = train.export(trained, step=1, out=tmp_path / "early")
+    assert {*data.trained_on(early)} == {tasks[name] for name, step in asked.items() if step == 0}
+    other = questions_of(tmp_path / "other.jsonl", "Emil")
+    config, _ = settings.resolve("demo", EMBEDDED, {"steps": 1, "tasks_per_step": (1,), "group_size": 2}, {})
+    second = train.train(RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early)), config, base.AGENT)
+    assert {*data.trained_on(second / "model")} == {*data.trained_on(early), *data.trained_on(second)}
+    assert len(data.trained_on(second / "model")) == 2
+
+
+def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(trained, folder)
+    rows = (folder / "trained_on.csv").read_text()
+    shutil.rmtree(folder / "checkpoints" / "step-2")  # killed in the second step, after it had written this
+    stored = settings.begun(folder)
+    run, config = RunConfig(**stored["run"] | {"runs": str(tmp_path)}), GRPOConfig(**stored["grpo"])
+    train.train(run, config, base.AGENT, resume=True)
+    assert (folder / "trained_on.csv").read_text() == rows
+    assert not data.trained_on(train.train(replace(run, name="w", data="world"), replace(config, steps=1), base.AGENT) / "model")
+    assert not (tmp_path / "w" / "trained_on.csv").exists()  # generated English: the split of its facts keeps them apart
+
+
+@pytest.mark.parametrize("source", ["model", "out", "untrained"])
+def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, source):
+    names = {name.partition("-")[2] for _, name in data.trained_on(trained).values()}
+    other = "Hugo"  # in no training file
+    file = questions_of(tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} ")  # other ids, other spelling
+    model = train.export(trained, out=tmp_path / "policy") if source == "out" else trained / "model"
+    config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9)
+    if source == "untrained":
+        config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))
+    else:
+        config = replace(config, model=str(model))
+    out = " ".join(printed(commands.run_suite, config, base.AGENT).split())
+    agents = "memagent@untrained" if source == "untrained" else "memagent"
+    sentence = f"Warning: 2 of the 3 questions 'questions' are among those that {model} ({agents}) was trained on."
+    assert out.count("Warning: 2 of the 3 questions") == 2  # before it begins, and below the table
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    expected = {"policy": str(model), "agents": [agents], "known": 2, "questions": {"questions": {"asked": 3, "seen": 2}}}
+    assert summary["trained_on"] == [expected]
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert html.escape(sentence) in page and sentence in (tmp_path / "e" / "table.md").read_text()
+    clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
+    out = printed(commands.run_suite, replace(config, name="c", data=(clean_file,)), base.AGENT)
+    assert "Warning" not in out and "None of the 2 questions is among the 2 that" in (tmp_path / "c" / "report.html").read_text()
+    if source == "model":  # of the same words as any training's on such files
+        commands.run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)), base.AGENT)
+        assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
+
+
+def test_a_damaged_list_of_questions_is_named(tmp_path):
+    assert data.trained_on(tmp_path / "nowhere") == {}
+    (tmp_path / "trained_on.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
+        data.trained_on(tmp_path)
+    (tmp_path / "trained_on.csv").write_bytes(b"digest\n\xff\n")
+    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
+        data.trained_on(tmp_path)
+
+
+def test_a_question_is_known_by_its_words_and_rulers_own_by_their_answers_too():
+    def digest(question, answers=("a",), dataset=""):
+        return Task("1", question, answers, text="x", dataset=dataset, kind="vt").question_digest
+
+    assert digest("Who is the Man?") == digest("who is  man", ("b",)) != digest("Who is the woman?")
+    assert digest("?") != digest("!") and digest("Which?", ("a",), "ruler") != digest("Which?", ("b",), "ruler")
