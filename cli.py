@@ -21,7 +21,7 @@ import presets
 import settings
 from memagent import AgentConfig
 from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
-from text import UserError, clean
+from text import UserError, clean, clip
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,23 +57,26 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
         def run(**values):
             given = []
             try:
+                _whole(values)
                 for cls in classes:
                     names = [f.name for f in fields(cls) if f.name not in {p.name for p in own}]
                     types = typing.get_type_hints(cls)
                     given.append({n: _value(n, types[n], values[n]) for n in names if values.get(n) is not None})
                 return function(*[values[p.name] for p in own], *given)
             except UserError as error:
-                typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
+                typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
             except KeyboardInterrupt:
                 typer.echo("memagent: stopped. Finished work is kept: the same command goes on (train with --resume).", err=True)
                 raise typer.Exit(130) from None
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    why = "the disk is full; make room and call again, train with --resume: finished work is kept."
+                elif error.errno in REFUSED and error.filename is not None:
+                    why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
+                else:
                     raise
-                typer.echo(
-                    "memagent: the disk is full; make room and call again, train with --resume: finished work is kept.", err=True
-                )
+                typer.echo(f"memagent: {why}", err=True)
                 raise typer.Exit(2) from None
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -82,6 +85,17 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
         return parent.command(name=name or function.__name__.strip("_").replace("_", "-"))(run)
 
     return register
+
+
+# how a system refuses a path, wherever in the program it is used first
+REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _whole(values: dict) -> None:
+    """UserError for an argument with a NUL byte: no path, name or text of a user's has one, and the system's calls end there."""
+    for name, value in values.items():
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise UserError(f"{name.upper().replace('_', '-')} holds a NUL byte: {clip(str(value), 200)}.")
 
 
 def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> inspect.Parameter:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from memagent import AgentConfig
 from presets import COMPAT, OF_AGENT, preset_fields
-from text import UserError
+from text import UserError, clip
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
 
@@ -501,7 +501,7 @@ def _typed(value: object, kind: object) -> object:
             return float(value)  # YAML 1.1 takes 1e-3 for text
         except (ValueError, OverflowError):
             pass
-    elif type(value) is kind:
+    elif type(value) is kind and not (kind is str and "\0" in value):  # of a text with a NUL byte the system sees a part
         return value
     raise ValueError(WORDS[kind])
 
@@ -509,7 +509,14 @@ def _typed(value: object, kind: object) -> object:
 def run_path(runs: str, name: str) -> Path:
     """RUNS/NAME. UserError unless that is a folder inside RUNS: with an empty name it would be RUNS itself, with all runs in it."""
     folder = Path(runs, name)
-    if Path(runs).resolve() not in folder.resolve().parents:
+    try:
+        inside = Path(runs).resolve() in folder.resolve().parents
+        for part in Path(name).parts:  # of its own: while RUNS is not there, nothing looks at what follows
+            Path(os.sep, part).exists()  # an OSError where the system takes no such name
+    except (OSError, RuntimeError) as error:  # the latter: links in a loop
+        reason = getattr(error, "strerror", None) or "its links go round in a circle"
+        raise UserError(f"The folder {clip(str(folder), 200)} cannot be used: {reason}.") from error
+    if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder
 

@@ -10,6 +10,7 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections import OrderedDict
@@ -22,6 +23,19 @@ from weakref import WeakValueDictionary
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that says what to do. The commands print it and exit with 2."""
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a file is there. A path that the system does not take at all (too long, a NUL byte, a loop of links) is a UserError."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        name = clip(str(path), 200)
+        raise UserError(f"{name} cannot be read: {reason}.") from error
+    return Path(path).is_file()
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

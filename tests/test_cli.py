@@ -165,6 +165,43 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+# every argument of every command that takes a path, P
+PATHS = """train --data P|train --model P|train --config P|train --templates P|train --runs P|train --name P|train --validation P
+train --name P --resume|train --runs P --name a --resume|export P|export RUN --out P|eval --data P|eval --model P|eval --config P|eval --templates P|eval --runs P --lengths 1
+eval --name P --lengths 1|eval --untrained P --agents memagent@untrained|eval --suite ruler-hqa --data P|eval --suite ruler-hqa --data OWN --filler P
+eval --suite ruler --data P|eval --suite ruler --haystack P|eval --suite ruler --squad P|ask P why?|ask OWN why? --model P|ask OWN why? --templates P|show P
+plan --model P|base --out P|demo --short --name P|demo --short --runs P|data look P|data look OWN --form eval --pool P|data convert P o.json --to eval|data convert OWN P --to eval
+data build P out|data build SET P --documents 12 --n 1|data build SET out --documents 12 --n 1 --extra P|data build-ruler P --tasks vt --n 1|data build-ruler out --haystack P|data build-ruler out --squad P|data build-ruler out --questions P
+data build-ruler out --extra P|data build-ruler out --tokenizer P --tasks vt|data filter P out.jsonl|data filter SET P|data filter SET out.jsonl --model P|data get musique --out P"""
+NO_PATHS = {"name too long": "x" * 300, "path too long": "x/" * 3000, "NUL": "a\0b", "loop": "loop/x", "inside a file": "own.jsonl/x"}
+
+
+@pytest.mark.parametrize("path", NO_PATHS.values(), ids=[*NO_PATHS])
+def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(tmp_path, monkeypatch, own, path):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    records = [
+        {"id": str(i), "question": f"Who is {i}?", "answers": ["a"], "paragraphs": [{"title": f"{i} {k}", "text": "t"} for k in range(9)]}
+        for i in range(2)
+    ]  # fmt: skip
+    Path("set.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("run/checkpoints/step-1").mkdir(parents=True)
+    Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
+    there = sorted(tmp_path.rglob("*"))
+    for line in PATHS.replace("\n", "|").split("|"):
+        words = [{"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word) for word in line.split()]
+        if path.endswith("/x") and "--name P" in line:
+            continue  # inside the folder of all runs there is neither file nor link
+        words += "--steps 1 --tasks-per-step 1 --group-size 2".split() if words[0] == "train" and "--resume" not in words else []
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (line, result.output, result.exception)
+        message = result.stderr.strip()
+        if "\0" not in path:  # which no shell can give; the library refuses some of these itself, in its own form
+            assert message.startswith("memagent: ") and "\n" not in message and len(message) < 2100, line
+        assert "Traceback" not in result.output, line
+        assert sorted(tmp_path.rglob("*")) == there, line
+
+
 @pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"])
 def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
