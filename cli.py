@@ -210,7 +210,7 @@ def _eval(config: Config = None, preset: Preset = "default", compat: Compat = ""
     from commands import run_suite
 
     eval_config = EvalConfig(**evaluation)
-    model = eval_config.model or settings.EMBEDDED
+    model = settings.policy(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
         eval_config = replace(eval_config, agents=(settings.reader_of(preset, model), *EvalConfig().agents[1:]))
     agents = [name.partition("@")[0] for name in eval_config.agents]
@@ -230,16 +230,17 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
         engine: Annotated[str, typer.Option(help="what answers: transformers or vllm")] = "transformers",
-        endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer")] = "",
+        endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer, without it lengths are estimated")] = "",
         served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
         chat: Annotated[bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")] = False,
         preset: Preset = "default", compat: Compat = "", agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
     EvalConfig(device=device, engine=engine)  # for its checks
     (agent,) = _merged(None, compat, agent=agent)
-    reader = reader or settings.reader_of(preset, model or settings.EMBEDDED)
+    policy = settings.policy(model, endpoint)
+    reader = reader or settings.reader_of(preset, policy)
     _check_compat(compat, [reader])
-    _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, {"max_sections": None} | agent)
+    _, agent_config = settings.resolve(preset, policy, {}, {"max_sections": None} | agent)
     if reader == "rememr1":
         typer.echo(settings.axes(agent_config))
     from commands import ask as run_ask

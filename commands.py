@@ -132,12 +132,13 @@ def open_engine(
 def open_endpoint(
     urls: Sequence[str], served_as: str, chat: bool, model: str, in_flight: int, thinking: bool, trust_remote_code: bool
 ):
-    """An engine over servers of an OpenAI-compatible protocol; `model` is only where the tokenizer comes from."""
+    """An engine over servers of an OpenAI-compatible protocol; `model` is only where the tokenizer comes from. Without it nobody knows
+    the tokens: text is sent, and lengths are estimated."""
     from endpoint import EndpointEngine
-    from text import Codec
+    from text import Characters, Codec
 
-    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
-    return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat)
+    codec = Codec.load(model, trust_remote_code=trust_remote_code, thinking=thinking) if model else Characters()
+    return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat or not model)
 
 
 def codec_of(model: str, thinking: bool, trust_remote_code: bool):
@@ -174,9 +175,14 @@ def ask(
     else:
         engine = open_engine(model, device, "auto", trust_remote_code, 1, config.thinking, engine_name, reserved([agent], config))
     cut = engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    sections = len(cut)
-    console.print(f"{file}: {len(cut.ids) + cut.left_out:,} tokens in {sections:,} sections of {config.chunk_tokens}")
-    if not model:
+    sections, about = len(cut), "" if engine.codec.exact else "about "
+    many = f"{sections:,} section{'s' * (sections != 1)} of {about}{config.chunk_tokens:,}"
+    console.print(Styled(clean(f"{file}: {about}{len(cut.ids) + cut.left_out:,} tokens in {many}")))
+    if endpoint and not model:
+        console.print(
+            "[dim]Lengths are estimated at four bytes a token; --model NAME counts and sends the model's own tokens.[/dim]"
+        )
+    elif not model:
         console.print(
             "[dim]The embedded policy knows generated English only (python cli.py data look world); for real text give --model.[/dim]"
         )
@@ -322,7 +328,7 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
         engine = open_endpoint(
             config.endpoint, served, config.chat, config.model, config.in_flight, agent_config.thinking, config.trust_remote_code
         )  # which replica answers plays no part
-        return engine, f"{'chat' if config.chat else 'completions'} {engine.model} {engine.codec.fingerprint}"
+        return engine, f"{'chat' if engine.chat else 'completions'} {engine.model} {engine.codec.fingerprint}"
     model = config.untrained if untrained else config.model
     engine = open_engine(
         model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
@@ -332,15 +338,16 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
 
 
 def policy_folder(config: EvalConfig, untrained: bool) -> str:
-    """Where the policy that answers lies, or what it is called elsewhere."""
-    return (config.untrained if untrained else config.model) or str(EMBEDDED)
+    """Where the policy that answers lies, or what it is called elsewhere; "" where a server of nobody knows which is asked."""
+    return (config.untrained if untrained else config.model) or ("" if config.endpoint else str(EMBEDDED))
 
 
 class Overlap:
     """How many of the questions that are asked a policy was trained on, by their text, whatever their ids."""
 
-    def __init__(self, policy: str, agents: Sequence[str], known: dict[str, tuple[int, str]]):
-        self.policy, self.agents, self.known = policy, agents, known
+    def __init__(self, policy: str, agents: Sequence[str], look: bool = True):
+        self.policy, self.agents = policy, agents
+        self.known = data.trained_on(policy) if policy and look else {}
         self.asked: dict[
             str, set[str]
         ] = {}  # name of the questions -> digests; the same questions stand in documents of every length
@@ -379,10 +386,15 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     groups = weights_of(config)
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
     folder = evaluation_folder(config)
+    if config.endpoint and not config.model and config.suite == "ruler":
+        raise UserError(
+            "The lengths of RULER are tokens of the model that is asked: say by --model whose tokenizer the server has."
+        )
     unit, asked = asked_of(config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code))
     # of generated English nothing is looked up: its splits share no fact that is asked for, and its questions are all of the same words
-    known = {untrained: {} if unit == "sections" else data.trained_on(policy_folder(config, untrained)) for untrained in groups}
-    overlap = {untrained: Overlap(policy_folder(config, untrained), groups[untrained], known[untrained]) for untrained in groups}
+    overlap = {
+        untrained: Overlap(policy_folder(config, untrained), agents, unit != "sections") for untrained, agents in groups.items()
+    }
     done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
     # first what nobody else is at, then what others have been at
     for wait in (False, True):

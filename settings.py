@@ -380,7 +380,8 @@ class EvalConfig:
     """vllm: GiB of its key/value cache; 0 = on a GPU nine tenths of it without the weights, on a CPU one"""
     endpoint: tuple[str, ...] = ()
     """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the weights; several: replicas that share
-    the work. --model then says whose tokenizer it is; a key is taken from the environment variable OPENAI_API_KEY"""
+    the work. --model then says whose tokenizer it is; without it text is sent, lengths are estimated at four bytes a token, and nothing is
+    taken from the embedded policy. A key is taken from the environment variable OPENAI_API_KEY"""
     served_as: str = ""
     """endpoint: the model's name there; empty = the only one it serves"""
     chat: bool = False
@@ -538,13 +539,13 @@ def changed(stored: dict, **now: object) -> list[str]:
     ]
 
 
-def of_model(model: str | Path) -> dict:
-    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one.
+def of_model(model: str | Path | None) -> dict:
+    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one, or of nobody knows which (None).
 
     A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates` counts from the model's folder.
     """
-    path = Path(model) / "agent.yaml"
-    found = load(path, agent=AgentConfig, run=RunConfig).get("agent", {}) if path.exists() else {}
+    path = Path(model or "", "agent.yaml")
+    found = load(path, agent=AgentConfig, run=RunConfig).get("agent", {}) if model and path.exists() else {}
     found.pop("max_sections", None)
     if found.get("templates"):
         found["templates"] = str(Path(model, found["templates"]))
@@ -560,10 +561,16 @@ def axes(agent: AgentConfig, grpo: GRPOConfig | None = None) -> str:
     )
 
 
-def reader_of(preset: str, model: str | Path) -> str:
+def policy(model: str, endpoint: object = ()) -> str | Path | None:
+    """Whose settings hold where none are given: those of the model that is named, else of the embedded policy; None, of neither, where a
+    server of some model is asked."""
+    return model or (None if endpoint else EMBEDDED)
+
+
+def reader_of(preset: str, model: str | Path | None) -> str:
     """Who reads unless it is said: the preset's agent, else the one that the model was trained with, else memagent."""
-    path = Path(model) / "agent.yaml"
-    trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if path.exists() else {}
+    path = Path(model or "", "agent.yaml")
+    trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if model and path.exists() else {}
     return preset_fields(preset)[2].get("agent") or trained.get("agent") or "memagent"
 
 
@@ -578,7 +585,7 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
     return [stored.get(section, {}) | values for section, values in given.items()]
 
 
-def resolve(name: str, model: str | Path, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
+def resolve(name: str, model: str | Path | None, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
     """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, `presets.OF_AGENT` of the agent that is trained
     (`reader`), single fields."""
     preset_grpo, preset_agent, _ = preset_fields(name)

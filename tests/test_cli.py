@@ -173,7 +173,13 @@ eval --suite ruler --data P|eval --suite ruler --haystack P|eval --suite ruler -
 plan --model P|base --out P|demo --short --name P|demo --short --runs P|data look P|data look OWN --form eval --pool P|data convert P o.json --to eval|data convert OWN P --to eval
 data build P out|data build SET P --documents 12 --n 1|data build SET out --documents 12 --n 1 --extra P|data build-ruler P --tasks vt --n 1|data build-ruler out --haystack P|data build-ruler out --squad P|data build-ruler out --questions P
 data build-ruler out --extra P|data build-ruler out --tokenizer P --tasks vt|data filter P out.jsonl|data filter SET P|data filter SET out.jsonl --model P|data get musique --out P"""
-NO_PATHS = {"name too long": "x" * 300, "path too long": "x/" * 3000, "NUL": "a\0b", "loop": "loop/x", "inside a file": "own.jsonl/x"}
+NO_PATHS = {
+    "name too long": "x" * 300,
+    "path too long": "x/" * 3000,
+    "NUL": "a\0b",
+    "loop": "loop/x",
+    "inside a file": "own.jsonl/x",
+}
 
 
 @pytest.mark.parametrize("path", NO_PATHS.values(), ids=[*NO_PATHS])

@@ -13,8 +13,10 @@ import yaml
 from conftest import random_policy
 from test_endpoint import Server
 from test_report import HOSTILE, record
+from typer.testing import CliRunner
 
 import base
+import cli
 import commands
 import data
 import models
@@ -151,7 +153,8 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     """Two replicas share an evaluation; a third one that serves the same model goes on with it; a question goes to one of them."""
     replicas = [Server(codec), Server(codec)]
     file = eval_json(tmp_path / "eval_50.json", 50)
-    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m", endpoint=tuple(s.url for s in replicas))
+    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m", endpoint=tuple(s.url for s in replicas),
+                     model=str(EMBEDDED))  # fmt: skip
     folder = commands.run_suite(config, base.AGENT)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 3 and not any(row["error"] for row in rows)
@@ -162,13 +165,53 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     assert not replicas[2].bodies  # nothing is asked twice
     (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
     url = replicas[0].url
-    commands.ask(tmp_path / "doc.txt", "Where is Anna?", "", "memagent", 0.0, "cpu", False, base.AGENT, url, "m")
-    assert len(replicas[0].bodies) == asked[0] + 2 and "1 sections of 24" in capsys.readouterr().out
+    commands.ask(tmp_path / "doc.txt", "Where is Anna?", str(EMBEDDED), "memagent", 0.0, "cpu", False, base.AGENT, url, "m")
+    assert len(replicas[0].bodies) == asked[0] + 2 and "1 section of 24" in capsys.readouterr().out
     with pytest.raises(UserError, match="does not serve the model 'other'"):
         commands.run_suite(replace(config, served_as="other", name="f"), base.AGENT)
     assert not (tmp_path / "f").exists()
     for server in replicas:
         server.stop()
+
+
+def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size(tmp_path, monkeypatch, codec):
+    """Nothing of the embedded policy is in it: neither its sections of 24 tokens nor its tokens nor a word about it."""
+    monkeypatch.chdir(tmp_path)
+    server = Server(codec, ids=False)
+    text = "".join(f"Sentence {n}, né à Zürich. " for n in range(900))
+    (tmp_path / "page.txt").write_text(text)
+    shown = printed(
+        lambda: CliRunner().invoke(cli.app, ["ask", "page.txt", "Where is Anna?", "--endpoint", server.url], catch_exceptions=False)
+    )
+    n_sections = -(-len(text.encode()) // (4 * 2048))
+    bodies = server.bodies
+    assert n_sections <= 4 and len(bodies) == n_sections + 1 and all("prompt" not in body for body in bodies)
+    sent = [body["messages"][0]["content"].partition("<section>\n")[2].partition("\n</section>")[0] for body in bodies]
+    assert "".join(sent) == text and max(len(part.encode()) for part in sent) <= 4 * 2048
+    assert [body["max_tokens"] for body in bodies] == [512] * n_sections + [256]
+    assert "embedded" not in shown and f"in {n_sections} sections of about 2,048" in shown and "estimated" in shown
+    file = eval_json(tmp_path / "eval_50.json", 50)
+    words = [
+        "eval",
+        "--endpoint",
+        server.url,
+        "--data",
+        file,
+        "--agents",
+        "memagent,full,bm25",
+        "--temperatures",
+        "0",
+        "--name",
+        "e",
+    ]
+    printed(lambda: CliRunner().invoke(cli.app, words, catch_exceptions=False))
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "e" / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 9 and not any(row["error"] for row in rows)
+    assert yaml.safe_load((tmp_path / "runs" / "e" / "config.yaml").read_text())["agent"]["chunk_tokens"] == 2048
+    assert {body["max_tokens"] for body in bodies} == {512, 256} and all("prompt" not in body for body in bodies)
+    refused = CliRunner().invoke(cli.app, ["eval", "--endpoint", server.url, "--suite", "ruler", "--ruler-tasks", "vt"])
+    assert refused.exit_code == 2 and "say by --model" in refused.stderr
+    server.stop()
 
 
 # ---------------------------------------------------------------- models

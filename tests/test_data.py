@@ -434,7 +434,28 @@ def test_bad_field_is_named(tmp_path, good, change, reason):
     fails(array(tmp_path / "x.json", [good | {"id": "a", "_id": "a"}, good | change]), "item 2:", reason)
 
 
-VALUES = (None, 5, 2**70, -1, 2.5, True, "", "x", "\ud800", [], [5], [None], ["x"], [[]], [[5, "x"]], [{}], {}, {"a": 1}, {"title": 5}, {"text": 5})
+VALUES = (
+    None,
+    5,
+    2**70,
+    -1,
+    2.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [5],
+    [None],
+    ["x"],
+    [[]],
+    [[5, "x"]],
+    [{}],
+    {},
+    {"a": 1},
+    {"title": 5},
+    {"text": 5},
+)
 GONE = object()
 
 
