@@ -164,9 +164,9 @@ def ask(
     endpoint: str = "", served_as: str = "", chat: bool = False, engine_name: str = "transformers",
 ) -> None:  # fmt: skip
     """Read a text, showing the memory whenever it changes; end with the answer."""
-    from graders import extract_boxed, extract_sentence, strip_thinking
+    from graders import answered, strip_thinking
     from rollout import Sampling, follow
-    from transcripts import diff
+    from transcripts import diff, unformed
 
     task = data.from_text(file, question)
     run = pick(agent)
@@ -202,13 +202,14 @@ def ask(
                 progress.console.print(Styled.assemble(f"section {number}: ", *changed))
             progress.update(shown, completed=number)
     answer = clean(turn.response).strip()
-    final = (extract_boxed if config.form == "boxed" else extract_sentence)(strip_thinking(answer))
-    console.print(Styled(answer))
+    final, formed = answered(answer, config.form)
+    if formed or not final:  # else it is shown below, as the answer
+        console.print(Styled(answer))
     if turn.prompt.cut:
         console.print(f"{turn.prompt.cut:,} tokens of the text were not read: --max-sections or the window cut them off.")
-    console.print(
-        Styled(f"answer: {final.strip()}" if final else "There is no answer in the form that was asked for.", style="bold")
-    )
+    console.print(Styled(f"answer: {final}" if final else "The response is empty.", style="bold"))
+    if final and not formed:
+        console.print(Styled(unformed(config.form), style="dim"))
 
 
 def _recalls(turn, config: AgentConfig) -> Iterator[Styled]:

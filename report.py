@@ -445,7 +445,7 @@ def write_report(folder: Path, title: str = "") -> Path:
             [esc(c.question), esc(c.agent), esc(c.temperature), f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)]
             for c in leaves
         ]
-        note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
+        note = "failed, empty: shares of the trajectories (empty: no answer in the form that was asked for, whatever else was said); memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
         section(
             "All metrics",
             f"<details><summary>table</summary>{_table(note, ['question', 'agent', 'temp.', esc(unit), *shown], rows)}</details>",

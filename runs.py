@@ -53,9 +53,9 @@ class Writer:
             self.position = file.tell()
 
 
-def packed(trajectories: Iterable[Trajectory], step: int) -> bytes:
-    """Lines of trajectories.jsonl.gz as one gzip member, so that such members can be joined and cut."""
-    text = "".join(json.dumps(record(t, step), ensure_ascii=False) + "\n" for t in trajectories)
+def packed(trajectories: Iterable[Trajectory], step: int, form: str = "", temperature: float | None = None) -> bytes:
+    """Lines of trajectories.jsonl.gz (`rollout.record`) as one gzip member, so that such members can be joined and cut."""
+    text = "".join(json.dumps(record(t, step, form, temperature), ensure_ascii=False) + "\n" for t in trajectories)
     return gzip.compress(text.encode(), 5, mtime=0)
 
 
@@ -138,7 +138,10 @@ class Keeper(lightning.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(module.metrics, step - 1)
         if self.keep_trajectories and (step - 1) % self.keep_trajectories == 0:
-            parts = ranks.everywhere(packed((t for group in module.groups for t in group.trajectories), step - 1))
+            level = int(module.metrics["level"])  # of the step; the module may have gone on to the next
+            temperature = module.config.temperature[min(level, len(module.config.temperature) - 1)]
+            trajectories = (t for group in module.groups for t in group.trajectories)
+            parts = ranks.everywhere(packed(trajectories, step - 1, module.agent_config.form, temperature))
             if self.writer:
                 self.writer.write(parts)
         if self.questions:

@@ -105,6 +105,8 @@ def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     folder = commands.run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3), base.AGENT)
     leaves = json.loads((folder / "summary.json").read_text())["accuracy"]["memagent"]["questions"]["0.0"]
     assert {length: leaf["n"] for length, leaf in leaves.items()} == {"50": 3, "200": 3}
+    kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
 
 def test_an_evaluation_never_touches_a_run_that_is_none(tmp_path):
@@ -292,6 +294,20 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
         and "2 tokens of the text were not read" in shown
         and not re.search("[\x07\x1b]", shown)
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "last"), [("It is Lima.", "answer: It is Lima."), ("\\boxed{Lima}", "answer: Lima"), ("", "The response is empty.")]
+)
+def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, monkeypatch, codec, said, last):
+    from rollout import ScriptedEngine
+
+    monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: said))
+    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
+    config = replace(base.AGENT, memory_tokens=99, final_tokens=99)
+    shown = printed(commands.ask, tmp_path / "doc.txt", "Where?", "", "none", 0.0, "cpu", False, config)
+    assert last in shown and ("not in the form that was asked for, \\boxed{...}" in shown) == ("It is" in said)
+    assert "no answer" not in shown and shown.count("It is Lima.") == ("It is" in said)  # once
 
 
 def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypatch, codec):
