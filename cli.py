@@ -262,9 +262,9 @@ def show(path: Annotated[Path, typer.Argument(help="a run's folder, or a file of
 
 @command(app, GRPOConfig, AgentConfig)
 def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded base policy")] = "",
-         gpu_gib: Annotated[float, typer.Option(help="memory of one GPU")] = 80.0,
+         gpu_gib: Annotated[float | None, typer.Option(help="memory of one GPU; default: the card's")] = None,
          devices: Annotated[int, typer.Option(help="GPUs")] = 1,
-         card: Annotated[str, typer.Option(help="for the seconds: H200, H100, A100, L40S, RTX 4090, L4 or A10")] = "H100",
+         card: Annotated[str, typer.Option(help="H200, H100, A100, L40S, RTX 4090, L4 or A10; default: by its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and where nothing is said) or H200 (141)")] = "",
          sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
          reader: Annotated[str, typer.Option("--agent", help="memagent or rememr1; default: the preset's")] = "",
          preset: Preset = "default", grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip

@@ -222,6 +222,13 @@ def test_plan_prints_a_line_a_mode_and_its_formulas():
     assert "fits │ yes │ yes │ no │" in out and "--sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
 
 
+@pytest.mark.parametrize(("words", "said"), [((), "1 GPU(s) of 80 GiB (H100)"), (("--gpu-gib", 24), "1 GPU(s) of 24 GiB (RTX 4090)"),
+                                             (("--card", "L4"), "1 GPU(s) of 24 GiB (L4)")])  # fmt: skip
+def test_plan_is_for_one_card(words, said):
+    out = " ".join(run("plan", "--model", "Qwen/Qwen3-0.6B", *words).split())
+    assert said in out and f"Seconds are an estimate for the {said.partition('(')[2].partition('(')[2].rstrip(')')}:" in out
+
+
 def test_look_and_convert(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)

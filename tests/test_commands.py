@@ -360,6 +360,17 @@ def test_a_line_that_is_no_json_is_named(tmp_path, bad):
         commands.read_records(trajectories(tmp_path / "t.jsonl.gz", record(), bad, record()))
 
 
+def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
+    path = trajectories(tmp_path / "t.jsonl", *(record(step=step) for step in range(0, 106, 5)))
+    with pytest.raises(UserError, match=r"no trajectories of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"):
+        commands.show(path, 39, "", False, 3)
+    assert "training step 35" in printed(commands.show, path, 35, "", False, 3)
+    with pytest.raises(UserError, match="None of the 22 trajectories"):
+        commands.show(path, 35, "nowhere", False, 3)
+    with pytest.raises(UserError, match="of an evaluation, which has no steps"):
+        commands.show(trajectories(tmp_path / "e.jsonl", record()), 3, "", False, 3)
+
+
 def test_damaged_and_unfinished_trajectory_files(tmp_path):
     path = tmp_path / "t.jsonl.gz"
     noise = [record(question=f"{i * 7919 % 104729}" * 9, id=str(i)) for i in range(300)]
