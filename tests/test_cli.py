@@ -356,7 +356,7 @@ SMALL = {
     "data build": "--documents 50,200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
-    "eval": f"--n 1 --temperatures 0 --window 256 --lengths 12 {TINY}",
+    "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
     "ask": "",
 }
 
@@ -488,13 +488,15 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
          "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
          "context": {"title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
                      "sentences": [[f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)]}}
-        for i in range(22)
+        for i in range(44)
     ]  # fmt: skip
 
     def get(name, out, revision, say):
         say(f"{name} comes from a hub")
         (out / name).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(questions), out / name / "validation-00000-of-00001.parquet")
+        train, _, validation = (file.name for file in downloads.SOURCES[name][2])
+        pq.write_table(pa.Table.from_pylist(questions[:22]), out / name / train)
+        pq.write_table(pa.Table.from_pylist(questions[22:]), out / name / validation)
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
@@ -514,7 +516,16 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
         assert out.strip(), line
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    accuracy = json.loads(Path("runs/eval/summary.json").read_text())["accuracy"]
+    shown = next(shlex.split(line, comments=True) for line in lines if line.startswith("show"))
+    trained = next(shlex.split(line, comments=True) for line in lines if line.startswith("train"))
+    assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"  # of a step that there is without the small numbers
+    assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
+    evaluated = json.loads(Path("runs/eval/summary.json").read_text())
+    (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
+    assert (
+        asked["policy"] == "runs/real/model" and asked["known"] == 2 and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
+    )
+    accuracy = evaluated["accuracy"]
     assert [*accuracy] == ["memagent", "full", "bm25", "none", "oracle"] and [*accuracy["oracle"]] == ["hotpotqa"]
 
 

@@ -49,7 +49,9 @@ def test_a_recipe_says_everything_and_can_be_dry_run(path):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_names_files_that_its_own_commands_bring(path):
     """And never those that `eval` asks without --data."""
-    lines = [line.removeprefix("# First:").strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    lines = [
+        line.removeprefix("# First:").strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    ]
     commands = [shlex.split(line)[3:] for line in lines if line.startswith("python cli.py data ")]
     there = {"world", ""}
     for verb, name, *words in commands:
