@@ -334,7 +334,8 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
         engine = open_endpoint(
             config.endpoint, served, config.chat, config.model, config.in_flight, agent_config.thinking, config.trust_remote_code
         )  # which replica answers plays no part
-        return engine, f"{'chat' if engine.chat else 'completions'} {engine.model} {engine.codec.fingerprint}"
+        route = "chat" if config.chat or not config.model else "completions"
+        return engine, f"{route} {engine.model} {engine.codec.fingerprint}"
     model = config.untrained if untrained else config.model
     engine = open_engine(
         model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,

@@ -516,7 +516,7 @@ def run_path(runs: str, name: str) -> Path:
             Path(os.sep, part).exists()  # an OSError where the system takes no such name
     except (OSError, RuntimeError) as error:  # the latter: links in a loop
         reason = getattr(error, "strerror", None) or "its links go round in a circle"
-        raise UserError(f"The folder {clip(str(folder), 200)} cannot be used: {reason}.") from error
+        raise UserError(f"The folder {clip(str(folder), 200)} cannot be there: {reason}.") from error
     if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder
