@@ -333,7 +333,7 @@ class EvalConfig:
     """files of tasks, or world = generated English; ruler-hqa and ruler: questions with their own paragraphs"""
     agents: tuple[str, ...] = ("memagent", "full", "bm25")
     """who answers: memagent; full = the whole document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
-    evidence alone. The first one is compared with the others"""
+    evidence alone. The first one is compared with the others, each other one with itself before training"""
     lengths: tuple[int, ...] = ()
     """sections of a document of generated English, documents of ruler-hqa, tokens of ruler; 50,...,6400 doubles; empty = 4,16,64,
     50,200,800 or 4096,8192,16384"""
