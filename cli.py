@@ -22,7 +22,7 @@ import presets
 import settings
 from memagent import AgentConfig
 from settings import BaseConfig, EvalConfig, GRPOConfig, RunConfig
-from text import UserError, clean
+from text import UserError, clean, clip
 
 # Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take the cores from whatever else
 # runs. With two of them beside other work on two cores SmolLM2 took 32 to 69 s for what one thread does in 12, sleeping ones in 13.
@@ -62,23 +62,26 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
         def run(**values):
             given = []
             try:
+                _whole(values)
                 for cls in classes:
                     names = [f.name for f in fields(cls) if f.name not in {p.name for p in own}]
                     types = typing.get_type_hints(cls)
                     given.append({n: _value(n, types[n], values[n]) for n in names if values.get(n) is not None})
                 return function(*[values[p.name] for p in own], *given)
             except UserError as error:
-                typer.echo(f"memagent: {clean(error)}", err=True)  # it may quote somebody else's file
+                typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote somebody else's file
                 raise typer.Exit(2) from None
             except KeyboardInterrupt:
                 typer.echo("memagent: stopped. Finished work is kept: the same command goes on (train with --resume).", err=True)
                 raise typer.Exit(130) from None
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    why = "the disk is full; make room and call again, train with --resume: finished work is kept."
+                elif error.errno in REFUSED and error.filename is not None:
+                    why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
+                else:
                     raise
-                typer.echo(
-                    "memagent: the disk is full; make room and call again, train with --resume: finished work is kept.", err=True
-                )
+                typer.echo(f"memagent: {why}", err=True)
                 raise typer.Exit(2) from None
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -87,6 +90,17 @@ def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Cal
         return parent.command(name=name or function.__name__.strip("_").replace("_", "-"))(run)
 
     return register
+
+
+# how a system refuses a path, wherever in the program it is used first
+REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _whole(values: dict) -> None:
+    """UserError for an argument with a NUL byte: no path, name or text of a user's has one, and the system's calls end there."""
+    for name, value in values.items():
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise UserError(f"{name.upper().replace('_', '-')} holds a NUL byte: {clip(str(value), 200)}.")
 
 
 def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> inspect.Parameter:
@@ -208,7 +222,7 @@ def _eval(config: Config = None, preset: Preset = "default", compat: Compat = ""
     from commands import run_suite
 
     eval_config = EvalConfig(**evaluation)
-    model = eval_config.model or settings.EMBEDDED
+    model = settings.policy(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
         eval_config = replace(eval_config, agents=(settings.reader_of(preset, model), *EvalConfig().agents[1:]))
     agents = [name.partition("@")[0] for name in eval_config.agents]
@@ -228,16 +242,17 @@ def ask(file: Annotated[Path, typer.Argument(help="text to read")], question: An
         device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
         trust_remote_code: Annotated[bool, typer.Option(help="run code that comes with the model")] = False,
         engine: Annotated[str, typer.Option(help="what answers: transformers or vllm")] = "transformers",
-        endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer")] = "",
+        endpoint: Annotated[str, typer.Option(help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer, without it lengths are estimated")] = "",
         served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
         chat: Annotated[bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")] = False,
         preset: Preset = "default", compat: Compat = "", agent: dict = {}):  # noqa: B006  # fmt: skip
     """Answer a question about a text, showing the memory as it changes."""
     EvalConfig(device=device, engine=engine)  # for its checks
     (agent,) = _merged(None, compat, agent=agent)
-    reader = reader or settings.reader_of(preset, model or settings.EMBEDDED)
+    policy = settings.policy(model, endpoint)
+    reader = reader or settings.reader_of(preset, policy)
     _check_compat(compat, [reader])
-    _, agent_config = settings.resolve(preset, model or settings.EMBEDDED, {}, {"max_sections": None} | agent)
+    _, agent_config = settings.resolve(preset, policy, {}, {"max_sections": None} | agent)
     if reader == "rememr1":
         typer.echo(settings.axes(agent_config, compat=compat))
     from commands import ask as run_ask
@@ -259,9 +274,9 @@ def show(path: Annotated[Path, typer.Argument(help="a run's folder, or a file of
 
 @command(app, GRPOConfig, AgentConfig)
 def plan(model: Annotated[str, typer.Option(help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded base policy")] = "",
-         gpu_gib: Annotated[float, typer.Option(help="memory of one GPU")] = 80.0,
+         gpu_gib: Annotated[float | None, typer.Option(help="memory of one GPU; default: the card's")] = None,
          devices: Annotated[int, typer.Option(help="GPUs")] = 1,
-         card: Annotated[str, typer.Option(help="for the seconds: H200, H100, A100, L40S, RTX 4090, L4 or A10")] = "H100",
+         card: Annotated[str, typer.Option(help="H200, H100, A100, L40S, RTX 4090, L4 or A10; default: by its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and where nothing is said) or H200 (141)")] = "",
          sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
          reader: Annotated[str, typer.Option("--agent", help="memagent or rememr1; default: the preset's")] = "",
          preset: Preset = "default", grpo: dict = {}, agent: dict = {}):  # noqa: B006  # fmt: skip

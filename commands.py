@@ -134,12 +134,13 @@ def open_engine(
 def open_endpoint(
     urls: Sequence[str], served_as: str, chat: bool, model: str, in_flight: int, thinking: bool, trust_remote_code: bool
 ):
-    """An engine over servers of an OpenAI-compatible protocol; `model` is only where the tokenizer comes from."""
+    """An engine over servers of an OpenAI-compatible protocol; `model` is only where the tokenizer comes from. Without it nobody knows
+    the tokens: text is sent, and lengths are estimated."""
     from endpoint import EndpointEngine
-    from text import Codec
+    from text import Characters, Codec
 
-    codec = Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
-    return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat)
+    codec = Codec.load(model, trust_remote_code=trust_remote_code, thinking=thinking) if model else Characters()
+    return EndpointEngine(urls, served_as, codec, concurrency=in_flight, chat=chat or not model)
 
 
 def codec_of(model: str, thinking: bool, trust_remote_code: bool):
@@ -165,9 +166,9 @@ def ask(
     endpoint: str = "", served_as: str = "", chat: bool = False, engine_name: str = "transformers",
 ) -> None:  # fmt: skip
     """Read a text, showing the memory whenever it changes; end with the answer."""
-    from graders import extract_boxed, extract_sentence, strip_thinking
+    from graders import answered, strip_thinking
     from rollout import Sampling, follow
-    from transcripts import diff
+    from transcripts import diff, unformed
 
     task = data.from_text(file, question)
     run = pick(agent)
@@ -176,9 +177,14 @@ def ask(
     else:
         engine = open_engine(model, device, "auto", trust_remote_code, 1, config.thinking, engine_name, reserved([agent], config))
     cut = engine.codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    sections = len(cut)
-    console.print(f"{file}: {len(cut.ids) + cut.left_out:,} tokens in {sections:,} sections of {config.chunk_tokens}")
-    if not model:
+    sections, about = len(cut), "" if engine.codec.exact else "about "
+    many = f"{sections:,} section{'s' * (sections != 1)} of {about}{config.chunk_tokens:,}"
+    console.print(Styled(clean(f"{file}: {about}{len(cut.ids) + cut.left_out:,} tokens in {many}")))
+    if endpoint and not model:
+        console.print(
+            "[dim]Lengths are estimated at four bytes a token; --model NAME counts and sends the model's own tokens.[/dim]"
+        )
+    elif not model:
         console.print(
             "[dim]The embedded policy knows generated English only (python cli.py data look world); for real text give --model.[/dim]"
         )
@@ -198,13 +204,14 @@ def ask(
                 progress.console.print(Styled.assemble(f"section {number}: ", *changed))
             progress.update(shown, completed=number)
     answer = clean(turn.response).strip()
-    final = (extract_boxed if config.form == "boxed" else extract_sentence)(strip_thinking(answer))
-    console.print(Styled(answer))
+    final, formed = answered(answer, config.form)
+    if formed or not final:  # else it is shown below, as the answer
+        console.print(Styled(answer))
     if turn.prompt.cut:
         console.print(f"{turn.prompt.cut:,} tokens of the text were not read: --max-sections or the window cut them off.")
-    console.print(
-        Styled(f"answer: {final.strip()}" if final else "There is no answer in the form that was asked for.", style="bold")
-    )
+    console.print(Styled(f"answer: {final}" if final else "The response is empty.", style="bold"))
+    if final and not formed:
+        console.print(Styled(unformed(config.form), style="dim"))
 
 
 def _recalls(turn, config: AgentConfig) -> Iterator[Styled]:
@@ -256,10 +263,15 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
 
     records = read_records(path)
     chosen = [r for r in records if (step is None or r["step"] == step) and task in r["id"] and not (wrong and r["reward"] > 0)]
+    if not chosen and records:
+        steps = sorted({record["step"] for record in records if record["step"] is not None})
+        if step is not None and step not in steps:
+            kept = ", ".join(map(str, steps if len(steps) < 9 else [*steps[:4], "…", *steps[-2:]]))
+            raise UserError(
+                f"{path} has no trajectories of step {step}; {f'kept are those of {kept}' if steps else 'they are of an evaluation, which has no steps'}."
+            )
     if not chosen:
-        raise UserError(
-            f"None of the {len(records)} trajectories in {path} is meant; steps go to {max((r['step'] or 0 for r in records), default=0)}."
-        )
+        raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
     for record in chosen[:n]:
         console.print(render_trajectory(record))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")
@@ -324,13 +336,45 @@ def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, age
         engine = open_endpoint(
             config.endpoint, served, config.chat, config.model, config.in_flight, agent_config.thinking, config.trust_remote_code
         )  # which replica answers plays no part
-        return engine, f"{'chat' if config.chat else 'completions'} {engine.model} {engine.codec.fingerprint}"
+        route = "chat" if config.chat or not config.model else "completions"
+        return engine, f"{route} {engine.model} {engine.codec.fingerprint}"
     model = config.untrained if untrained else config.model
     engine = open_engine(
         model, config.device, config.dtype, config.trust_remote_code, config.in_flight, agent_config.thinking,
         config.engine, reserved([name.partition("@")[0] for name in agents], agent_config), config.kv_gib,
     )  # fmt: skip
     return engine, f"{config.engine} {fingerprint(model, engine.dtype)}"
+
+
+def policy_folder(config: EvalConfig, untrained: bool) -> str:
+    """Where the policy that answers lies, or what it is called elsewhere; "" where a server of nobody knows which is asked."""
+    return (config.untrained if untrained else config.model) or ("" if config.endpoint else str(EMBEDDED))
+
+
+class Overlap:
+    """How many of the questions that are asked a policy was trained on, by their text, whatever their ids."""
+
+    def __init__(self, policy: str, agents: Sequence[str], look: bool = True):
+        self.policy, self.agents = policy, agents
+        self.known = data.trained_on(policy) if policy and look else {}
+        self.asked: dict[
+            str, set[str]
+        ] = {}  # name of the questions -> digests; the same questions stand in documents of every length
+
+    def add(self, question: str, tasks: Sequence[data.Task]) -> str:
+        """Count a column's questions; returns a warning, "" if none is called for or these questions have had theirs."""
+        from tally import overlap
+
+        if not self.known or not tasks:
+            return ""
+        before = self.summary()["questions"].get(question, {"seen": 0})["seen"]
+        self.asked.setdefault(question, set()).update(task.question_digest for task in tasks)
+        return "" if before else overlap(self.summary(), question)
+
+    def summary(self) -> dict:
+        """{policy, agents, known: questions it was trained on, questions: {name: {asked, seen}}}"""
+        counts = {name: {"asked": len(asked), "seen": len(asked & self.known.keys())} for name, asked in self.asked.items()}
+        return {"policy": self.policy, "agents": [*self.agents], "known": len(self.known), "questions": counts}
 
 
 # most of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
@@ -346,12 +390,20 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     from report import write_report
     from rollout import Sampling
     from suites import asked_of
-    from tally import summarise, table, write_summary
+    from tally import overlaps, summarise, table, write_summary
 
     groups = weights_of(config)
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
     folder = evaluation_folder(config)
+    if config.endpoint and not config.model and config.suite == "ruler":
+        raise UserError(
+            "The lengths of RULER are tokens of the model that is asked: say by --model whose tokenizer the server has."
+        )
     unit, asked = asked_of(config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code))
+    # of generated English nothing is looked up: its splits share no fact that is asked for, and its questions are all of the same words
+    overlap = {
+        untrained: Overlap(policy_folder(config, untrained), agents, unit != "sections") for untrained, agents in groups.items()
+    }
     done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
     # first what nobody else is at, then what others have been at
     for wait in (False, True):
@@ -365,6 +417,8 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                 for k, column in enumerate(asked):
                     left = [(name, s) for name in agents for s in samplings if (name, s.temperature, k) not in done]
                     tasks = column.make() if left else []
+                    if said := overlap[untrained].add(column.question, tasks):
+                        progress.console.print(Styled(clean(said), style="bold red"))
                     most = max((task.characters for task in tasks), default=1)
                     for name, sampling in left:
                         samples = config.samples if sampling.temperature > 0 else 1  # greedy answers are all the same
@@ -385,11 +439,13 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
                             done[name, sampling.temperature, k] = rows
                     tasks = []  # one column's documents at a time
     rows = [row for name in config.agents for s in samplings for k in range(len(asked)) for row in done[name, s.temperature, k]]
-    summary = summarise(rows, unit)
+    summary = summarise(rows, unit) | {"trained_on": [found.summary() for found in overlap.values() if found.known]}
     settings.dump(folder / "config.yaml", eval=config, agent=agent_config)  # again: another call may have come in between
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=f"Evaluation {config.name}")
     console.print(table(summary, console.width))
+    for sentence in overlaps(summary):
+        console.print(Styled(clean(sentence), style="bold red"))
     return folder
 
 

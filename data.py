@@ -11,6 +11,7 @@ names the file, the line (or row, or item) and the reason. Writers write beside 
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -22,7 +23,8 @@ from hashlib import blake2b
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
-from text import UserError
+from graders import normalize_answer
+from text import UserError, is_file
 
 FRAMES: dict[str, tuple[Callable[[int, str, str], str], str]] = {
     "documents": (lambda i, title, text: f"Document {i}:\n{title}\n{text}", "\n\n"),  # MemAgent's and RULER's (spec memagent.md 7)
@@ -109,6 +111,15 @@ class Task:
         return blake2b(said + b"\0" + document, digest_size=8).hexdigest()
 
     @property
+    def question_digest(self) -> str:
+        """What tells one question from another, whatever its id and its document: 8 bytes of its normalised text, as hex digits.
+
+        RULER's own tasks ask in the same words again and again: of these the answers count too.
+        """
+        said = [normalize_answer(self.question) or self.question, *(sorted(self.answers) if self.asks_for_all else ())]
+        return blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+
+    @property
     def evidence(self) -> str | None:
         """The passages that hold the evidence, in reading order, framed like the document; None where it is not known which they are.
 
@@ -170,6 +181,10 @@ class Record:
             raise self.error(f"'{name}' is empty")
         return value
 
+    def maybe(self, name: str, kind: type):
+        """The field if it is there and not empty, else nothing of its kind."""
+        return self.get(name, kind) if self.fields.get(name) not in (None, "", [], {}) else kind()
+
     def text(self, name: str, value: object = None) -> str:
         try:
             (text := self.get(name, str, value)).encode()
@@ -197,7 +212,7 @@ class Record:
         own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split", "level")}
         labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
         num_docs, tokens = (n if type(n := self.fields.get(name)) is int and n > 0 else 0 for name in ("num_docs", "tokens"))
-        known = {"id": str(self.position)} | labels
+        known = {"id": str(self.position)} | {label: self.text(label, value) if value else "" for label, value in labels.items()}
         return Task(question=question, answers=tuple(answers), gold=tuple(gold), num_docs=num_docs, tokens=tokens, **known)
 
 
@@ -211,7 +226,7 @@ def _records(path: Path) -> Iterator[Record]:
     """
     import pyarrow as pa
 
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"No file at {path}.")
     where = str(path)
     try:
@@ -265,14 +280,14 @@ def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
             where = f"{article.where}, paragraph {m}"
             of = Record(where, 0, article.get("paragraphs", dict, paragraph))
             for qa in of.get("qas", list):
-                if isinstance(qa, dict) and qa.get("is_impossible"):
+                if of.get("qas", dict, qa).get("is_impossible"):
                     continue  # of SQuAD 2: its paragraph does not answer it
                 yield (
                     where,
                     {
                         "title": article.fields.get("title") or f"Article {n}",
                         "context": of.text("context"),
-                        **of.get("qas", dict, qa),
+                        **qa,
                     },
                 )
 
@@ -296,7 +311,7 @@ def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
 def _memagent(r: Record) -> tuple[Task, Document]:
     """MemAgent's training parquet: {prompt: [{role, content}], context, reward_model: {ground_truth: [..]}, extra_info}."""
     question = r.inside("prompt", r.get("prompt", list)[-1]).text("content")
-    info = r.inside("extra_info") if r.fields.get("extra_info") else Record(r.where, r.position, {})
+    info = Record(r.where, r.position, r.maybe("extra_info", dict))
     answers = r.inside("reward_model").texts("ground_truth")
     return info.task(question, answers, dataset=r.fields.get("data_source")), r.text("context")
 
@@ -304,7 +319,7 @@ def _memagent(r: Record) -> tuple[Task, Document]:
 def _vime(r: Record) -> tuple[Task, Document]:
     """vime's training JSONL: {prompt: question, label: first answer, metadata: {context, ground_truth: [..], data_source}}."""
     m = r.inside("metadata")
-    answers = m.texts("ground_truth") if m.fields.get("ground_truth") else [r.text("label")]
+    answers = m.texts("ground_truth") if m.maybe("ground_truth", list) else [r.text("label")]
     return m.task(r.text("prompt"), answers, dataset=m.fields.get("data_source")), m.text("context")
 
 
@@ -361,7 +376,7 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
 
     2WikiMultiHopQA's has the same form, and `evidences` beside it. Their parquet on the hub has columns instead of pairs.
     """
-    if isinstance(columns := r.fields["context"], dict) and "title" in columns:
+    if isinstance(columns := r.fields.get("context"), dict) and "title" in columns:
         return _flashrag(r)  # the hub's columns
     document, dataset = [], "2wikimultihopqa" if "evidences" in r.fields else "hotpotqa"
     for pair in r.get("context", list):
@@ -369,8 +384,8 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
             raise r.error("'context' must hold pairs [title, [sentences]]")
         sentences = [r.text("context", sentence) for sentence in pair[1] if sentence != ""]
         document.append((r.text("context", pair[0]), _glued(sentences, dataset)))
-    facts = r.fields.get("supporting_facts") or []
-    if not (isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts)):
+    facts = r.maybe("supporting_facts", list)
+    if not all(isinstance(fact, list) and fact for fact in facts):
         raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
     titles = [title for title, _ in document]
     gold = _gold(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
@@ -400,9 +415,9 @@ def _flashrag(r: Record) -> tuple[Task, Document]:
         if not isinstance(sentences, list):
             raise r.error("'context' must hold a list of sentences for every title")
         document.append((title, _glued([m.text("context", s) for s in sentences if s != ""], dataset)))
-    facts = m.inside("supporting_facts").fields.get("title") if m.fields.get("supporting_facts") else []
-    gold = _gold([title for title, _ in document], [m.text("supporting_facts", title) for title in facts or []])
-    answers = r.texts("golden_answers") if r.fields.get("golden_answers") else [r.text("answer")]
+    facts = Record(r.where, r.position, m.maybe("supporting_facts", dict)).maybe("title", list)
+    gold = _gold([title for title, _ in document], [m.text("supporting_facts", title) for title in facts])
+    answers = r.texts("golden_answers") if r.maybe("golden_answers", list) else [r.text("answer")]
     return r.task(
         r.text("question"), answers, gold, kind=m.fields.get("type"), dataset=dataset, level=m.fields.get("level")
     ), document
@@ -412,9 +427,10 @@ def _musique(r: Record) -> tuple[Task, Document]:
     """MuSiQue's JSONL: {id, question, answer, answer_aliases: [..], paragraphs: [{title, paragraph_text}], question_decomposition:
     [{paragraph_support_idx}]}."""
     paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
-    steps = [step.get("paragraph_support_idx") for step in r.fields.get("question_decomposition") or [] if isinstance(step, dict)]
-    gold = r.places("paragraph_support_idx", list(dict.fromkeys(k for k in steps if k is not None)), len(paragraphs))
-    answers = [r.text("answer"), *(r.texts("answer_aliases") if r.fields.get("answer_aliases") else ())]
+    steps = [r.inside("question_decomposition", step) for step in r.maybe("question_decomposition", list)]
+    places = [place for step in steps if (place := step.fields.get("paragraph_support_idx")) is not None]
+    gold = tuple(dict.fromkeys(r.places("paragraph_support_idx", places, len(paragraphs))))
+    answers = [r.text("answer"), *(r.texts("answer_aliases") if r.maybe("answer_aliases", list) else ())]
     kind = f"{len(steps)}hop" if steps else None
     task = r.task(r.text("question"), answers, gold, kind=kind, dataset="musique")
     return task, [(p.text("title"), p.text("paragraph_text")) for p in paragraphs]
@@ -422,12 +438,10 @@ def _musique(r: Record) -> tuple[Task, Document]:
 
 def _squad(r: Record) -> tuple[Task, Document]:
     """SQuAD: {question, title, context, answers: [{text}] or {text: [..]}}: a question and the one paragraph that answers it."""
-    said = r.fields.get("answers")
-    said = (
-        said.get("text")
-        if isinstance(said, dict)
-        else [answer.get("text") for answer in r.get("answers", list) if isinstance(answer, dict)]
-    )
+    if isinstance(r.fields.get("answers"), dict):
+        said = r.inside("answers").maybe("text", list) if r.fields["answers"] else []
+    else:
+        said = [r.inside("answers", answer).text("text") for answer in r.maybe("answers", list)]
     if not said:
         raise r.error("'answers' is empty: a question without an answer in its paragraph cannot be graded")
     answers = list(dict.fromkeys(r.text("answers", text) for text in said))
@@ -483,10 +497,10 @@ def read(path: str | Path, form: str | None = None, pool: str | Path | None = No
     records, numbered = chain([first], records), None
     if form == "built":
         n, m, (_, *lines) = first.get("passages", int), first.get("tasks", int), records
-        if len(lines) != n + m:
+        if min(n, m) < 0 or len(lines) != n + m:
             raise first.error(f"{n} passages and {m} tasks are announced and {len(lines)} lines follow; build the set again")
         frame = first.fields.get("frame", "documents")
-        if frame not in FRAMES:
+        if frame not in [*FRAMES]:  # a list: what a file has may not be hashable
             raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
         passage = _passage if frame == "documents" else lambda r: ("", r.text("text"))
         records, numbered = lines[n:], pool_of(map(passage, lines[:n]), frame)
@@ -521,7 +535,7 @@ def read_passages(path: str | Path) -> Pool:
 def read_texts(path: str | Path) -> list[str]:
     """Running text: the texts of passages {text} (JSON), or a whole text file; of a folder, all of its files in order of their names."""
     path = Path(path)
-    if path.is_dir():
+    if not is_file(path) and path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         return [text for file in files for text in read_texts(file)]
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
@@ -534,7 +548,7 @@ def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> T
     import pyarrow as pa
 
     path = Path(path)
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"No file at {path}.")
     try:
         with pa.input_stream(path) as stream:
@@ -544,6 +558,35 @@ def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> T
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return Task(id=path.stem, question=question, answers=tuple(answers), text=text)
+
+
+# ---- The questions that a policy was trained on ----
+
+TRAINED_ON = "trained_on.csv"
+
+
+def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple[int, str]]:
+    """The questions that a run, or the policy in a model's folder, was trained on: `Task.question_digest` -> (step, id).
+
+    Empty where the folder does not say, as of a model that somebody else has trained. before: only those of earlier steps. An export
+    keeps the digests alone (step 0, no id). UserError if the file is damaged.
+    """
+    path = Path(folder, TRAINED_ON)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [(row["digest"], int(row.get("step") or 0), row.get("id") or "") for row in csv.DictReader(file)]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as a list of questions ({_one_line(error)}).") from error
+    return {digest: (step, name) for digest, step, name in rows if digest and (before is None or step < before)}
+
+
+def write_trained_on(folder: Path, questions: Iterable[tuple[str, int, str]] | Iterable[str]) -> None:
+    """Write `TRAINED_ON`, whole or not at all: (digest, step, id) of a run, or the digests alone of an export."""
+    rows = [[q] if isinstance(q, str) else q for q in questions]
+    with _replacing(folder / TRAINED_ON) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["digest", "step", "id"][: len(rows[0])] if rows else ["digest"], *rows])
 
 
 # ---- Writing ----

@@ -90,7 +90,8 @@ class EndpointEngine:
     """An engine that asks servers which speak OpenAI's protocol. A failure becomes a turn; log-probs are empty: nothing is trained from it.
 
     urls: one base URL or those of several replicas, such as http://127.0.0.1:8000/v1; a request goes to the one with the fewest in
-    flight. model: "" = the only one that is served. codec: the model's own. window: most tokens of a prompt and its response, never
+    flight. model: "" = the only one that is served. codec: the model's own, or `Characters` where that is not known: then chat it must be,
+    and prompts are not refused by their estimated length, the server does that. window: most tokens of a prompt and its response, never
     more than the servers tell. concurrency: most requests in flight, at all replicas together. timeout_s: longest silence of a server
     that has a request. patience_s: how long a request is tried again after its first failure; ready_s: the same for the first look at
     each server. key: name of the environment variable with the API key, if one is needed. chat: False sends token ids to /completions
@@ -137,6 +138,8 @@ class EndpointEngine:
             if self.model not in served:
                 raise UserError(f"{url} does not serve the model {self.model!r}; it serves {names}.")
             self.window = min(self.window or served[self.model], served[self.model]) if served[self.model] else self.window
+        if self.window and not codec.exact:
+            self.window = self.window * 3 // 4  # who reads as much as the window holds goes by it: room for the estimate's error
 
     # ------------------------------------------------------------ turns
 
@@ -145,7 +148,7 @@ class EndpointEngine:
             raise RuntimeError("The engine is closed: a prompt would wait for ever.")
         self._keys += 1
         ids = self.codec.chat(prompt.pieces)
-        if self.window and (turn := refusal(prompt, ids, self.window, self.codec)):
+        if self.window and self.codec.exact and (turn := refusal(prompt, ids, self.window, self.codec)):
             self._refused.append((self._keys, turn))
             return self._keys
         body: dict[str, object] = {

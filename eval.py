@@ -344,7 +344,8 @@ def evaluate(
                     # the transcript goes first: killed between the two, there is one too many, which the report drops
                     if recorded(task, sample):
                         with Rows(record_to) as records:
-                            records.append(_thin(record(trajectory)) | {"cell": asdict(of_kind), "settings": settings})
+                            kept = record(trajectory, form=agent_config.form, temperature=sampling.temperature)
+                            records.append(_thin(kept) | {"cell": asdict(of_kind), "settings": settings})
                     file.append(row)
                     file.release(repr((settings, (task.id, sample, digests[task.id]))))
                     take(row)

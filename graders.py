@@ -59,6 +59,23 @@ def extract_sentence(text: str) -> str | None:
     return rest.strip().rstrip(".").strip() if found else None
 
 
+ASKED = {"boxed": r"\boxed{...}", "sentence": '"the answer is ..."'}  # form -> what a prompt asks for
+
+
+def answered(response: str, form: str = "") -> tuple[str, bool]:
+    r"""What a response answers, for a person, and whether in the form asked for: without it, all of the response is its answer.
+
+    Thinking is dropped. form: "boxed" or "sentence"; "" = either, where nobody knows which was asked for.
+
+    >>> answered(r"It is \boxed{Lima}.", "boxed"), answered("Lima", "boxed")
+    (('Lima', True), ('Lima', False))
+    """
+    text = strip_thinking(response).strip()
+    said = [extract(text) for name, extract in (("boxed", extract_boxed), ("sentence", extract_sentence)) if form in ("", name)]
+    found = next((one.strip() for one in said if one and one.strip()), "")
+    return found or text, bool(found)
+
+
 # ---- The reward ----
 
 # Old and new, in this order.

@@ -33,6 +33,8 @@ CARDS = {
     "H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86), "RTX 4090": (165, 1.0), "L4": (121, 0.3),
     "A10": (125, 0.6),
 }  # fmt: skip
+CARD_GIB = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "RTX 4090": 24, "L4": 24, "A10": 24}
+OF_SIZE = ("RTX 4090", "L40S", "H100", "H200")  # the card that a size stands for, where none is named; in the order of `SIZES_GIB`
 FEWEST_TURNS = 4  # side by side; with fewer the weights are read for hardly anything
 SIZES_GIB = (24, 48, 80, 141)  # of common cards
 PREFILL, DECODE, UPDATE = 0.5, 0.6, 0.25  # shares of the card's peak: floating point, memory, floating point
@@ -285,9 +287,19 @@ LINES = {
 }
 
 
+def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
+    """Memory and name of the card that is meant: a name alone has its own memory, a size alone is the smallest of `OF_SIZE` that has it,
+    nothing is an H100 of 80 GiB."""
+    if card and card not in CARDS:
+        raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
+    if gpu_gib is None:
+        return CARD_GIB[card or "H100"], card or "H100"
+    return gpu_gib, card or next((name for name in OF_SIZE if CARD_GIB[name] >= gpu_gib), OF_SIZE[-1])
+
+
 def show(
     model: str,
-    gpu_gib: float,
+    gpu_gib: float | None,
     devices: int,
     card: str,
     sections: int,
@@ -295,15 +307,16 @@ def show(
     agent: AgentConfig,
     reader: str = "memagent",
 ) -> None:
-    """Print what fits, one line a mode, and the formulas."""
+    """Print what fits, one line a mode, and the formulas. gpu_gib, card: as in `card_of`."""
     from rich.table import Table
 
     from progress import console
 
+    gpu_gib, card = card_of(gpu_gib, card)
     g = geometry(model)
     name = model or "the embedded policy"
     console.print(
-        f"{name}: {g.weights / 1e9:.3g} billion weights, {g.kv_bytes / 1024:.0f} KiB of keys and values a token. {devices} GPU(s) of {gpu_gib:g} GiB; "
+        f"{name}: {g.weights / 1e9:.3g} billion weights, {g.kv_bytes / 1024:.0f} KiB of keys and values a token. {devices} GPU(s) of {gpu_gib:g} GiB ({card}); "
         f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.chunk_tokens:,} tokens, "
         f"agent {reader}, memories of {agent.memory_tokens}, layout {agent.layout}."
     )

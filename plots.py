@@ -145,27 +145,58 @@ def occupancy(summary: dict) -> str:
     return "".join(f"<figure>{panel}</figure>" for panel in panels)
 
 
+def _number(value: float, _: object = None) -> str:
+    """A tick's label: plain digits, never TeX."""
+    return f"{value:,.10g}"
+
+
+def _plain(axis, values: Sequence[float]) -> None:
+    """Labels for a logarithmic axis: its powers of ten, and where the values span less than one, the ticks between."""
+    axis.set_major_formatter(_number)
+    axis.set_minor_formatter(_number if max(values) < 10 * min(values) else lambda value, at: "")
+
+
 def growth(summary: dict) -> str:
-    """Two panels, both logarithmic: seconds of a question, and the most memory, against the tokens of the document that were read."""
+    """Two panels, both logarithmic: seconds of a question, and the most memory, against the tokens of the document that were read; a line
+    per agent (colour), kind of question (marker) and temperature (greedy ones dashed and hollow)."""
+    from matplotlib.lines import Line2D
+
     metrics, agents = summary["metrics"], list(summary["accuracy"])
+    questions = list(dict.fromkeys(cell.question for cell, _ in cells(metrics["document_tokens"])))
     panels = []
     for metric, label in (("seconds", "seconds a question"), ("mib", "MiB at most")):
 
         def draw(axes, metric=metric, label=label):
             at = {cell: tokens for cell, tokens in cells(metrics["document_tokens"]) if tokens > 0}
             most, least = max(at.values()), min(at.values())
-            for i, agent in enumerate(agents):
-                points = sorted(
-                    (at[cell], value) for cell, value in cells(metrics[metric]) if cell.agent == agent and cell in at and value > 0
-                )
-                if points:
-                    axes.plot(*zip(*points, strict=True), color=SERIES[i % 6], marker=MARKERS[i % 8], markersize=5, linewidth=1.2,
-                              label=clean(agent)[:24])  # fmt: skip
+            lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+            for cell, value in cells(metrics[metric]):
+                if cell in at and value > 0:
+                    lines.setdefault((cell.agent, cell.question, cell.temperature), []).append((at[cell], value))
+            for (agent, question, temperature), points in lines.items():
+                colour, greedy = SERIES[agents.index(agent) % 6], temperature == "0.0"
+                axes.plot(*zip(*sorted(points), strict=True), color=colour, marker=MARKERS[questions.index(question) % 8], markersize=5,
+                          linewidth=1.2, linestyle="--" if greedy else "-", markerfacecolor=PAGE if greedy else colour)  # fmt: skip
+            handles = [
+                (Line2D([], [], color=SERIES[agents.index(a) % 6]), a) for a in dict.fromkeys(agent for agent, _, _ in lines)
+            ]
+            if len(questions) > 1:
+                shown = [(Line2D([], [], color=INK, linestyle="", marker=MARKERS[i % 8]), q) for i, q in enumerate(questions[:8])]
+                handles += shown + [(Line2D([], [], linestyle=""), f"and {len(questions) - 8} more")] * (len(questions) > 8)
+            if len({temperature for _, _, temperature in lines}) > 1 and any(temperature == "0.0" for _, _, temperature in lines):
+                handles.append((Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE), "greedy"))
             if metric == "seconds" and most > 2 * least:
-                start = min(value for cell, value in cells(metrics[metric]) if cell in at and value > 0)
-                axes.plot((least, most), (start, start * most / least), color=INK, alpha=0.35, linestyle=":", label="proportional")
+                start = min((value for points in lines.values() for _, value in points), default=1.0)
+                (line,) = axes.plot((least, most), (start, start * most / least), color=INK, alpha=0.35, linestyle=":")
+                handles.append((line, "proportional"))
             axes.set(xscale="log", yscale="log", xlabel="tokens of the document that were read", ylabel=label)
-            axes.figure.legend(loc="outside lower center", ncols=3)
+            points = [point for points in lines.values() for point in points] or [(1.0, 1.0)]
+            for axis, values in ((axes.xaxis, [x for x, _ in points]), (axes.yaxis, [y for _, y in points])):
+                _plain(axis, values)
+            if handles:
+                axes.figure.legend(
+                    [line for line, _ in handles], [clean(name)[:24] for _, name in handles], loc="outside lower center", ncols=3
+                )
 
         panels.append(_svg(draw, f"growth{len(panels)}", label))
     return "".join(f"<figure>{panel}</figure>" for panel in panels)

@@ -29,20 +29,38 @@ class Rate(ProgressColumn):
         return Text("" if not speed else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
 
 
-def bar(unit: str) -> Progress:
-    """A bar for things counted in `unit`; `fields[note]` is free text behind it."""
+class Shrinking(TextColumn):
+    """Text that gives way, with an ellipsis, where the terminal has no room for all columns: numbers never do."""
+
+    def __init__(self, text: str):
+        super().__init__(text, table_column=Column(no_wrap=False))  # such columns give way first
+
+    def render(self, task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+WIDE = 120  # columns of a terminal that has room for everything
+
+
+def bar(unit: str, to: Console = console) -> Progress:
+    """A bar for things counted in `unit`; `fields[note]` is free text behind it, the most important first. On a narrow terminal the bar is
+    short and unit and elapsed time are left out."""
+    wide = to.width >= WIDE
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TextColumn(unit),
+        Shrinking("{task.description}"),
+        BarColumn(24 if wide else 8),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        *([TextColumn(unit)] if wide else []),
         Rate(Column(no_wrap=True)),
-        TimeElapsedColumn(),
+        *([TimeElapsedColumn(table_column=Column(no_wrap=True))] if wide else []),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
+        Shrinking("{task.fields[note]}"),
+        console=to,
         refresh_per_second=2,
+        speed_estimate_period=1800,  # seconds: a step may take minutes, and the rate is that between two of them
     )
 
 

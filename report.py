@@ -22,7 +22,7 @@ import plots
 from eval import FATES, Cell
 from published import TABLES, TEN, Published
 from rememr1 import ERRORS
-from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, write_text
+from tally import DEPTHS, METRICS, cells, csv_of, markdown_of, overlaps, write_text
 from text import UserError
 from transcripts import CELL, esc, is_record, transcript
 
@@ -210,6 +210,16 @@ def _seeds(summary: dict) -> str:
     return _table(f"difference, by {esc(summary['unit'])}", ["", "temp.", *(f"{n:,}" for n in lengths)], body)
 
 
+def _warnings(summary: dict) -> str:
+    """On questions that a policy was trained on; and, where none is, that they were looked for."""
+    parts = [f'<p class="warning">{esc(sentence)}</p>' for sentence in overlaps(summary)]
+    for policy in summary.get("trained_on", ()):
+        asked = sum(n["asked"] for n in policy["questions"].values())
+        if not any(n["seen"] for n in policy["questions"].values()):
+            parts.append(f'<p class="note">None of the {asked:,} questions is among the {policy["known"]:,} that {esc(policy["policy"])} was trained on.</p>')  # fmt: skip
+    return "".join(parts)
+
+
 def headline(summary: dict, trained_on: int | None = None) -> str:
     """The result in one sentence: the agent named trained (else the first) at its longest documents, the others at the same.
 
@@ -277,6 +287,7 @@ thead th{color:var(--muted);font-weight:600}th:nth-child(-n+2){text-align:left;f
 ins{background:var(--in)}del{background:var(--out)}.tag{font-size:.8rem;padding:.05rem .4rem;border:1px solid var(--line);border-radius:.3rem}
 .pub{color:var(--muted);font-weight:400}.sure{font-weight:700}
 .heat{display:block;padding:.1rem .3rem;border-radius:.2rem;background:color-mix(in srgb,var(--c2) calc(var(--v)*.6),transparent)}
+.warning{background:var(--out);padding:.4rem .6rem;border-radius:.3rem;max-width:48rem;font-weight:600}
 .good{background:var(--in)}.bad{background:var(--out)}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem}dt{color:var(--muted)}
 dd{margin:0}pre{font-size:.85rem}
 """
@@ -389,8 +400,8 @@ def write_report(folder: Path, title: str = "") -> Path:
     if leaves:
         section("Every cell", _pivots(summary, share), "Mean, 95 % interval, number of questions.")
     if summary["paired"] and several:
-        section("Paired differences", _pairs(summary), "The first agent against every other one, question by question; bold where the 95 % "
-                "interval leaves out 0.")  # fmt: skip
+        section("Paired differences", _pairs(summary), "The trained agent, or the first, against every other one, and each against itself before training, "
+                "question by question; bold where the 95 % interval leaves out 0.")  # fmt: skip
     if summary.get("seeds"):
         section(
             "Seed by seed",
@@ -435,7 +446,7 @@ def write_report(folder: Path, title: str = "") -> Path:
             [esc(c.question), esc(c.agent), esc(c.temperature), f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)]
             for c in leaves
         ]
-        note = "failed, empty: shares of the trajectories; memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
+        note = "failed, empty: shares of the trajectories (empty: no answer in the form that was asked for, whatever else was said); memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
         section(
             "All metrics",
             f"<details><summary>table</summary>{_table(note, ['question', 'agent', 'temp.', esc(unit), *shown], rows)}</details>",
@@ -451,6 +462,6 @@ def write_report(folder: Path, title: str = "") -> Path:
     write_text(folder / "report.html", f'''<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>
-<body><main><h1>{title}</h1><p class="headline">{said}</p>{"".join(parts)}</main></body></html>
+<body><main><h1>{title}</h1><p class="headline">{said}</p>{_warnings(summary)}{"".join(parts)}</main></body></html>
 ''')  # fmt: skip
     return folder / "report.html"

@@ -202,8 +202,9 @@ def follow(engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampli
             return
 
 
-def record(trajectory: Trajectory, step: int | None = None) -> dict:
-    """A trajectory as JSON-able data: what `show` prints, the report quotes, and a replay of the loss needs."""
+def record(trajectory: Trajectory, step: int | None = None, form: str = "", temperature: float | None = None) -> dict:
+    """A trajectory as JSON-able data: what `show` prints, the report quotes, and a replay of the loss needs. form: that the answer was asked
+    for in (`AgentConfig.form`); temperature: that it was sampled at."""
     task, sought = trajectory.task, Sought(trajectory.task)
     return {
         "id": task.id,
@@ -214,6 +215,8 @@ def record(trajectory: Trajectory, step: int | None = None) -> dict:
         "kind": task.kind,
         "reward": trajectory.reward,
         "answer": trajectory.answer,
+        "form": form,
+        "temperature": temperature,
         "error": trajectory.error,
         "seconds": round(trajectory.seconds, 4),
         "turns": [

@@ -10,6 +10,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
               checkpoints/step-20/  trained weights and optimizer in shards, counters, position in the file beside it
               validation.csv       score on the validation tasks at each checkpoint
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
+              trained_on.csv       the questions of a file that were trained on: digest, step, id; the export keeps the digests
               model/               the export: loads with from_pretrained
               summary.json, report.html   of the training (`summary`), or of the evaluation (eval.py, report.py)
               rows.jsonl           one line per question of an evaluation
@@ -29,6 +30,7 @@ import lightning
 import torch
 from lightning.pytorch.loggers.logger import Logger
 
+import data
 import ranks
 from memagent import Trajectory
 from rollout import record
@@ -51,9 +53,9 @@ class Writer:
             self.position = file.tell()
 
 
-def packed(trajectories: Iterable[Trajectory], step: int) -> bytes:
-    """Lines of trajectories.jsonl.gz as one gzip member, so that such members can be joined and cut."""
-    text = "".join(json.dumps(record(t, step), ensure_ascii=False) + "\n" for t in trajectories)
+def packed(trajectories: Iterable[Trajectory], step: int, form: str = "", temperature: float | None = None) -> bytes:
+    """Lines of trajectories.jsonl.gz (`rollout.record`) as one gzip member, so that such members can be joined and cut."""
+    text = "".join(json.dumps(record(t, step, form, temperature), ensure_ascii=False) + "\n" for t in trajectories)
     return gzip.compress(text.encode(), 5, mtime=0)
 
 
@@ -107,10 +109,12 @@ class Keeper(lightning.Callback):
 
     def __init__(
         self, folder: Path, save_every: int, keep_trajectories: int, steps: int, keep_checkpoints: int = 1,
-        dtype: str = "float32", begin=lambda: None,
+        dtype: str = "float32", begin=lambda: None, questions: bool = False,
     ):  # fmt: skip
+        """questions: whether those that are trained on are remembered (`data.TRAINED_ON`)."""
         self.folder, self.save_every, self.keep_trajectories, self.steps = folder, save_every, keep_trajectories, steps
         self.keep_checkpoints, self.dtype, self.begin = keep_checkpoints, dtype, begin
+        self.questions, self.asked = questions, {}  # digest -> (first step, id)
         self.writer: Writer | None = None
 
     def on_fit_start(self, trainer, module) -> None:
@@ -128,15 +132,22 @@ class Keeper(lightning.Callback):
             keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
             if (path := self.folder / "validation.csv").exists():
                 _write_csv(path, keep)
+            self.asked = data.trained_on(self.folder, before=module.done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         step = module.done_steps
         for logger in trainer.loggers:
             logger.log_metrics(module.metrics, step - 1)
         if self.keep_trajectories and (step - 1) % self.keep_trajectories == 0:
-            parts = ranks.everywhere(packed((t for group in module.groups for t in group.trajectories), step - 1))
+            level = int(module.metrics["level"])  # of the step; the module may have gone on to the next
+            temperature = module.config.temperature[min(level, len(module.config.temperature) - 1)]
+            trajectories = (t for group in module.groups for t in group.trajectories)
+            parts = ranks.everywhere(packed(trajectories, step - 1, module.agent_config.form, temperature))
             if self.writer:
                 self.writer.write(parts)
+        if self.questions:
+            asked = ranks.everywhere([(group.task.question_digest, group.task.id) for group in module.groups])
+            self.remember((question for of_rank in asked for question in of_rank), step - 1)
         if step % self.save_every == 0 or step == self.steps:
             if module.validation:
                 score = module.validate()
@@ -147,6 +158,13 @@ class Keeper(lightning.Callback):
                             logger.log_metrics({"validation": score["score"]}, step - 1)
             if self.keep_checkpoints:
                 self.save(module)
+
+    def remember(self, questions: Iterable[tuple[str, str]], step: int) -> None:
+        """Keep the questions (digest, id) of a step that are new; on rank 0."""
+        new = {digest: (step, name) for digest, name in questions if digest not in self.asked}
+        if new and self.writer:
+            self.asked |= new
+            data.write_trained_on(self.folder, ((digest, *known) for digest, known in self.asked.items()))
 
     def save(self, module) -> None:
         step = module.done_steps

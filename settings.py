@@ -22,7 +22,7 @@ from pathlib import Path
 
 from memagent import AgentConfig
 from presets import COMPAT, NOT_IMITATED, OF_AGENT, preset_fields
-from text import UserError
+from text import UserError, clip
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
 
@@ -357,7 +357,7 @@ class EvalConfig:
     """files of tasks, or world = generated English; ruler-hqa and ruler: questions with their own paragraphs"""
     agents: tuple[str, ...] = ("memagent", "full", "bm25")
     """who answers: memagent; full = the whole document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
-    evidence alone. The first one is compared with the others"""
+    evidence alone. The first one is compared with the others, each other one with itself before training"""
     lengths: tuple[int, ...] = ()
     """sections of a document of generated English, documents of ruler-hqa, tokens of ruler; 50,...,6400 doubles; empty = 4,16,64,
     50,200,800 or 4096,8192,16384"""
@@ -404,7 +404,8 @@ class EvalConfig:
     """vllm: GiB of its key/value cache; 0 = on a GPU nine tenths of it without the weights, on a CPU one"""
     endpoint: tuple[str, ...] = ()
     """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the weights; several: replicas that share
-    the work. --model then says whose tokenizer it is; a key is taken from the environment variable OPENAI_API_KEY"""
+    the work. --model then says whose tokenizer it is; without it text is sent, lengths are estimated at four bytes a token, and nothing is
+    taken from the embedded policy. A key is taken from the environment variable OPENAI_API_KEY"""
     served_as: str = ""
     """endpoint: the model's name there; empty = the only one it serves"""
     chat: bool = False
@@ -525,7 +526,7 @@ def _typed(value: object, kind: object) -> object:
             return float(value)  # YAML 1.1 takes 1e-3 for text
         except (ValueError, OverflowError):
             pass
-    elif type(value) is kind:
+    elif type(value) is kind and not (kind is str and "\0" in value):  # of a text with a NUL byte the system sees a part
         return value
     raise ValueError(WORDS[kind])
 
@@ -533,7 +534,14 @@ def _typed(value: object, kind: object) -> object:
 def run_path(runs: str, name: str) -> Path:
     """RUNS/NAME. UserError unless that is a folder inside RUNS: with an empty name it would be RUNS itself, with all runs in it."""
     folder = Path(runs, name)
-    if Path(runs).resolve() not in folder.resolve().parents:
+    try:
+        inside = Path(runs).resolve() in folder.resolve().parents
+        for part in Path(name).parts:  # of its own: while RUNS is not there, nothing looks at what follows
+            Path(os.sep, part).exists()  # an OSError where the system takes no such name
+    except (OSError, RuntimeError) as error:  # the latter: links in a loop
+        reason = getattr(error, "strerror", None) or "its links go round in a circle"
+        raise UserError(f"The folder {clip(str(folder), 200)} cannot be there: {reason}.") from error
+    if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder
 
@@ -555,13 +563,13 @@ def changed(stored: dict, **now: object) -> list[str]:
     ]
 
 
-def of_model(model: str | Path) -> dict:
-    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one.
+def of_model(model: str | Path | None) -> dict:
+    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one, or of nobody knows which (None).
 
     A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates` counts from the model's folder.
     """
-    path = Path(model) / "agent.yaml"
-    found = load(path, agent=AgentConfig, run=RunConfig).get("agent", {}) if path.exists() else {}
+    path = Path(model or "", "agent.yaml")
+    found = load(path, agent=AgentConfig, run=RunConfig).get("agent", {}) if model and path.exists() else {}
     found.pop("max_sections", None)
     if found.get("templates"):
         found["templates"] = str(Path(model, found["templates"]))
@@ -579,10 +587,16 @@ def axes(agent: AgentConfig, grpo: GRPOConfig | None = None, compat: str = "") -
     )
 
 
-def reader_of(preset: str, model: str | Path) -> str:
+def policy(model: str, endpoint: object = ()) -> str | Path | None:
+    """Whose settings hold where none are given: those of the model that is named, else of the embedded policy; None, of neither, where a
+    server of some model is asked."""
+    return model or (None if endpoint else EMBEDDED)
+
+
+def reader_of(preset: str, model: str | Path | None) -> str:
     """Who reads unless it is said: the preset's agent, else the one that the model was trained with, else memagent."""
-    path = Path(model) / "agent.yaml"
-    trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if path.exists() else {}
+    path = Path(model or "", "agent.yaml")
+    trained = load(path, agent=AgentConfig, run=RunConfig).get("run", {}) if model and path.exists() else {}
     return preset_fields(preset)[2].get("agent") or trained.get("agent") or "memagent"
 
 
@@ -597,7 +611,7 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
     return [stored.get(section, {}) | values for section, values in given.items()]
 
 
-def resolve(name: str, model: str | Path, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
+def resolve(name: str, model: str | Path | None, grpo: dict, agent: dict, reader: str = "") -> tuple[GRPOConfig, AgentConfig]:
     """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, `presets.OF_AGENT` of the agent that is trained
     (`reader`), single fields."""
     preset_grpo, preset_agent, _ = preset_fields(name)

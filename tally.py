@@ -1,6 +1,6 @@
 """What rows say together: means with intervals, paired differences, where answers were lost; the table in the terminal.
 
-Holds: `summarise`, `bootstrap`, `wilson`, `compare`, `cells`, `table`. Leaves out: how rows are made (eval.py), the page (report.py),
+Holds: `summarise`, `bootstrap`, `wilson`, `compare`, `overlaps`, `cells`, `table`. Leaves out: how rows are made (eval.py), the page (report.py),
 published numbers (published.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report.py.
 """
@@ -75,7 +75,8 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
     evidence (the same for `rememr1.Sought`'s evidence), age (updates since a hit was written), degenerate, current, the errors of
     form and caps, all counted over the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that
     holds an answer}.
-    paired = [{a, b, question, temperature, length, mean, n, low, high}]: the first agent minus every other, on the same questions.
+    paired = [{a, b, question, temperature, length, mean, n, low, high}]: the agent named trained (else the first) minus every other, and
+    every other one minus itself before training, on the same questions.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
     settings: set[str] = set()
@@ -153,15 +154,19 @@ def _recalls(rows: Sequence[dict], metric: str) -> dict:
 
 
 def _paired(groups: dict[Cell, dict[str, list[dict]]], metric: str) -> list[dict]:
-    """The first agent against each other one, cell by cell."""
+    """The agent named trained (else the first) against each other one, and each other one against itself before training, cell by cell."""
     agents, found = list(dict.fromkeys(cell.agent for cell in groups)), []
+    lead = "trained" if "trained" in agents else agents[0] if agents else ""
     for cell, questions in groups.items():
-        for other in agents[1:] if cell.agent == agents[0] else ():
+        others = [agent for agent in agents if agent != lead]
+        if cell.agent != lead:
+            others = [agent for agent in others if agent in (f"{cell.agent}@untrained", f"untrained {cell.agent}")]
+        for other in others:
             if against := groups.get(replace(cell, agent=other)):
                 sides = ([row for rows in side.values() for row in rows] for side in (questions, against))
                 if difference := compare(*sides, metric=metric, fail=False):
                     found.append(
-                        {"a": agents[0], "b": other} | {k: v for k, v in asdict(cell).items() if k != "agent"} | difference
+                        {"a": cell.agent, "b": other} | {k: v for k, v in asdict(cell).items() if k != "agent"} | difference
                     )
     return found
 
@@ -223,6 +228,21 @@ def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em", fail: 
     return {"mean": fmean(differences), "n": len(both), "low": low, "high": high}
 
 
+def overlap(policy: dict, question: str) -> str:
+    """The sentence on the questions of this name that a policy (an entry of summary["trained_on"]) was trained on, "" if on none."""
+    n = policy["questions"][question]
+    if not n["seen"]:
+        return ""
+    agents = ", ".join(policy["agents"])
+    return f"Warning: {n['seen']:,} of the {n['asked']:,} questions {question!r} are among those that {policy['policy']} ({agents}) was trained on."
+
+
+def overlaps(summary: dict) -> list[str]:
+    """Those sentences of a whole evaluation."""
+    found = (overlap(policy, question) for policy in summary.get("trained_on", ()) for question in policy["questions"])
+    return [sentence for sentence in found if sentence]
+
+
 def markdown_of(summary: dict) -> str:
     """The table for a paper: a row per kind of question, agent and temperature, a column per length, percent with 95 % interval."""
     leaves = dict(cells(summary["accuracy"]))
@@ -237,7 +257,8 @@ def markdown_of(summary: dict) -> str:
     n = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     lost = sum(share > 0 for _, share in cells(summary["metrics"]["failed"]))
     said = f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over questions; n = {n} questions a cell; failures count as wrong"
-    return clean("\n".join([*lines, "", f"{said} (there are some in {lost} of {len(leaves)} cells).", ""]))
+    said = " ".join([f"{said} (there are some in {lost} of {len(leaves)} cells).", *overlaps(summary)])
+    return clean("\n".join([*lines, "", said, ""]))
 
 
 def csv_of(summary: dict) -> str:

@@ -1,6 +1,7 @@
 """Text that remembers its tokens, and the codec between the two.
 
-Holds: `Text` (a str with the token ids it was cut from or sampled as), `Sections` of a document, `Codec` (a tokenizer with a chat template).
+Holds: `Text` (a str with the token ids it was cut from or sampled as), `Sections` of a document, `Codec` (a tokenizer with a chat template),
+`Characters` (for a model whose tokenizer is not known).
 Leaves out: prompts (memagent.py), models (rollout.py). No torch.
 Exercise it: `pytest tests/test_text.py`. Read next: data.py.
 
@@ -17,11 +18,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that says what to do. The commands print it and exit with 2."""
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a file is there. A path that the system does not take at all (too long, a NUL byte, a loop of links) is a UserError."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        name = clip(str(path), 200)
+        raise UserError(f"{name} cannot be read: {reason}.") from error
+    return Path(path).is_file()
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -138,6 +153,8 @@ class Codec:
 
     thinking: False asks the chat template to switch thinking off where it knows how (`enable_thinking`).
     """
+
+    exact = True  # a text has as many ids here as the model reads
 
     def __init__(self, tokenizer, thinking: bool = False, system: str | None = None, eos_ids: Iterable[int] = ()):
         self.tokenizer = tokenizer
@@ -300,3 +317,54 @@ class Codec:
         sections = self._alive.get(key) or self._recent.get(key, made, lambda sections: len(sections.ids))
         self._alive[key] = sections
         return sections
+
+
+class Characters(Codec):
+    """A codec for a model whose tokenizer is not known: a "token" is a piece of at most four bytes of UTF-8, about what a token of today's
+    vocabularies has. Lengths are estimates; every text comes back as it was. There is no chat template: a prompt is its text.
+
+    >>> codec = Characters(); codec.encode("Anna met Zoë."), str(codec.decode(codec.encode("Anna met Zoë.")))
+    ((0, 1, 2, 3), 'Anna met Zoë.')
+    """
+
+    exact = False
+    PIECE = re.compile("[\0-\x7f]{1,4}|[\0-\u07ff]{1,2}|.", re.DOTALL)
+    fingerprint = "characters"
+
+    def __init__(self):
+        self.tokenizer, self.eos_ids, self.pad_id = SimpleNamespace(eos_token_id=None), frozenset(), None
+        self._numbers: dict[str, int] = {}  # piece -> its number, in the order in which they came
+        self._pieces: list[str] = []
+        self._head = self._tail = ""
+        self._thinks_at_once = False
+        self._recent, self._alive = Recent(1 << 21), WeakValueDictionary()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if isinstance(text, Text):
+            return text.ids
+        return tuple(self._number(piece) for piece in self.PIECE.findall(text))
+
+    def _number(self, piece: str) -> int:
+        if piece not in self._numbers:
+            self._numbers[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return self._numbers[piece]
+
+    def ids(self, text: str) -> array:
+        return array("I", self.encode(text))
+
+    def fixed(self, text: str) -> tuple[int, ...]:
+        return self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> Text:
+        return Text("".join(self._pieces[i] for i in ids), ids)
+
+    def response(self, ids: Sequence[int]) -> Text:
+        return self.decode(ids)
+
+    def after_thinking(self, response: Text) -> Text:
+        rest = response.rpartition("</think>")[2].partition("<think>")[0]
+        return response if rest == response else self.text(rest)
+
+    def tokens(self, text: str) -> list[str]:
+        raise UserError("The retriever tfidf_tokens compares the model's own tokens: say by --model whose these are.")

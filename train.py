@@ -326,7 +326,11 @@ def _fit(
     def begin() -> None:
         settings.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
 
-    keeper = Keeper(folder, run.save_every, run.keep_trajectories, config.steps, run.keep_checkpoints, dtype_of(run, config), begin)
+    # of generated English none is kept: its facts are split, and no fact that is trained on is ever asked for in an evaluation
+    questions = run.data != "world"
+    keeper = Keeper(
+        folder, run.save_every, run.keep_trajectories, config.steps, run.keep_checkpoints, dtype_of(run, config), begin, questions
+    )
     on_cpu, strategy = not on_gpu(run), "auto"
     if sharded(run, config):
         strategy = ModelParallelStrategy(
@@ -389,6 +393,9 @@ def export(folder: Path, step: int | None = None, out: Path | None = None, dtype
         raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
     try:
         _write_export(saved[step], stored, temporary, adapter, dtype)
+        # with those of the policy that the run began with
+        if asked := {*data.trained_on(folder, before=step), *data.trained_on(stored["run"].get("model") or EMBEDDED)}:
+            data.write_trained_on(temporary, sorted(asked))
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)

@@ -18,6 +18,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from graders import ASKED, answered
 from text import clean, clip
 
 if TYPE_CHECKING:
@@ -108,11 +109,30 @@ def steps_of(record: dict, most: int = 24) -> list[Shown | str]:
     return shown
 
 
+def unformed(form: str) -> str:
+    """What is said beside an answer that is not in the form asked for; form "": nobody knows which."""
+    return f"(not in the form that was asked for{f', {ASKED[form]}' if form in ASKED else ''}: graded as wrong)"
+
+
+def sampled(record: dict) -> str:
+    """How a trajectory was drawn: its training step and the temperature, "" where the record does not say."""
+    at = record.get("temperature")
+    parts = [f"training step {record['step']}"] if record["step"] is not None else []
+    if at is not None:
+        hot = " (above 1: words are drawn more at random than the policy has them, memories are rougher than in an evaluation)" * (
+            at > 1
+        )
+        parts.append(f"sampled at temperature {at:g}{hot}" if at else "greedy")
+    return ", ".join(parts)
+
+
 def _facts(record: dict) -> dict[str, str]:
-    """How it ended: answer, accepted answers, finish reasons of the turns, error, reward."""
+    """How it ended: answer, whether it has the form asked for, accepted answers, finish reasons of the turns, error, reward."""
     finishes = Counter(turn["finish"] for turn in record["turns"])
+    final, formed = answered(record["answer"], form := record.get("form") or "")
     return {
         "answer": record["answer"].strip() or "(none)",
+        **({"form": unformed(form)} if final and not formed else {}),
         "gold": " | ".join(record["answers"]),
         "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
         **({"error": record["error"]} if record["error"] else {}),
@@ -139,7 +159,8 @@ def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> G
 
     styles = {"same": "", "out": "red strike", "in": "green underline"}
     n_sections = sum(not turn["final"] for turn in record["turns"])
-    lines = [Text(clean(record["question"]), "bold"), Text(clean(f"task {record['id']}, sample {record['sample']}"), "dim")]
+    about = ", ".join(filter(None, (f"task {record['id']}, sample {record['sample']}", sampled(record))))
+    lines = [Text(clean(record["question"]), "bold"), Text(clean(about), "dim")]
     for step in steps_of(record, most):
         if isinstance(step, str):
             lines.append(Text(f"\n… {step}", "italic"))
@@ -203,6 +224,10 @@ def transcript(record: dict, unfolded: bool) -> str:
     verdict, look = ("right", "good") if record["reward"] >= 1 else ("wrong" if record["reward"] <= 0 else "partly right", "bad")
     cell = record.get("cell")
     name = "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell) if cell else record["kind"]
+    if not cell and (how := sampled(record)):
+        name = f"{name}, {how}"
+    final, formed = answered(record["answer"], record.get("form") or "")
+    verdict += ", not in the form asked for" * bool(final and not formed and record["reward"] < 1)
     return (f'<details class="box"{" open" * unfolded}><summary><span class="tag {look}">{verdict}</span> {esc(record["question"])} '
             f"<small>{esc(name)}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>")  # fmt: skip
 

@@ -165,6 +165,49 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+# every argument of every command that takes a path, P
+PATHS = """train --data P|train --model P|train --config P|train --templates P|train --runs P|train --name P|train --validation P
+train --name P --resume|train --runs P --name a --resume|export P|export RUN --out P|eval --data P|eval --model P|eval --config P|eval --templates P|eval --runs P --lengths 1
+eval --name P --lengths 1|eval --untrained P --agents memagent@untrained|eval --suite ruler-hqa --data P|eval --suite ruler-hqa --data OWN --filler P
+eval --suite ruler --data P|eval --suite ruler --haystack P|eval --suite ruler --squad P|ask P why?|ask OWN why? --model P|ask OWN why? --templates P|show P
+plan --model P|base --out P|demo --short --name P|demo --short --runs P|data look P|data look OWN --form eval --pool P|data convert P o.json --to eval|data convert OWN P --to eval
+data build P out|data build SET P --documents 12 --n 1|data build SET out --documents 12 --n 1 --extra P|data build-ruler P --tasks vt --n 1|data build-ruler out --haystack P|data build-ruler out --squad P|data build-ruler out --questions P
+data build-ruler out --extra P|data build-ruler out --tokenizer P --tasks vt|data filter P out.jsonl|data filter SET P|data filter SET out.jsonl --model P|data get musique --out P"""
+NO_PATHS = {
+    "name too long": "x" * 300,
+    "path too long": "x/" * 3000,
+    "NUL": "a\0b",
+    "loop": "loop/x",
+    "inside a file": "own.jsonl/x",
+}
+
+
+@pytest.mark.parametrize("path", NO_PATHS.values(), ids=[*NO_PATHS])
+def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(tmp_path, monkeypatch, own, path):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    records = [
+        {"id": str(i), "question": f"Who is {i}?", "answers": ["a"], "paragraphs": [{"title": f"{i} {k}", "text": "t"} for k in range(9)]}
+        for i in range(2)
+    ]  # fmt: skip
+    Path("set.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("run/checkpoints/step-1").mkdir(parents=True)
+    Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
+    there = sorted(tmp_path.rglob("*"))
+    for line in PATHS.replace("\n", "|").split("|"):
+        words = [{"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word) for word in line.split()]
+        if path.endswith("/x") and "--name P" in line:
+            continue  # inside the folder of all runs there is neither file nor link
+        words += "--steps 1 --tasks-per-step 1 --group-size 2".split() if words[0] == "train" and "--resume" not in words else []
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (line, result.output, result.exception)
+        message = result.stderr.strip()
+        if "\0" not in path:  # which no shell can give; the library refuses some of these itself, in its own form
+            assert message.startswith("memagent: ") and "\n" not in message and len(message) < 2100, line
+        assert "Traceback" not in result.output, line
+        assert sorted(tmp_path.rglob("*")) == there, line
+
+
 @pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"])
 def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
@@ -177,6 +220,13 @@ def test_plan_prints_a_line_a_mode_and_its_formulas():
     out = " ".join(run("plan", "--model", "Qwen/Qwen3-4B", "--gpu-gib", "24", "--chunk-tokens", "512", "--preset", "vime").split())
     assert "4.02 billion weights" in out and "512 tokens" in out and "layout paper" in out
     assert "fits │ yes │ yes │ no │" in out and "--sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
+
+
+@pytest.mark.parametrize(("words", "said"), [((), "1 GPU(s) of 80 GiB (H100)"), (("--gpu-gib", 24), "1 GPU(s) of 24 GiB (RTX 4090)"),
+                                             (("--card", "L4"), "1 GPU(s) of 24 GiB (L4)")])  # fmt: skip
+def test_plan_is_for_one_card(words, said):
+    out = " ".join(run("plan", "--model", "Qwen/Qwen3-0.6B", *words).split())
+    assert said in out and f"Seconds are an estimate for the {said.partition('(')[2].partition('(')[2].rstrip(')')}:" in out
 
 
 def test_look_and_convert(own, tmp_path):
@@ -306,7 +356,7 @@ SMALL = {
     "data build": "--documents 50,200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
-    "eval": f"--n 1 --temperatures 0 --window 256 --lengths 12 {TINY}",
+    "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
     "ask": "",
 }
 
@@ -443,13 +493,15 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
          "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
          "context": {"title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
                      "sentences": [[f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)]}}
-        for i in range(22)
+        for i in range(44)
     ]  # fmt: skip
 
     def get(name, out, revision, say):
         say(f"{name} comes from a hub")
         (out / name).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(questions), out / name / "validation-00000-of-00001.parquet")
+        train, _, validation = (file.name for file in downloads.SOURCES[name][2])
+        pq.write_table(pa.Table.from_pylist(questions[:22]), out / name / train)
+        pq.write_table(pa.Table.from_pylist(questions[22:]), out / name / validation)
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
@@ -469,7 +521,16 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
         assert out.strip(), line
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    accuracy = json.loads(Path("runs/eval/summary.json").read_text())["accuracy"]
+    shown = next(shlex.split(line, comments=True) for line in lines if line.startswith("show"))
+    trained = next(shlex.split(line, comments=True) for line in lines if line.startswith("train"))
+    assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"  # of a step that there is without the small numbers
+    assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
+    evaluated = json.loads(Path("runs/eval/summary.json").read_text())
+    (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
+    assert (
+        asked["policy"] == "runs/real/model" and asked["known"] == 2 and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
+    )
+    accuracy = evaluated["accuracy"]
     assert [*accuracy] == ["memagent", "full", "bm25", "none", "oracle"] and [*accuracy["oracle"]] == ["hotpotqa"]
 
 

@@ -1,6 +1,7 @@
 """What the commands do beside calling one function: evaluations over files, run folders, trajectories on the screen."""
 
 import gzip
+import html
 import json
 import re
 import shutil
@@ -12,8 +13,10 @@ import yaml
 from conftest import random_policy
 from test_endpoint import Server
 from test_report import HOSTILE, record
+from typer.testing import CliRunner
 
 import base
+import cli
 import commands
 import data
 import models
@@ -102,6 +105,8 @@ def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     folder = commands.run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3), base.AGENT)
     leaves = json.loads((folder / "summary.json").read_text())["accuracy"]["memagent"]["questions"]["0.0"]
     assert {length: leaf["n"] for length, leaf in leaves.items()} == {"50": 3, "200": 3}
+    kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
 
 def test_an_evaluation_never_touches_a_run_that_is_none(tmp_path):
@@ -150,7 +155,8 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     """Two replicas share an evaluation; a third one that serves the same model goes on with it; a question goes to one of them."""
     replicas = [Server(codec), Server(codec)]
     file = eval_json(tmp_path / "eval_50.json", 50)
-    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m", endpoint=tuple(s.url for s in replicas))
+    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m", endpoint=tuple(s.url for s in replicas),
+                     model=str(EMBEDDED))  # fmt: skip
     folder = commands.run_suite(config, base.AGENT)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 3 and not any(row["error"] for row in rows)
@@ -161,13 +167,53 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     assert not replicas[2].bodies  # nothing is asked twice
     (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
     url = replicas[0].url
-    commands.ask(tmp_path / "doc.txt", "Where is Anna?", "", "memagent", 0.0, "cpu", False, base.AGENT, url, "m")
-    assert len(replicas[0].bodies) == asked[0] + 2 and "1 sections of 24" in capsys.readouterr().out
+    commands.ask(tmp_path / "doc.txt", "Where is Anna?", str(EMBEDDED), "memagent", 0.0, "cpu", False, base.AGENT, url, "m")
+    assert len(replicas[0].bodies) == asked[0] + 2 and "1 section of 24" in capsys.readouterr().out
     with pytest.raises(UserError, match="does not serve the model 'other'"):
         commands.run_suite(replace(config, served_as="other", name="f"), base.AGENT)
     assert not (tmp_path / "f").exists()
     for server in replicas:
         server.stop()
+
+
+def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size(tmp_path, monkeypatch, codec):
+    """Nothing of the embedded policy is in it: neither its sections of 24 tokens nor its tokens nor a word about it."""
+    monkeypatch.chdir(tmp_path)
+    server = Server(codec, ids=False)
+    text = "".join(f"Sentence {n}, né à Zürich. " for n in range(900))
+    (tmp_path / "page.txt").write_text(text)
+    shown = printed(
+        lambda: CliRunner().invoke(cli.app, ["ask", "page.txt", "Where is Anna?", "--endpoint", server.url], catch_exceptions=False)
+    )
+    n_sections = -(-len(text.encode()) // (4 * 2048))
+    bodies = server.bodies
+    assert n_sections <= 4 and len(bodies) == n_sections + 1 and all("prompt" not in body for body in bodies)
+    sent = [body["messages"][0]["content"].partition("<section>\n")[2].partition("\n</section>")[0] for body in bodies]
+    assert "".join(sent) == text and max(len(part.encode()) for part in sent) <= 4 * 2048
+    assert [body["max_tokens"] for body in bodies] == [512] * n_sections + [256]
+    assert "embedded" not in shown and f"in {n_sections} sections of about 2,048" in shown and "estimated" in shown
+    file = eval_json(tmp_path / "eval_50.json", 50)
+    words = [
+        "eval",
+        "--endpoint",
+        server.url,
+        "--data",
+        file,
+        "--agents",
+        "memagent,full,bm25",
+        "--temperatures",
+        "0",
+        "--name",
+        "e",
+    ]
+    printed(lambda: CliRunner().invoke(cli.app, words, catch_exceptions=False))
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "e" / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 9 and not any(row["error"] for row in rows)
+    assert yaml.safe_load((tmp_path / "runs" / "e" / "config.yaml").read_text())["agent"]["chunk_tokens"] == 2048
+    assert {body["max_tokens"] for body in bodies} == {512, 256} and all("prompt" not in body for body in bodies)
+    refused = CliRunner().invoke(cli.app, ["eval", "--endpoint", server.url, "--suite", "ruler", "--ruler-tasks", "vt"])
+    assert refused.exit_code == 2 and "say by --model" in refused.stderr
+    server.stop()
 
 
 # ---------------------------------------------------------------- models
@@ -250,6 +296,20 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "last"), [("It is Lima.", "answer: It is Lima."), ("\\boxed{Lima}", "answer: Lima"), ("", "The response is empty.")]
+)
+def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, monkeypatch, codec, said, last):
+    from rollout import ScriptedEngine
+
+    monkeypatch.setattr(commands, "open_engine", lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: said))
+    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
+    config = replace(base.AGENT, memory_tokens=99, final_tokens=99)
+    shown = printed(commands.ask, tmp_path / "doc.txt", "Where?", "", "none", 0.0, "cpu", False, config)
+    assert last in shown and ("not in the form that was asked for, \\boxed{...}" in shown) == ("It is" in said)
+    assert "no answer" not in shown and shown.count("It is Lima.") == ("It is" in said)  # once
+
+
 def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypatch, codec):
     from rollout import ScriptedEngine
 
@@ -300,6 +360,17 @@ def test_a_line_that_is_no_json_is_named(tmp_path, bad):
         commands.read_records(trajectories(tmp_path / "t.jsonl.gz", record(), bad, record()))
 
 
+def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
+    path = trajectories(tmp_path / "t.jsonl", *(record(step=step) for step in range(0, 106, 5)))
+    with pytest.raises(UserError, match=r"no trajectories of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"):
+        commands.show(path, 39, "", False, 3)
+    assert "training step 35" in printed(commands.show, path, 35, "", False, 3)
+    with pytest.raises(UserError, match="None of the 22 trajectories"):
+        commands.show(path, 35, "nowhere", False, 3)
+    with pytest.raises(UserError, match="of an evaluation, which has no steps"):
+        commands.show(trajectories(tmp_path / "e.jsonl", record()), 3, "", False, 3)
+
+
 def test_damaged_and_unfinished_trajectory_files(tmp_path):
     path = tmp_path / "t.jsonl.gz"
     noise = [record(question=f"{i * 7919 % 104729}" * 9, id=str(i)) for i in range(300)]
@@ -324,3 +395,98 @@ def test_sets_and_documents_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="--documents"):
         commands.build(tmp_path / "x", tmp_path / "out", (), 1, None, "", 0, False)
     assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- questions that a policy was trained on
+
+
+def questions_of(path, *people, ask="Where is {}?"):
+    rows = [
+        {"id": f"{path.stem}-{p}", "question": ask.format(p), "answer": "Lima", "context": f"{p} reached Lima."} for p in people
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps on two of three questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    file = questions_of(folder / "train.jsonl", "Anna", "Boris", "Clara", "Dora")
+    config, _ = settings.resolve("demo", EMBEDDED, {"steps": 2, "tasks_per_step": (1,), "group_size": 2}, {})
+    return train.train(RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2), config, base.AGENT)
+
+
+def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tmp_path):
+    run = data.trained_on(trained)
+    asked = {record["id"]: record["step"] for record in commands.read_records(trained)}
+    assert len(asked) == 2 and {name: step for step, name in run.values()} == asked
+    tasks = {task.id: task.question_digest for task in data.read(trained.parent / "train.jsonl")}
+    assert {*run} == {tasks[name] for name in asked} and all(len(digest) == 16 for digest in run)
+    assert {*data.trained_on(trained / "model")} == {*run}
+    early = train.export(trained, step=1, out=tmp_path / "early")
+    assert {*data.trained_on(early)} == {tasks[name] for name, step in asked.items() if step == 0}
+    other = questions_of(tmp_path / "other.jsonl", "Emil")
+    config, _ = settings.resolve("demo", EMBEDDED, {"steps": 1, "tasks_per_step": (1,), "group_size": 2}, {})
+    second = train.train(RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early)), config, base.AGENT)
+    assert {*data.trained_on(second / "model")} == {*data.trained_on(early), *data.trained_on(second)}
+    assert len(data.trained_on(second / "model")) == 2
+
+
+def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(trained, folder)
+    rows = (folder / "trained_on.csv").read_text()
+    shutil.rmtree(folder / "checkpoints" / "step-2")  # killed in the second step, after it had written this
+    stored = settings.begun(folder)
+    run, config = RunConfig(**stored["run"] | {"runs": str(tmp_path)}), GRPOConfig(**stored["grpo"])
+    train.train(run, config, base.AGENT, resume=True)
+    assert (folder / "trained_on.csv").read_text() == rows
+    assert not data.trained_on(train.train(replace(run, name="w", data="world"), replace(config, steps=1), base.AGENT) / "model")
+    assert not (tmp_path / "w" / "trained_on.csv").exists()  # generated English: the split of its facts keeps them apart
+
+
+@pytest.mark.parametrize("source", ["model", "out", "untrained"])
+def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, source):
+    names = {name.partition("-")[2] for _, name in data.trained_on(trained).values()}
+    other = "Hugo"  # in no training file
+    file = questions_of(tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} ")  # other ids, other spelling
+    model = train.export(trained, out=tmp_path / "policy") if source == "out" else trained / "model"
+    config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9)
+    if source == "untrained":
+        config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))
+    else:
+        config = replace(config, model=str(model))
+    out = " ".join(printed(commands.run_suite, config, base.AGENT).split())
+    agents = "memagent@untrained" if source == "untrained" else "memagent"
+    sentence = f"Warning: 2 of the 3 questions 'questions' are among those that {model} ({agents}) was trained on."
+    assert out.count("Warning: 2 of the 3 questions") == 2  # before it begins, and below the table
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    expected = {"policy": str(model), "agents": [agents], "known": 2, "questions": {"questions": {"asked": 3, "seen": 2}}}
+    assert summary["trained_on"] == [expected]
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert html.escape(sentence) in page and sentence in (tmp_path / "e" / "table.md").read_text()
+    clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
+    out = printed(commands.run_suite, replace(config, name="c", data=(clean_file,)), base.AGENT)
+    assert "Warning" not in out and "None of the 2 questions is among the 2 that" in (tmp_path / "c" / "report.html").read_text()
+    if source == "model":  # of the same words as any training's on such files
+        commands.run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)), base.AGENT)
+        assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
+
+
+def test_a_damaged_list_of_questions_is_named(tmp_path):
+    assert data.trained_on(tmp_path / "nowhere") == {}
+    (tmp_path / "trained_on.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
+        data.trained_on(tmp_path)
+    (tmp_path / "trained_on.csv").write_bytes(b"digest\n\xff\n")
+    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
+        data.trained_on(tmp_path)
+
+
+def test_a_question_is_known_by_its_words_and_rulers_own_by_their_answers_too():
+    def digest(question, answers=("a",), dataset=""):
+        return Task("1", question, answers, text="x", dataset=dataset, kind="vt").question_digest
+
+    assert digest("Who is the Man?") == digest("who is  man", ("b",)) != digest("Who is the woman?")
+    assert digest("?") != digest("!") and digest("Which?", ("a",), "ruler") != digest("Which?", ("b",), "ruler")

@@ -434,6 +434,99 @@ def test_bad_field_is_named(tmp_path, good, change, reason):
     fails(array(tmp_path / "x.json", [good | {"id": "a", "_id": "a"}, good | change]), "item 2:", reason)
 
 
+VALUES = (
+    None,
+    5,
+    2**70,
+    -1,
+    2.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [5],
+    [None],
+    ["x"],
+    [[]],
+    [[5, "x"]],
+    [{}],
+    {},
+    {"a": 1},
+    {"title": 5},
+    {"text": 5},
+)
+GONE = object()
+
+
+def changes(value, at=()):
+    """Every place of a tree of JSON."""
+    yield at
+    for key in range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ():
+        yield from changes(value[key], (*at, key))
+
+
+def changed(value, at, new):
+    """A copy with another value, or none, at a place."""
+    if not at:
+        return new
+    copy = list(value) if isinstance(value, list) else dict(value)
+    copy[at[0]] = changed(value[at[0]], at[1:], new)
+    if copy[at[0]] is GONE:
+        del copy[at[0]]
+    return copy
+
+
+BUILT = [
+    {"form": "memagent-set", "passages": 2, "tasks": 1},
+    {"title": "A", "text": "One."},
+    {"title": "B", "text": "Two."},
+    {"id": "a", "question": "Who?", "answers": ["One"], "order": [1, 0], "gold": [0]},
+]
+PUBLISHED = {
+    "memagent": MEMAGENT, "vime": VIME, "eval": EVAL | {"evidence_idx": [0], "context": "Document 1:\nA\nAda."}, "ruler": RULER, "flashrag": FLASHRAG, "hotpotqa": hotpot(1), "hub": HUB,
+    "musique": MUSIQUE, "shared": paragraphs(1, 3), "own": OWN,
+    "squad": {"id": "s", "title": "Bees", "question": "Who?", "context": "Ada.", "answers": [{"text": "Ada"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [*PUBLISHED, "built", "squad tree"])
+def test_whatever_stands_at_any_place_is_read_or_named(tmp_path, form):
+    """Every field of every form, and every part of it, taken away and replaced by each kind of thing; after a good record, so that the
+    form is known. What is read can be asked about."""
+    good = {"built": BUILT, "squad tree": [SQUAD]}.get(form) or [PUBLISHED[form]]
+    path, refused = tmp_path / "x.jsonl", 0
+    for at in changes(good):
+        for value in (*VALUES, GONE) if len(at) > 1 else ():
+            bad = changed(good, at, value)
+            if form in PUBLISHED:
+                first = good[0] | {"id": "first", "_id": "first"} | ({"extra_info": {"id": "first"}} if form == "memagent" else {})
+                first |= {"metadata": good[0]["metadata"] | {"id": "first"}} if form == "vime" else {}
+                bad = [first, *bad]
+            if form == "squad tree":
+                path.write_text(json.dumps(bad[0]))
+            else:
+                lines(path, bad)
+            try:
+                for task in read(path):
+                    assert task.document and task.question_digest and task.digest and all(task.answers)
+                    ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
+            except UserError as error:
+                assert path.name in str(error) and "\n" not in str(error)
+                refused += 1
+    assert refused > 20
+
+
+@pytest.mark.parametrize("path", ["x" * 300 + ".jsonl", "x/" * 3000, "a\0b.jsonl", "loop.jsonl"])
+def test_a_path_that_the_system_does_not_take_is_named(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    Path("loop.jsonl").symlink_to("loop.jsonl")
+    for reader in (read, read_passages, data.read_texts, lambda path: from_text(path, "Q?")):
+        with pytest.raises(UserError, match="cannot be read: ") as error:
+            reader(path)
+        assert len(str(error.value)) < 400
+
+
 def test_bad_row_of_parquet_is_named(tmp_path):
     fails(parquet(tmp_path / "x.parquet", [OWN] * 100 + [OWN | {"question": ""}]), "row 101:", "'question' is empty")
 

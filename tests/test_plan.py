@@ -4,7 +4,20 @@ from pathlib import Path
 import pytest
 
 from memagent import AgentConfig, window_of
-from plan import KNOWN, MODES, SIZES_GIB, Geometry, activations_gib, geometry, longest_section, plan
+from plan import (
+    CARD_GIB,
+    CARDS,
+    KNOWN,
+    MODES,
+    OF_SIZE,
+    SIZES_GIB,
+    Geometry,
+    activations_gib,
+    card_of,
+    geometry,
+    longest_section,
+    plan,
+)
 from settings import EMBEDDED, GRPOConfig
 from text import UserError
 
@@ -112,11 +125,28 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
     assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < fitting[0]
 
 
+def test_a_size_and_a_card_are_of_one_thing():
+    """Seconds of an H100 beside the memory of a 4090 would be of no card at all."""
+    assert CARDS.keys() == CARD_GIB.keys() and tuple(CARD_GIB[card] for card in OF_SIZE) == SIZES_GIB
+    assert card_of() == (80, "H100") and card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
+    assert [card_of(gib)[1] for gib in (16, 24, 25, 48, 80, 141, 200)] == [
+        "RTX 4090",
+        "RTX 4090",
+        "L40S",
+        "L40S",
+        "H100",
+        "H200",
+        "H200",
+    ]
+    with pytest.raises(UserError, match="Unknown card 'B300'"):
+        card_of(24, "B300")
+
+
 def readme_row(name):
-    """The smallest card that does it, in each mode."""
+    """The smallest size that does it, in each mode, and the hours on the card that it stands for."""
     cells = []
     for mode in MODES:
-        plans = [(gib, plan(KNOWN[name], mode, gib, 1, GRPO, AGENT)) for gib in SIZES_GIB]
+        plans = [(gib, plan(KNOWN[name], mode, gib, 1, GRPO, AGENT, card=card_of(gib)[1])) for gib in SIZES_GIB]
         fits = [f"{gib} GiB, {p.turns} turns, {(p.rollout_s + p.update_s) / 36:.1f} h" for gib, p in plans if p.fits]
         cells.append(fits[0] if fits else "more")
     return f"| {name.split('/')[1].removesuffix('-Instruct')} | " + " | ".join(cells) + " |"

@@ -1,4 +1,5 @@
 import json
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 import yaml
 
 import settings
+from downloads import SOURCES
 from dryrun import dry_run
 from memagent import AgentConfig
 from plan import geometry, plan
@@ -42,6 +44,30 @@ def test_a_recipe_says_everything_and_can_be_dry_run(path):
     assert said[-2].startswith("2 steps") and said[-2].endswith("the export loads.")
     data = stored["run"]["data"]
     assert said[-1] == "The run can begin." if data == "world" else said[-1].startswith(f"The run can begin once {data} and ")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_names_files_that_its_own_commands_bring(path):
+    """And never those that `eval` asks without --data."""
+    lines = [
+        line.removeprefix("# First:").strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    ]
+    commands = [shlex.split(line)[3:] for line in lines if line.startswith("python cli.py data ")]
+    there = {"world", ""}
+    for verb, name, *words in commands:
+        if verb == "get":
+            there |= {f"data/{name}/{file.name}" for file in SOURCES[name][2]}
+            continue
+        source, out, *flags = (name, *words)
+        assert source in there and not Path(source).name.startswith(("validation", "dev", "test"))
+        assert [flag for flag in flags if flag.startswith("--")] == ["--documents", "--n"]
+        there |= {f"{out}/hqa_{n}.jsonl.gz" for n in flags[1].split(",")}
+    run, config, _ = read(path)
+    assert {run.data, run.validation} <= there
+    sizes = {f"{words[2]}/": int(words[-1]) for words in commands if words[0] == "build"}
+    assert all(n >= max(config.tasks_per_step) for out, n in sizes.items() if run.data.startswith(out))
+    sources = [words[1] for words in commands if words[0] == "build"]
+    assert len(sources) == len(set(sources))  # the questions of training and validation are of different files
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen3-0.6b-24gb", 24), ("qwen3-4b-80gb-lora", 80), ("qwen3-4b-8x80gb-full", 80),

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import plots
 import report
 from published import TEN
 from rememr1 import COUNTS, ERRORS
 from report import headline, write_report
 from tally import METRICS, bootstrap, summarise, write_summary
 from text import UserError, clean
-from transcripts import diff, render_trajectory, steps_of
+from transcripts import diff, render_trajectory, sampled, steps_of, unformed
 
 HOSTILE = (
     "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> [bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"
@@ -460,3 +461,65 @@ def test_long_sections_and_whole_documents_are_clipped():
     whole = record(("",))
     whole["turns"][0]["section"] = "all of it"
     assert "all of it" in printed(whole).export_text()
+
+
+def growth_of(document_tokens, seconds):
+    def tree(values):
+        return {agent: {q: {t: dict(zip(("50", "100", "200"), values(agent, q, t), strict=True)) for t in ("1.0", "0.0")} for q in ("one", "two")}
+                for agent in ("trained", "full")}  # fmt: skip
+
+    metrics = {
+        "seconds": tree(seconds),
+        "mib": tree(lambda *_: (410, 430, 470)),
+        "document_tokens": tree(lambda *_: document_tokens),
+    }
+    return plots.growth({"metrics": metrics, "accuracy": {"trained": {}, "full": {}}})
+
+
+def test_growth_has_a_line_for_each_agent_kind_and_temperature_and_numbers_on_its_axes():
+    def seconds(agent, question, temperature):
+        return [n * (1 + (agent == "full") + 2 * (question == "two") + 4 * (temperature == "0.0")) for n in (1, 4, 300)]
+
+    svg = growth_of((900, 2000, 300_000), seconds)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert not any("$" in label or "\\" in label for label in labels)
+    assert {"1,000", "10,000", "100,000", "10", "100", "trained", "full", "one", "two", "greedy", "proportional"} <= {*labels}
+    assert [label for label in labels if re.fullmatch("4[0-9]0", label)]  # less than a power of ten: the ticks between
+    first = svg[: svg.index("</svg>")]
+    paths = re.findall(r'<path d="(M [^"Z]*)" clip-path', first)
+    drawn = [path for path in paths if path.count("L") == 2]
+    assert len(drawn) == 8 and len({*drawn}) == 8  # agents x kinds x temperatures, each of its own three lengths
+    assert growth_of((900, 950, 990), seconds)
+
+
+def shown_of(record):
+    console = Console(width=300, file=io.StringIO())
+    console.print(render_trajectory(record))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "kept"),
+    [
+        ("\\boxed{Lima}", "boxed", True), ("It is Lima.", "boxed", False), ("the answer is Lima.", "boxed", False), ("\\boxed{}", "boxed", False),
+        ("Therefore, the answer is Lima.", "sentence", True), ("\\boxed{Lima}", "sentence", False), ("<think>\\boxed{Lima}</think>Lima", "boxed", False),
+        ("the answer is Lima.", "", True), ("Lima", "", False), ("", "boxed", True), ("<think>never ends", "boxed", True),
+    ],
+)  # fmt: skip
+def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
+    one = (
+        record(answer=answer, reward=float(kept), form=form) if form else record(answer=answer, reward=float(kept))
+    )  # an older one
+    shown = shown_of(one)
+    assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
+    words = " ".join(page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[one]).words)
+    assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
+
+
+def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
+    hot = record(step=39, temperature=2.2)
+    assert "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:" in shown_of(hot)
+    assert sampled(record(temperature=0.0)) == "greedy" and sampled(record(temperature=1.0)) == "sampled at temperature 1"
+    assert sampled(record()) == ""  # an older one
+    words = " ".join(page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[hot]).words)
+    assert "training step 39, sampled at temperature 2.2" in words

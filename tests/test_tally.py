@@ -191,6 +191,21 @@ def test_a_constant_difference_has_width_on_the_side_it_may_err():
     )
 
 
+@pytest.mark.parametrize(
+    ("agents", "pairs"),
+    [
+        (("full", "untrained", "trained"), {("trained", "full"), ("trained", "untrained")}),  # rows come in any order
+        (("memagent", "full", "memagent@untrained", "full@untrained"),
+         {("memagent", "full"), ("memagent", "memagent@untrained"), ("memagent", "full@untrained"), ("full", "full@untrained")}),
+        (("rememr1", "memagent", "untrained memagent"),
+         {("rememr1", "memagent"), ("rememr1", "untrained memagent"), ("memagent", "untrained memagent")}),
+    ],
+)  # fmt: skip
+def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
+    rows = [row(agent, "q", "1.0", 4, str(i), 1.0) for agent in agents for i in range(3)]
+    assert {(p["a"], p["b"]) for p in summarise(rows)["paired"]} == pairs
+
+
 def test_every_other_agent_is_paired_with_the_first():
     rows = [
         row(agent, q, "1.0", n, str(i), float(i < right), task=q)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import base
 from graders import score, strip_thinking
 from settings import EMBEDDED
-from text import Codec, Recent, Text, UserError
+from text import Characters, Codec, Recent, Text, UserError
 
 CODEC = Codec(base.make_tokenizer())
 
@@ -213,3 +213,23 @@ def test_recent_results_keep_to_their_budget():
 def test_decoding_is_the_librarys(codec, ids):
     assert codec.decode(ids) == codec.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert codec._decode != codec._decode_slowly  # and takes the short way here
+
+
+@given(st.text())
+def test_a_text_of_a_model_that_nobody_knows_comes_back_in_pieces_of_at_most_four_bytes(text):
+    codec = Characters()
+    ids = codec.encode(text)
+    assert codec.decode(ids) == text and [*codec.ids(text)] == [*ids]
+    pieces = [str(codec.decode([i])) for i in ids]
+    assert all(0 < len(piece.encode(errors="surrogatepass")) <= 4 for piece in pieces)
+    assert sum(map(len, codec.cut(text, 3))) == len(text)
+
+
+def test_thoughts_of_a_model_that_nobody_knows_are_dropped_and_its_tokens_are_not_made_up():
+    codec = Characters()
+    assert (
+        codec.after_thinking(codec.text("<think>so</think>Anna")) == "Anna" and codec.after_thinking(codec.text("Anna")) == "Anna"
+    )
+    assert codec.chat([("Read: ", True), ("Anna", False)]) == [*codec.encode("Read: "), *codec.encode("Anna")] and not codec.eos_ids
+    with pytest.raises(UserError, match="--model"):
+        codec.tokens("Anna")

@@ -179,6 +179,15 @@ def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path
     assert settings.of_model(folder / "model")["chunk_tokens"] == base.AGENT.chunk_tokens
 
 
+def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_sampled(model, tmp_path):
+    """The temperature of their own step, not of the one that the tasks have grown to since."""
+    config = replace(GRPO, steps=4, temperature=(1.5, 1.25), grow_at=0.0, grow_steps=2)
+    folder = train.train(run_config(model, tmp_path, "a"), config, base.AGENT)
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        found = {(r["step"], r["temperature"], r["form"]) for r in map(json.loads, file)}
+    assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
+
+
 def test_tasks_of_a_file_come_in_passes(tmp_path):
     tasks = train.FileTasks([Task(str(i), "q", ("a",), text="t") for i in range(10)], seed=0)
     steps = [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
