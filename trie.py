@@ -164,7 +164,8 @@ class Cost:
     def by_buckets(self, trie: Trie) -> float:
         """Attention bucket by bucket, padding included; the causal kernel leaves half of the pairs out."""
         return sum(
-            self.call + self.pair * len(b.chosen) * b.length * b.wide * (1 if b.below else 0.5) for b in grouped(trie.segments, self)
+            self.call + self.pair * len(b.chosen) * b.length * b.wide * (1 if b.below else 0.5)
+            for b in grouped(trie.segments, self)
         )
 
 
