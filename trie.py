@@ -219,13 +219,13 @@ def grouped(segments: Sequence[Segment], cost: Cost) -> list[Group]:
     shapes = [(s.depth > 0, s.stop - s.start, s.depth + s.stop - s.start) for s in segments]
     keys = [(below, own.bit_length(), length) for below, length, own in shapes]
     out: list[Group] = []
-    group, area, most_waste = None, 0, cost.call / cost.pair
+    group, area = None, 0
     for i in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
         below, length, own = shapes[i]
         if group is not None and group.below == below:
             longest, wide = max(group.length, length), max(group.wide, own)
             padded = (len(group.chosen) + 1) * longest * wide
-            if padded <= MAX_MASK and padded - area - length * own <= most_waste:
+            if padded <= MAX_MASK and (padded - area - length * own) * cost.pair <= cost.call:
                 group.chosen.append(i)
                 group.length, group.wide, area = longest, wide, area + length * own
                 continue
