@@ -1,5 +1,6 @@
 import csv
 import gzip
+import io
 import json
 import os
 import random
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_policy
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import base
 import data
+import progress
 import runs
 import settings
 import train
@@ -374,6 +377,17 @@ def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model,
 
     with pytest.raises(Stop):
         train.train(run_config(model, tmp_path, "a"), GRPO, base.AGENT, callbacks=[train.TrainingProgress(7), Early()])
+
+
+def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(model, tmp_path, monkeypatch):
+    console = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(train, "bar", lambda unit: progress.bar(unit, console))
+    config = replace(GRPO, steps=3, lr=1e-2, warmup=0)
+    train.train(run_config(model, tmp_path, "a"), config, base.AGENT, callbacks=[train.TrainingProgress(3)])
+    proofs = [line for line in console.file.getvalue().splitlines() if "weights reach the sampler" in line]
+    assert proofs and proofs[0].startswith("step    0") and len(proofs) == len(set(proofs)) <= 2
+    off, old = (float(x.split()[-1]) for x in proofs[0].replace(" off", "").split(", the old ones "))
+    assert 100 * off < old
 
 
 def test_tensorboard_has_every_step_once(model, tmp_path):
