@@ -513,7 +513,8 @@ class GRPO(lightning.LightningModule):
         tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
         prompt = next(self.agent(tasks[ranks.rank()], self.agent_config, self.engine.codec))
         prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens))
-        kept = Kept(self.model.parameters())
+        fresh = self.kept is not None and not self.done_steps  # what is kept is what the model has: no second copy
+        kept = self.kept if fresh else Kept(self.model.parameters())
         try:
             for scale in (0.02, 0.1, 0.5):
                 kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
