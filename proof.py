@@ -5,7 +5,7 @@ Exercise it: `pytest tests/test_proof.py`. Read next: grpo.py.
 
 Two engines never agree exactly in 16 bits: on SmolLM2 the right weights give a mean |log-prob difference| of .04 to .05, and
 one update moves log-probs by far less. So a distance alone shows garbage, not a sampler that was left behind. For that the
-log-probs under the old weights are needed as well: `followed` says how far the sampler has gone from the old to the new ones.
+log-probs under the old weights are needed as well: `followed` says which of the two the sampler is nearer to.
 """
 
 from __future__ import annotations
