@@ -5,7 +5,7 @@ trained alike, where looking back pays). Leaves out: training (train.py), evalua
 Exercise it: `python cli.py demo --short`. Read next: dev/LOG.md.
 
 Training reads facts of the train split in documents of at most 16 sections; evaluation asks for facts of the test split, in documents
-of up to 1,024. The baselines are evaluated in a second process while the first one trains; afterwards both evaluate the trained agent.
+of up to 1,024. Two processes train; those that the machine has besides evaluate the baselines meanwhile, and all of them the trained agent.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import multiprocessing
 import os
 import platform
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import settings
 import worlds
@@ -27,6 +29,9 @@ from memagent import AgentConfig
 from progress import bar, console
 from settings import EMBEDDED, GRPOConfig, RunConfig
 from text import UserError
+
+if TYPE_CHECKING:  # torch comes with it
+    from rollout import Engine
 
 KINDS = ("one_fact", "two_hop")
 MARK = ".demo"  # a folder with this file is a demo's: the next demo of its name replaces it
@@ -72,9 +77,8 @@ class Job:
     agent: str  # trained, untrained, full
     model: str
     kinds: tuple[str, ...]  # of question, side by side: a few long documents alone leave the engine half empty
-    temperature: float
+    asks: tuple[tuple[float, int], ...]  # temperature, questions of each kind; side by side too, they read the same documents
     sections: int
-    n: int  # questions of each kind
     seed: int
     folder: str
     config: AgentConfig
@@ -84,7 +88,7 @@ class Job:
 
     @property
     def cost(self) -> int:
-        return self.n * self.sections * len(self.kinds)
+        return sum(n for _, n in self.asks) * self.sections * len(self.kinds)
 
     def __call__(self) -> list[dict]:
         return fill(self)
@@ -127,41 +131,49 @@ def fill(job: Job) -> list[dict]:
 
     from agents import AGENTS
     from eval import evaluate
-    from rollout import Sampling
+    from rollout import Sampling, together
 
     torch.set_num_threads(1)
     engine, model = _engine(job.model)
-    name = f"{job.agent}-{'+'.join(job.kinds)}-{job.temperature:g}-{job.sections}"
-    by_kind = [worlds.make_tasks(job.seed, job.n, job.sections, kind, "test") for kind in job.kinds]
-    keep = not job.agent.startswith(("untrained", "full")) and job.temperature > 0 and job.sections in (4, 16, 64)
     Path(job.folder).mkdir(exist_ok=True)
-    rows = evaluate(
-        engine, AGENTS[job.reader],
-        (task for tasks in zip(*by_kind, strict=True) for task in tasks), job.config, Sampling(job.temperature),
-        name=job.agent, length=job.sections, rows=Path(job.folder, f"{name}.jsonl"), model=model,
-        seed=job.seed, record_to=Path(job.folder, f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
-    )  # fmt: skip
-    return [row | {"trained": job.trained} for row in rows]
+
+    def ask(temperature: float, n: int, engine: Engine) -> list[dict]:
+        name = f"{job.agent}-{'+'.join(job.kinds)}-{temperature:g}-{job.sections}"
+        by_kind = [worlds.make_tasks(job.seed, n, job.sections, kind, "test") for kind in job.kinds]
+        keep = not job.agent.startswith(("untrained", "full")) and temperature > 0 and job.sections in (4, 16, 64)
+        return evaluate(
+            engine, AGENTS[job.reader],
+            (task for tasks in zip(*by_kind, strict=True) for task in tasks), job.config, Sampling(temperature),
+            name=job.agent, length=job.sections, rows=Path(job.folder, f"{name}.jsonl"), model=model,
+            seed=job.seed, record_to=Path(job.folder, f"{name}.transcripts") if keep else None, n_records=2 * len(job.kinds),
+        )  # fmt: skip
+
+    rows = together(engine, [partial(ask, *asked) for asked in job.asks])
+    return [row | {"trained": job.trained} for some in rows for row in some]
 
 
 def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[list[Job], list[Job]]:
     """(baselines, trained), the dearest first."""
     model, where = str(folder / "model"), str(folder / "rows")
 
-    def cells(agent: str, model: str, temperature: float, questions: dict[int, int], kinds=KINDS) -> Iterator[Job]:
-        for sections, n in questions.items():
-            yield Job(agent, model, kinds, temperature, sections, n, seed, where, config, "full" if agent == "full" else "memagent")
+    def cells(agent: str, model: str, asked: dict[float, dict[int, int]], kinds=KINDS) -> list[Job]:
+        """One job a length, the dearest first. asked: temperature -> sections -> questions of each kind."""
+        lengths = sorted({sections for by_length in asked.values() for sections in by_length}, reverse=True)
+        return [
+            Job(
+                agent, model, kinds, tuple((t, by_length[sections]) for t, by_length in asked.items() if sections in by_length), sections, seed,
+                where, config, "full" if agent == "full" else "memagent",
+            )
+            for sections in lengths
+        ]  # fmt: skip
 
     base = [
-        job
-        for agent, questions in (("untrained", plan.untrained), ("full", plan.full_context))
-        for temperature in (1.0, 0.0)
-        for job in cells(agent, str(EMBEDDED), temperature, questions)
+        *cells("untrained", str(EMBEDDED), {1.0: plan.untrained, 0.0: plan.untrained}),
+        *cells("full", str(EMBEDDED), {1.0: plan.full_context, 0.0: plan.full_context}),
     ]
     trained = [
-        *cells("trained", model, 1.0, plan.sampled),
-        *cells("trained", model, 0.0, plan.greedy),
-        *cells("trained", model, 1.0, plan.reverse, ("two_hop_reverse",)),
+        *cells("trained", model, {1.0: plan.sampled, 0.0: plan.greedy}),
+        *cells("trained", model, {1.0: plan.reverse}, ("two_hop_reverse",)),
     ]
     return sorted(base, key=lambda j: -j.cost), sorted(trained, key=lambda j: -j.cost)
 
@@ -214,21 +226,26 @@ class Workers:
 
 def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     """Train, evaluate, report; returns the run's folder."""
+    import torch
+
     start = time.perf_counter()
     plan, folder = PLANS[size], _folder(name, runs)
-    run = RunConfig(name=name, runs=runs, keep_trajectories=5)
+    cores = os.cpu_count() or 1
+    # two ranks on a CPU; a GPU is one device
+    run = RunConfig(name=name, runs=runs, keep_trajectories=5, devices=1 if torch.cuda.is_available() else min(2, cores))
     grpo, agent = settings.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
     baselines, trained = jobs_of(plan, seed + 1_000_000, folder, agent)
     console.print(
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
         f"unseen facts in documents of up to {max(plan.sampled):,} sections."
     )
-    workers = Workers(max(1, min(4, (os.cpu_count() or 1) - 1)))
+    workers = Workers(min(4, cores - run.devices))
     try:
         workers.add(baselines)
         train_s = _train(run, grpo, agent, plan.steps, workers)
-        workers.hire(1)
-        workers.add(trained)
+        workers.hire(run.devices)
+        workers.waiting = sorted(trained + workers.waiting, key=lambda job: -job.cost)
+        workers.assign()
         with bar("parts") as progress:
             shown = progress.add_task("evaluating", total=len(baselines) + len(trained), note="")
             while workers.busy:
@@ -257,20 +274,23 @@ def _folder(name: str, runs: str) -> Path:
 
 
 def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, workers: Workers) -> float:
-    import lightning
-    import torch
-
     from train import TrainingProgress, train
 
-    class Feed(lightning.Callback):
-        """After each step the baselines' process gets its next cell."""
+    over = threading.Event()
 
-        def on_train_batch_end(self, *_) -> None:
+    def feed() -> None:
+        """Meanwhile a worker that is done with a cell gets its next one."""
+        while not over.wait(0.5):
             workers.collect()
 
-    torch.set_num_threads(1)
+    feeding = threading.Thread(target=feed)
     start = time.perf_counter()
-    train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(steps), Feed()])
+    feeding.start()
+    try:
+        train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(steps)])
+    finally:
+        over.set()
+        feeding.join()
     return time.perf_counter() - start
 
 
@@ -358,10 +378,9 @@ def trainings(plan: Versus, seed: int, folder: Path) -> list[Training]:
 def asked(plan: Versus, agent: str, arm: str, model: Path, s: int, seed: int, folder: Path, config: AgentConfig) -> Iterator[Job]:
     """The questions to one policy: the same for all of them."""
     for sections, n in plan.questions.items():
-        for temperature in (1.0, 0.0):
-            yield Job(
-                agent, str(model), (KIND,), temperature, sections, n, seed + 1_000_000, str(folder / "rows" / str(s)), config, reader=arm, trained=s,
-            )  # fmt: skip
+        yield Job(
+            agent, str(model), (KIND,), ((1.0, n), (0.0, n)), sections, seed + 1_000_000, str(folder / "rows" / str(s)), config, reader=arm, trained=s,
+        )  # fmt: skip
 
 
 def run_versus(size: str, seed: int, name: str, runs: str) -> Path:

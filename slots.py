@@ -6,6 +6,10 @@ Exercise it: `pytest tests/test_slots.py`. Read next: grpo.py.
 Every turn in flight has a row of the cache, its slot. A forward pass is one row of tokens without padding: the next token of every
 turn, and the prompts that are admitted, packed as a trie. A prompt's prefix that stands in any slot, a finished turn's too, is copied
 from there.
+
+An agent that rewrites its memory mostly copies it. So what followed the latest tokens in the prompt is appended as a draft, and one forward pass
+samples after each of them; the draft holds as far as it is what was sampled. Every token is drawn from the model's own distribution with
+the random number of its place: the draft changes how many passes a turn takes, not what it says.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -34,10 +39,23 @@ class _Request:
     ids: list[int]
     sampling: Sampling
     seed: int
+    _after: dict[int | tuple[int, int], int] = field(default_factory=dict)  # tokens -> the place after them, the last one counts
+
+    def draft(self, out: list[int], most: int) -> list[int]:
+        """Guess at most `most` tokens after those sampled: what follows the latest two, or the latest one, in the prompt."""
+        most = min(most, self.prompt.max_tokens - len(out) - 1)
+        if most < 1:
+            return []
+        if not self._after:
+            pairs = zip(self.ids, self.ids[1:], strict=False)
+            self._after = {**dict(zip(self.ids, range(1, len(self.ids)), strict=False)), **dict(zip(pairs, range(2, len(self.ids)), strict=False))}
+        at = self._after.get((out[-2], out[-1])) if len(out) > 1 else None
+        at = at or self._after.get(out[-1])
+        return self.ids[at : at + most] if at else []
 
 
 class _Slots:
-    """A key/value cache of R rows of W places, each row with a length of its own: per layer [R, W, H, D]."""
+    """A key/value cache of R rows of W places, each row with a length of its own: per layer [R, H, W, D], what a head reads side by side."""
 
     def __init__(self, rows: int):
         self.rows, self.width = rows, 0
@@ -49,22 +67,27 @@ class _Slots:
         self.rows, self.width = rows, width
         for kv in (self.keys, self.values):
             for i, old in enumerate(kv):
-                kv[i] = old.new_zeros(rows, width, *old.shape[2:])
-                n = min(width, old.shape[1])
-                kv[i][: len(keep), :n] = old[keep, :n]
+                kv[i] = old.new_zeros(rows, old.shape[1], width, old.shape[3])
+                n = min(width, old.shape[2])
+                kv[i][: len(keep), :, :n] = old[keep, :, :n]
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, width: int) -> None:
         """The first `width` places of some rows into others. A row may be source and target: all are read before one is written."""
         for kv in (self.keys, self.values):
             for layer in kv:
-                layer[:, :width].index_copy_(0, target, take(layer[:, :width], source))
+                layer[:, :, :width].index_copy_(0, target, take(layer[:, :, :width], source))
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
-        """Keys and values [n, H, D] to `places` [n] of the cache: row x W + place in the row."""
+    def of_heads(self, places: torch.Tensor, heads: int) -> torch.Tensor:
+        """Where each head of some places stands, [n * H] in a layer without dimensions; place = row x W + place in the row [n]."""
+        rows = places // self.width
+        return ((rows[:, None] * heads + torch.arange(heads, device=places.device)) * self.width + (places % self.width)[:, None]).flatten()
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, into: torch.Tensor) -> None:
+        """Keys and values [n, H, D] to where `of_heads` says [n * H]."""
         for kv, new in ((self.keys, key), (self.values, value)):
             if layer == len(kv):
-                kv.append(new.new_zeros(self.rows, self.width, *new.shape[1:]))
-            kv[layer].flatten(0, 1).index_copy_(0, places, new)
+                kv.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[2]))
+            kv[layer].flatten(0, 2).index_copy_(0, into, new.flatten(0, 1))
 
 
 @dataclass(slots=True)
@@ -88,7 +111,8 @@ class _Part:
     buckets: list[_Bucket]
     order: np.ndarray  # [T] where the buckets' outputs have each token
     asked: list[int]  # rows that get their next token
-    last: np.ndarray  # and the token that it follows
+    last: np.ndarray  # and the token that it follows, or tokens, one after the other
+    drafts: list[list[int]]  # per row asked the tokens after the first of those
 
 
 @dataclass(slots=True)
@@ -100,10 +124,13 @@ class _Attention:
     places: torch.Tensor | None  # None: nothing is new
     buckets: list[_Bucket]
     order: torch.Tensor | None  # None: as they come
+    into: torch.Tensor | None = None  # the places, head by head
 
     def write(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> None:
         k, v = (take(x[0].transpose(0, 1), self.source) for x in (key, value))
-        self.slots.write(layer, k, v, self.places)
+        if self.into is None:
+            self.into = self.slots.of_heads(self.places, k.shape[1])
+        self.slots.write(layer, k, v, self.into)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
@@ -112,11 +139,10 @@ class _Attention:
         parts = []
         for b in self.buckets:
             if b.mask is None:
-                keys, values = take(k, b.queries), take(v, b.queries)
+                keys, values = (take(x, b.queries).transpose(1, 2) for x in (k, v))
             else:
-                keys, values = (x[layer][:, : b.mask.shape[3]] for x in (self.slots.keys, self.slots.values))
-                keys, values = take(keys, b.rows), take(values, b.rows)
-            queries, keys, values = (x.transpose(1, 2) for x in (take(q, b.queries), keys, values))
+                keys, values = (take(x[layer][:, :, : b.mask.shape[3]], b.rows) for x in (self.slots.keys, self.slots.values))
+            queries = take(q, b.queries).transpose(1, 2)
             parts.append(take(sdpa(queries, keys, values, b.mask, scale).flatten(0, 1), b.real))
         return take(torch.cat(parts) if len(parts) > 1 else parts[0], self.order)[None]
 
@@ -158,6 +184,10 @@ REUSE = 16
 
 ADMIT = 0.7
 """Share of the rows in flight up to which waiting prompts are admitted."""
+
+
+DRAFT = 4
+"""Most tokens that are guessed ahead; 0: none."""
 
 
 def weights_stamp(model) -> int:
@@ -373,31 +403,38 @@ class TransformersEngine:
         chosen = buckets(segments, self.cost)
         made = [self._bucket([segments[i] for i in some], [of[i] for i in some]) for some in chosen]
         places = each * self._slots.width + depth[source]
-        return _Part(ids, depth, source, places, made, outputs_of(chosen, segments), rows, np.array([x[-1] for x in into]))
+        last = np.array([x[-1] for x in into])
+        return _Part(ids, depth, source, places, made, outputs_of(chosen, segments), rows, last, [[] for _ in rows])
 
     def _bucket(self, segments: list[Segment], rows: list[int]) -> _Bucket:
         queries, mask, real = side_by_side(segments, self.device, self.model.dtype)
         return _Bucket(queries, self._put(rows), mask, real)
 
-    def _one_each(self, rows: list[int], at: np.ndarray) -> _Bucket:
-        """One query for each of some rows, at a place of its own [n], that sees what stands before it and itself."""
-        each = np.arange(len(rows))
-        queries, real, some = np.zeros(len(self._requests), dtype=np.int64), None, None
+    def _ask(self, rows: list[int], at: np.ndarray, n: np.ndarray) -> _Bucket:
+        """n[i] queries one after the other for each of some rows, from place at[i] of it on; each sees what stands before it and itself."""
+        first, column = np.cumsum(n) - n, np.arange(n.max())
+        each = np.minimum(column, n[:, None] - 1)  # [len(rows), L]; padding repeats the last
         if 2 * len(rows) <= len(self._requests):  # few: their keys are gathered
-            queries, some = each.copy(), self._put(rows)
+            some, take_of, places = self._put(rows), first[:, None] + each, at[:, None] + each
+            real = None if len(column) == 1 else np.flatnonzero(column < n[:, None])
         else:  # the other rows ask too and are not heard
-            queries[rows] = each
-            real = self._put(rows)
-        seen = torch.arange(int(at.max()) + 1, device=self.device) <= self._put(at[queries])[:, None]  # [S, W]
-        return _Bucket(self._put(queries)[:, None], some, minus_inf(seen, self.dtype)[:, None, None], real)
+            some, take_of, places = None, np.zeros((len(self._requests), len(column)), dtype=np.int64), np.zeros((len(self._requests), len(column)), dtype=np.int64)
+            take_of[rows], places[rows] = first[:, None] + each, at[:, None] + each
+            real = (np.array(rows)[:, None] * len(column) + column)[column < n[:, None]]
+        seen = torch.arange(int(places.max()) + 1, device=self.device) <= self._put(places)[:, :, None]  # [S, L, W]
+        return _Bucket(self._put(take_of), some, minus_inf(seen, self.dtype)[:, None], None if real is None else self._put(real))
 
     def _decode(self) -> _Part:
-        """One more token of every turn in flight."""
+        """One more token of every turn in flight, and those that are guessed to follow it."""
         rows = [i for i, r in enumerate(self._requests) if r is not None]
+        drafts = [self._requests[i].draft(self._out[i], DRAFT) for i in rows]  # type: ignore[union-attr]
         at = np.array([len(self._requests[i].ids) + len(self._out[i]) - 1 for i in rows])  # type: ignore[union-attr]
-        each, places = np.arange(len(rows)), np.array(rows) * self._slots.width + at
-        tokens = np.array([self._out[i][-1] for i in rows])
-        return _Part(tokens, at, each, places, [self._one_each(rows, at)], each, rows, each)
+        n = np.array([1 + len(draft) for draft in drafts])
+        tokens = np.array([token for i, draft in zip(rows, drafts, strict=True) for token in (self._out[i][-1], *draft)])
+        each, ahead = np.arange(len(tokens)), np.concatenate([np.arange(k) for k in n])
+        positions = np.repeat(at, n) + ahead
+        places = np.repeat(np.array(rows) * self._slots.width, n) + positions
+        return _Part(tokens, positions, each, places, [self._ask(rows, at, n)], each, rows, each, drafts)
 
     def _run(self, parts: list[_Part]) -> list[tuple[int, Turn]]:
         """One forward pass for all parts; returns the turns that this finishes."""
@@ -412,45 +449,57 @@ class TransformersEngine:
         for part, start in zip(parts, starts, strict=False):
             for bucket in part.buckets:
                 bucket.queries += start
-        rows, positions, last = [row for p in parts for row in p.asked], joined("positions"), joined("last", True)
+        rows, drafts = [row for p in parts for row in p.asked], [draft for p in parts for draft in p.drafts]
+        positions, last = joined("positions"), joined("last", True)
         source, places = unless_all(joined("source", True)), self._put(joined("places"))
         attention = _Attention(
             self._slots, source, places, [b for p in parts for b in p.buckets], unless_all(joined("order", True))
         )
-        if few := 2 * len(rows) <= len(positions):
-            at_end = _Attention(self._slots, None, None, [self._one_each(rows, positions[last])], None)
+        if few := 2 * len(last) <= len(positions):
+            n = np.array([1 + len(draft) for draft in drafts])
+            at_end = _Attention(self._slots, None, None, [self._ask(rows, positions[last[np.cumsum(n) - n]], n)], None)
         with last_layer_for(self.model, self._put(last), at_end) if few else nullcontext():
             hidden = forward(self.model, self._put(joined("ids")), self._put(positions), attention)
-        return self._sample(rows, hidden if few else take(hidden, unless_all(last)))
+        return self._sample(rows, drafts, hidden if few else take(hidden, unless_all(last)))
 
     def _put(self, values) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values)).to(self.device)
 
-    def _sample(self, rows: list[int], hidden: torch.Tensor) -> list[tuple[int, Turn]]:
-        """Draw the next token of each row from its last hidden state [N, D]; returns the turns that this finishes."""
+    def _sample(self, rows: list[int], drafts: list[list[int]], hidden: torch.Tensor) -> list[tuple[int, Turn]]:
+        """Draw what follows the last token of each row and the tokens of its draft, as long as the draft holds, from the hidden states
+        [rows and drafts, D]; returns the turns that this finishes."""
         requests: list[_Request] = [self._requests[i] for i in rows]  # type: ignore[misc]
-        seeds = np.array([r.seed for r in requests], dtype=np.uint64)
-        position = np.array([len(self._out[i]) for i in rows])
+        n = np.array([1 + len(draft) for draft in drafts])
+        seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), n)
+        position = np.concatenate([len(self._out[i]) + np.arange(k) for i, k in zip(rows, n, strict=True)])
+
+        def of(values: list) -> torch.Tensor:
+            return self._put(np.repeat(np.array(values), n))
+
         ids, logp = draw(
             self._logits(hidden),
-            torch.tensor([r.sampling.temperature for r in requests], device=self.device),
-            torch.tensor([r.sampling.top_p for r in requests], device=self.device),
-            torch.tensor([r.sampling.top_k for r in requests], device=self.device),
-            torch.from_numpy(uniform_of(seeds, position)).to(self.device),
+            of([r.sampling.temperature for r in requests]).float(),
+            of([r.sampling.top_p for r in requests]).float(),
+            of([r.sampling.top_k for r in requests]),
+            self._put(uniform_of(seeds, position)),
         )
-        self.generated_tokens += len(rows)
-        done = []
-        for row, request, token, lp in zip(rows, requests, ids.tolist(), logp.tolist(), strict=True):
-            out = self._out[row]
-            out.append(token)
-            self._logp[row].append(lp)
-            stopped = token in self.codec.eos_ids
-            if stopped or len(out) == request.prompt.max_tokens:
-                finish = Finish.STOP if stopped else Finish.LENGTH
-                turn = Turn(request.prompt, request.ids, out, self._logp[row], finish, self.codec.response(out))
-                self._requests[row], self._held[row] = None, request.ids + out[:-1]
-                self._free.append(row)
-                done.append((request.key, turn))
+        done, drawn = [], iter(zip(ids.tolist(), logp.tolist(), strict=True))
+        for row, request, draft in zip(rows, requests, drafts, strict=True):
+            out, own = self._out[row], list(islice(drawn, 1 + len(draft)))
+            for (token, lp), guessed in zip(own, [*draft, None], strict=True):
+                out.append(token)
+                self._logp[row].append(lp)
+                self.generated_tokens += 1
+                stopped = token in self.codec.eos_ids
+                if stopped or len(out) == request.prompt.max_tokens:
+                    finish = Finish.STOP if stopped else Finish.LENGTH
+                    turn = Turn(request.prompt, request.ids, out, self._logp[row], finish, self.codec.response(out))
+                    self._requests[row], self._held[row] = None, request.ids + out[:-1]
+                    self._free.append(row)
+                    done.append((request.key, turn))
+                    break
+                if token != guessed:
+                    break
         return done
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -307,8 +307,17 @@ def take(x: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
     return x if at is None else x.index_select(0, at.flatten()).view(*at.shape, *x.shape[1:])
 
 
+FEW = 16  # queries of a row up to which the library's attention on a CPU loses to two products of matrices
+
+
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Attention of S rows, query [S, H, L, D], key and value [S, H', K, D], mask [S, 1, L, K] or None = causal; returns [S, L, H, D]."""
+    n, heads, length, depth = query.shape
+    if mask is not None and length <= FEW and query.device.type == "cpu" and query.dtype == torch.float32:
+        # the heads of a group are queries of one: keys and values are read once and not repeated
+        query = (query * scale).reshape(n * key.shape[1], -1, depth)
+        seen = torch.bmm(query, key.flatten(0, 1).transpose(1, 2)).view(n, heads, length, -1).add_(mask).softmax(-1)
+        return torch.bmm(seen.view(len(query), -1, seen.shape[3]), value.flatten(0, 1)).view(n, heads, length, -1).transpose(1, 2)
     if query.shape[1] != key.shape[1]:  # grouped heads: repeated, because on a CPU the fast kernel wants as many
         key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale).transpose(1, 2)
