@@ -47,6 +47,9 @@ class Plan:
     untrained: dict[int, int]  # both temperatures
     full_context: dict[int, int]  # both temperatures
     reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained, temperature 1
+    # what training and evaluation take of one core, in tokens that `speed` could read and write in that time; measured (dev/LOG.md)
+    training: float = 0.0
+    evaluating: float = 0.0
 
 
 PLANS = {
@@ -57,6 +60,8 @@ PLANS = {
         untrained={4: 128, 16: 128, 64: 32, 256: 8, 1024: 4},
         full_context={4: 128, 16: 128, 64: 32, 256: 32, 1024: 32},
         reverse={4: 64, 16: 64},
+        training=29e6,
+        evaluating=31e6,
     ),
     "long": Plan(
         steps=150,
@@ -65,6 +70,8 @@ PLANS = {
         untrained={4: 512, 16: 256, 64: 64, 256: 32, 1024: 8},
         full_context={4: 256, 16: 256, 64: 128, 256: 64, 1024: 64},
         reverse={4: 128, 16: 128, 64: 128},
+        training=49e6,
+        evaluating=93e6,
     ),
     "short": Plan(steps=3, sampled={2: 8, 4: 8}, greedy={2: 8, 4: 8}, untrained={2: 8, 4: 8}, full_context={2: 8, 4: 8}, reverse={2: 8}),
 }  # fmt: skip
@@ -150,6 +157,38 @@ def fill(job: Job) -> list[dict]:
 
     rows = together(engine, [partial(ask, *asked) for asked in job.asks])
     return [row | {"trained": job.trained} for some in rows for row in some]
+
+
+def speed() -> float:
+    """Measure how many tokens a second one process reads and writes here with the embedded policy (about a second, after its loading)."""
+    import torch
+
+    from memagent import memagent
+    from rollout import Sampling, rollout
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = settings.resolve("demo", EMBEDDED, {}, {})[1]
+    engine, _ = _engine(str(EMBEDDED))
+    jobs = [(task, sample) for task in worlds.make_tasks(0, 8, 8, KINDS[0], "train") for sample in range(16)]
+
+    def once(seed: int) -> float:
+        start = time.perf_counter()
+        turns = [turn for t in rollout(engine, memagent, jobs, config, Sampling(1.0), seed) for turn in t.turns]
+        return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns) / (time.perf_counter() - start)
+
+    found = max(once(seed) for seed in range(3))
+    torch.set_num_threads(threads)
+    _engine.cache_clear()
+    return found
+
+
+START = 18.0  # seconds that processes take to begin, and the report at the end
+
+
+def expected(plan: Plan, rate: float, ranks: int, cores: int) -> float:
+    """Seconds that a demo takes if a core reads and writes `rate` tokens a second; 0 if that is not known of this size."""
+    return START + (plan.training / ranks + plan.evaluating / min(cores, 4 + ranks)) / rate if plan.training else 0.0
 
 
 def jobs_of(plan: Plan, seed: int, folder: Path, config: AgentConfig) -> tuple[list[Job], list[Job]]:
@@ -239,6 +278,12 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
         f"unseen facts in documents of up to {max(plan.sampled):,} sections."
     )
+    if plan.training:
+        rate = speed()
+        console.print(
+            f"Here it will take about {expected(plan, rate, run.devices, cores) / 60:.1f} minutes if nothing else runs: one core reads and writes "
+            f"{rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
+        )
     workers = Workers(min(4, cores - run.devices))
     try:
         workers.add(baselines)

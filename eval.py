@@ -77,6 +77,7 @@ class Reading:
         self.seen: list[int] = []  # sections, from 1, that hold an accepted answer
         self.held: list[list[int]] = []  # [section, accepted answers in the memory after it], where that changes
         self.mib = resident_mib()
+        self.memory, self.holds = "", 0  # the latest one, and the accepted answers in it
 
     def _found(self, text: str) -> int:
         found = stand(self.golds, text)
@@ -84,14 +85,17 @@ class Reading:
 
     def add(self, turn: Turn) -> None:
         prompt = turn.prompt
-        self.mib = max(self.mib, resident_mib())
+        if prompt.final or not self.sections % 16:  # asking the system takes as long as a tenth of a turn
+            self.mib = max(self.mib, resident_mib())
         self.looks.add(turn)
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
             self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
-            held = self._found(prompt.memory)
+            if prompt.memory != self.memory:  # most sections change nothing
+                self.memory, self.holds = prompt.memory, self._found(prompt.memory)
+            held = self.holds
             if held != (self.held[-1][1] if self.held else 0):
                 self.held.append([self.sections, held])
         self.document_tokens += len(getattr(prompt.section, "ids", ()))

@@ -1,9 +1,13 @@
+import threading
+from functools import partial
+
 import pytest
 
 import base
 import worlds
+from agents import full_context
 from memagent import Finish, memagent
-from rollout import Sampling, ScriptedEngine, rollout
+from rollout import Sampling, ScriptedEngine, rollout, together
 from text import UserError
 
 CONFIG = base.AGENT
@@ -47,3 +51,72 @@ def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
 def test_sampling_that_cannot_be(wrong):
     with pytest.raises(UserError):
         Sampling(**wrong)
+
+
+# ---------------------------------------------------------------- several on one engine
+
+
+def answer(prompt):
+    return "\\boxed{ Lima}" if prompt.final else f"Anna joined Boris. {len(prompt.section)}"
+
+
+class Watched(ScriptedEngine):
+    """Keeps what it was asked, in order, and how much was in flight at every step."""
+
+    def __init__(self, codec):
+        super().__init__(codec, answer)
+        self.asked, self.in_flight = [], []
+
+    def add(self, prompt, sampling=Sampling(), seed=0):
+        self.asked.append((prompt.text, sampling.temperature, seed))
+        return super().add(prompt, sampling, seed)
+
+    def step(self):
+        self.in_flight.append(len(self._queue))
+        return super().step()
+
+
+def ask(agent, n, temperature, engine):
+    done = rollout(engine, agent, [(t, 0) for t in tasks(n, n + 1)], CONFIG, Sampling(temperature))
+    return sorted((t.task.id, t.answer, [str(turn.response) for turn in t.turns]) for t in done)
+
+
+WORKS = [partial(ask, memagent, 3, 1.0), partial(ask, full_context, 2, 0.5), partial(ask, memagent, 1, 0.0)]
+
+
+def test_several_on_one_engine_get_what_each_gets_alone_in_the_same_order_every_time(codec):
+    engines = [Watched(codec) for _ in range(3)]
+    found = [together(engine, WORKS) for engine in engines]
+    assert found[0] == [work(Watched(codec)) for work in WORKS] and len({len(some) for some in found[0]}) == 3
+    assert engines[0].asked == engines[1].asked == engines[2].asked
+    assert engines[0].in_flight[0] == 6  # the prompts of all three, before the first step
+    assert together(Watched(codec), []) == []
+
+
+def test_the_first_that_fails_ends_the_others(codec):
+    before, ended = threading.active_count(), []
+
+    def fails(engine):
+        ask(memagent, 1, 1.0, engine)
+        raise UserError("no more")
+
+    def goes_on(engine):
+        try:
+            ask(memagent, 9, 1.0, engine)
+        except Exception as error:  # as an evaluation would turn it into a row
+            ended.append(error)
+        finally:
+            ended.append("closed")
+
+    engine = Watched(codec)
+    with pytest.raises(UserError, match="no more"):
+        together(engine, [goes_on, fails, goes_on])
+    assert ended == ["closed", "closed"] and threading.active_count() == before
+
+    def broken():
+        raise OSError("the engine itself")
+
+    engine.step = broken
+    with pytest.raises(OSError, match="the engine itself"):
+        together(engine, [goes_on, goes_on])
+    assert threading.active_count() == before

@@ -9,14 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import base
+import slots
 import worlds
 from agents import bm25, full_context
 from memagent import AgentConfig, Finish, Prompt, memagent
+from models import load_model
 from rememr1 import rememr1
 from rollout import Sampling, follow, rollout
+from settings import EMBEDDED
 from slots import TransformersEngine, draw, uniform_of
-from text import Text, UserError
+from text import Codec, Text, UserError
 from trie import build as build_trie
+from trie import minus_inf, sdpa
 
 CONFIG = base.AGENT
 
@@ -124,7 +128,8 @@ def test_a_group_prefills_what_it_shares_once(codec, policy, layout, in_flight, 
     assert low < fewest < prefilled / (prefilled + reused) < high
 
 
-def test_the_last_layer_is_computed_where_something_is_sampled(codec, policy):
+def test_the_last_layer_is_computed_where_something_is_sampled(codec, policy, monkeypatch):
+    monkeypatch.setattr(slots, "DRAFT", 0)
     engine = TransformersEngine(policy, codec)
     seen = {name: [] for name in ("first", "last")}
     for name, layer in zip(seen, policy.model.layers, strict=True):
@@ -324,3 +329,67 @@ def test_agent_config_errors_end_only_their_trajectory(codec, policy):
     config = AgentConfig(24, 13, 24, window=30)
     (done,) = rollout(TransformersEngine(policy, codec), full_context, [(tasks(1)[0], 0)], config)
     assert "does not fit" in done.error and done.answer == ""
+
+
+# ---------------------------------------------------------------- drafts
+
+
+def request(ids, max_tokens=50):
+    return slots._Request(1, Prompt((), max_tokens), ids, Sampling(), 0)
+
+
+def test_a_draft_is_what_followed_the_latest_tokens_in_the_prompt():
+    again = request([5, 6, 7, 8, 9, 6, 3, 4])
+    assert again.draft([5], 3) == [6, 7, 8]
+    assert again.draft([6], 3) == [3, 4]  # where it last stood, as far as the prompt goes
+    assert again.draft([5, 6], 3) == [7, 8, 9]  # two tokens know better than one
+    assert again.draft([1, 6], 3) == [3, 4] and again.draft([1, 2], 3) == [] and again.draft([4], 3) == []
+    assert again.draft([5], 0) == []
+    assert [len(request([5, 6, 7, 8], n).draft([5], 3)) for n in (1, 2, 3, 4)] == [0, 0, 1, 2]  # and one is sampled after it
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, temperature):
+    """The embedded policy has learnt to copy its memory."""
+    policy, codec = load_model(EMBEDDED, device="cpu"), Codec.load(EMBEDDED)
+
+    def read(most):
+        monkeypatch.setattr(slots, "DRAFT", most)
+        engine, passes = TransformersEngine(policy, codec), []
+        monkeypatch.setattr(engine, "_run", lambda parts, run=engine._run: passes.append(1) or run(parts))
+        done = sorted(rollout(engine, memagent, [(t, 0) for t in tasks(6, 12)], CONFIG, Sampling(temperature)), key=lambda t: t.task.id)
+        turns = [turn for t in done for turn in t.turns]
+        assert engine.generated_tokens == sum(len(turn.response_ids) for turn in turns)
+        return turns, len(passes)
+
+    (plain, slow), (drafted, fast) = read(0), read(4)
+    assert [(t.response_ids, t.finish) for t in plain] == [(t.response_ids, t.finish) for t in drafted]
+    gaps = [abs(a - b) for one, other in zip(plain, drafted, strict=True) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+    assert max(gaps) < 1e-4 and fast < 0.75 * slow, (fast, slow)
+
+
+def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch):
+    """The end-of-sequence id is drawn, or the limit reached, while guessed tokens wait behind it: they leave nothing."""
+    engine = TransformersEngine(policy, codec)
+    eos = next(iter(codec.eos_ids))
+    monkeypatch.setattr(slots._Request, "draft", lambda self, out, most: [7, eos, 9, 9][: self.prompt.max_tokens - len(out) - 1])
+    monkeypatch.setattr(slots, "draw", lambda logits, *_: (torch.tensor(([8] if len(logits) == 1 else [7, eos, 9, 9, 9])[: len(logits)]), torch.zeros(len(logits))))
+    engine.add(Prompt(((Text("x", range(10, 20)), False),), 12))
+    while not (done := engine.step()):
+        pass
+    ((_, turn),) = done
+    assert turn.response_ids == [8, 7, eos] and turn.finish == "stop" and engine._held[0] == [*range(10, 20), 8, 7]
+    engine.add(Prompt(((Text("x", range(10, 20)), False),), 2))
+    while not (done := engine.step()):
+        pass
+    assert done[0][1].response_ids == [8, 8] and done[0][1].finish == "length"
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_few_queries_of_grouped_heads_see_what_the_librarys_attention_sees(kv_heads):
+    torch.manual_seed(0)
+    query, mask = torch.randn(3, 4, 5, 8), minus_inf(torch.rand(3, 1, 5, 11) > 0.3, torch.float32)
+    mask[..., 0] = 0
+    key, value = torch.randn(2, 3, kv_heads, 20, 8)[:, :, :, :11]  # a part of every row of the cache
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(sdpa(query, key, value, mask, 0.3), expected.transpose(1, 2), rtol=1e-5, atol=1e-6)
