@@ -166,7 +166,6 @@ def speed() -> float:
     from memagent import memagent
     from rollout import Sampling, rollout
 
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = settings.resolve("demo", EMBEDDED, {}, {})[1]
     engine, _ = _engine(str(EMBEDDED))
@@ -177,10 +176,7 @@ def speed() -> float:
         turns = [turn for t in rollout(engine, memagent, jobs, config, Sampling(1.0), seed) for turn in t.turns]
         return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns) / (time.perf_counter() - start)
 
-    found = max(once(seed) for seed in range(3))
-    torch.set_num_threads(threads)
-    _engine.cache_clear()
-    return found
+    return max(once(seed) for seed in range(3))
 
 
 START = 18.0  # seconds that processes take to begin, and the report at the end
@@ -225,6 +221,10 @@ class Workers:
 
     def __init__(self, n: int):
         self.context = multiprocessing.get_context("spawn")
+        if "forkserver" in multiprocessing.get_all_start_methods():  # one process imports what all of them need, and is copied
+            self.context = multiprocessing.get_context("forkserver")
+            self.context.set_forkserver_preload(["slots", "commands", "transformers.models.auto.modeling_auto",
+                                                 "transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama"])  # fmt: skip
         self.idle: list[ProcessPoolExecutor] = []
         self.busy: dict[Future, tuple[Work, ProcessPoolExecutor]] = {}
         self.waiting: list[Work] = []
@@ -265,9 +265,9 @@ class Workers:
 
 def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     """Train, evaluate, report; returns the run's folder."""
+    start = time.perf_counter()
     import torch
 
-    start = time.perf_counter()
     plan, folder = PLANS[size], _folder(name, runs)
     cores = os.cpu_count() or 1
     # two ranks on a CPU; a GPU is one device
@@ -278,18 +278,26 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
         f"unseen facts in documents of up to {max(plan.sampled):,} sections."
     )
-    if plan.training:
-        rate = speed()
-        console.print(
-            f"Here it will take about {expected(plan, rate, run.devices, cores) / 60:.1f} minutes if nothing else runs: one core reads and writes "
-            f"{rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
-        )
-    workers = Workers(min(4, cores - run.devices))
+    workers, aside = Workers(1), []
     try:
+        measured = workers.idle[0].submit(speed) if plan.training else None
+        import train  # noqa: F401, it takes as long as the measurement
+
+        if measured:
+            rate = measured.result()
+            console.print(
+                f"Here it will take about {expected(plan, rate, run.devices, cores) / 60:.1f} minutes if nothing else runs: one core reads and writes "
+                f"{rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
+            )
+        spare = min(4, cores - run.devices)
+        if not spare:  # on two cores both train, and the worker waits until they have
+            aside.append(workers.idle.pop())
+        workers.hire(spare - 1)
         workers.add(baselines)
         train_s = _train(run, grpo, agent, plan.steps, workers)
-        workers.hire(run.devices)
-        workers.waiting = sorted(trained + workers.waiting, key=lambda job: -job.cost)
+        workers.waiting = sorted([*workers.waiting, *trained], key=lambda job: -job.cost)
+        workers.hire(run.devices - len(aside))
+        workers.idle, aside = workers.idle + aside, []
         workers.assign()
         with bar("parts") as progress:
             shown = progress.add_task("evaluating", total=len(baselines) + len(trained), note="")
@@ -297,6 +305,7 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
                 workers.collect(timeout=1.0)
                 progress.update(shown, completed=workers.done)
     finally:
+        workers.idle += aside
         workers.close()
     _report(folder, workers.rows, seed, size, time.perf_counter() - start, train_s)
     return folder

@@ -1,0 +1,118 @@
+"""Compare what two commits compute: trained weights, metrics, trajectories and evaluation rows, bit for bit.
+
+Holds: the runs that are compared, their digest, the comparison. Leaves out: how fast they are (bench/).
+Exercise it: `python dev/golden.py --against HEAD~1` (about five minutes on one core). A rebuilding that changes no result shows no line.
+
+Either commit is driven through its own `cli.py` in a process of its own, one after the other on the same machine, because another kind of
+processor rounds differently. Times, paths, memory and the identity of settings are left out: everything else has to be the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HERE = Path(__file__).resolve().parent.parent
+TRAIN = "train --preset demo --steps 14 --lengths 2,4 --save-every 14"
+COMMANDS = {
+    "memagent": f"{TRAIN} --name memagent",
+    "rememr1": f"{TRAIN} --agent rememr1 --name rememr1",
+    "eval": "eval --agents memagent,rememr1,full,bm25,none,oracle --lengths 2,4 --n 8 --name eval",
+    "trained": "eval --model {runs}/rememr1/model --agents rememr1,memagent --lengths 4 --n 8 --name trained",
+}
+UNEQUAL = ("seconds", "mib", "settings")  # of a row or a record
+TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
+
+
+def run(checkout: Path, runs: Path) -> None:
+    """Run every command with the code of a checkout."""
+    for arguments in COMMANDS.values():
+        told = subprocess.run(
+            [sys.executable, "cli.py", *arguments.format(runs=runs).split(), "--runs", str(runs)],
+            cwd=checkout,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if told.returncode:
+            raise SystemExit(f"{checkout}: cli.py {arguments} failed:\n{told.stdout[-2000:]}{told.stderr[-4000:]}")
+
+
+def digest(runs: Path) -> dict[str, object]:
+    """Describe the results of `run`: name -> a value or a hash that has to be the same."""
+    from safetensors.torch import load_file
+
+    found: dict[str, object] = {}
+    for name in ("memagent", "rememr1"):
+        for key, tensor in load_file(runs / name / "model" / "model.safetensors").items():
+            found[f"{name}: weights of {key}"] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for number, line in enumerate(csv.DictReader((runs / name / "metrics.csv").open())):
+            found |= {f"{name}: step {number}, {column}": value for column, value in line.items() if not column.endswith(TIMES)}
+        with gzip.open(runs / name / "trajectories.jsonl.gz", "rt", encoding="utf-8") as lines:
+            for number, record in enumerate(map(json.loads, lines)):
+                found[f"{name}: trajectory {number}"] = _without(record)
+    for name in ("eval", "trained"):
+        rows = [json.loads(line) for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+        for row in rows:
+            key = " ".join(str(row[part]) for part in ("agent", "question", "temperature", "length", "id", "sample"))
+            found[f"{name}: row {key}"] = _without(row)
+    return found
+
+
+def _without(record: dict) -> dict:
+    return {key: value for key, value in record.items() if key not in UNEQUAL}
+
+
+def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """List what is not the same, a line each."""
+    lines = []
+    for name in dict.fromkeys([*before, *after]):
+        one, other = before.get(name), after.get(name)
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
+            one, other = {key: one.get(key) for key in keys}, {key: other.get(key) for key in keys}
+        lines.append(f"{name}: {str(one)[:200]} -> {str(other)[:200]}")
+    return lines
+
+
+def main(
+    against: Annotated[str, typer.Option(help="the commit to compare this checkout with")] = "",
+    keep: Annotated[Path | None, typer.Option(help="write this checkout's digest to a file and compare nothing")] = None,
+    before: Annotated[Path | None, typer.Option(help="compare with a digest written by --keep on this machine")] = None,
+) -> None:
+    """Compare the results of this checkout with those of another commit."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+        run(HERE, Path(folder, "after"))
+        after = digest(Path(folder, "after"))
+        if keep:
+            keep.write_text(json.dumps(after), encoding="utf-8")
+            return typer.echo(f"{len(after)} values")
+        if before:
+            old = json.loads(before.read_text(encoding="utf-8"))
+        else:
+            checkout = Path(folder, "checkout")
+            subprocess.run(["git", "-C", HERE, "worktree", "add", "--detach", "-q", checkout, against], check=True)
+            try:
+                run(checkout, Path(folder, "before"))
+            finally:
+                subprocess.run(["git", "-C", HERE, "worktree", "remove", "--force", checkout], check=True)
+            old = digest(Path(folder, "before"))
+    lines = differences(old, json.loads(json.dumps(after)))
+    typer.echo("\n".join(lines[:100]) or f"{len(after)} values, all the same")
+    raise typer.Exit(bool(lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
