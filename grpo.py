@@ -94,19 +94,19 @@ class Row:
 
 def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1) -> list[Row]:
     """The rows of all groups that carry a signal (without_signal = keep: of all groups), in the order of groups, trajectories and turns.
-    These are the groups rank, rank + world, ... of the step's.
+    These are the groups of the step that `ranks.dealt` gives this rank.
 
     Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline. The rare outcome of
     a group (the one failure among successes, or the one success) has the larger advantages; its trajectories are never thinned out.
     """
     rows = []
-    for place, group in enumerate(groups):
+    for place, group in zip(ranks.dealt(rank, world), groups, strict=False):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
         each = advantages_of(group, config)
         if config.without_signal == "skip" and not group.signal and not any(any(of_turns) for of_turns in each):
             continue
         usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
-        first = (rank + place * world) * config.group_size
+        first = place * config.group_size
         for number, (a, of_turns, trajectory) in enumerate(zip(outcome, each, group.trajectories, strict=True), first):
             turns = [(t, advantage) for t, advantage in zip(trajectory.turns, of_turns, strict=True) if t.response_ids]
             updates = [t for t, _ in turns if not t.prompt.final]
@@ -378,7 +378,7 @@ class GRPO(lightning.LightningModule):
         config = self.config
         if len({task.id for task in tasks}) < len(tasks):
             raise UserError("Two tasks of one step have the same id; ids must be unique.")
-        tasks = tasks[ranks.rank() :: ranks.world()]
+        tasks = ranks.share(tasks)
         groups = {task.id: Group(task, []) for task in tasks}
         jobs = ((task, g) for task in tasks for g in range(config.group_size))
         sampling = Sampling(self.temperature, config.top_p)
@@ -580,7 +580,7 @@ class GRPO(lightning.LightningModule):
         """Mean reward of greedy answers to the validation tasks, each rank's share of them, and how many."""
         sampling, config = Sampling(0.0), self.config
         with self.engine.awake(self.model):
-            jobs = ((task, 0) for task in self.validation[ranks.rank() :: ranks.world()])
+            jobs = ((task, 0) for task in ranks.share(self.validation))
             done = list(rollout(self.engine, self.agent, jobs, self.agent_config, sampling, config.seed, config.in_flight))
         n = ranks.total({"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)})
         self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}

@@ -1,6 +1,6 @@
 """Ranks: the processes that train one policy together, what they tell each other, and how they are started.
 
-Holds: `world`, `rank`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `launched`, `started`, `first`, `joined`.
+Holds: `world`, `rank`, `share`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `launched`, `started`, `first`, `joined`.
 Leaves out: what is trained (grpo.py), Lightning's part in it (train.py).
 Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`. Read next: grpo.py.
 
@@ -14,16 +14,20 @@ import os
 import signal
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count, takewhile
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from models import inner
 from text import UserError
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------- who, and sums over all
 
@@ -48,6 +52,18 @@ def _reduced(values: dict[str, float], op) -> dict[str, float]:
     tensor = torch.tensor(list(values.values()), dtype=torch.float64)
     dist.all_reduce(tensor, op)
     return dict(zip(values, tensor.tolist(), strict=True))
+
+
+def dealt(rank: int, world: int) -> Iterator[int]:
+    """Number the items of a list that are a rank's, without end: they are dealt to and fro (ranks 0 1 1 0 0 1 1 0 ..), so that of things
+    that take turns, such as two kinds of question, no rank gets all of one kind."""
+    for block in count():
+        yield block * world + (world - 1 - rank if block % 2 else rank)
+
+
+def share(items: Sequence[T]) -> list[T]:
+    """This rank's items of a list, by `dealt`."""
+    return [items[i] for i in takewhile(lambda i: i < len(items), dealt(rank(), world()))]
 
 
 def total(values: dict[str, float]) -> dict[str, float]:

@@ -341,6 +341,15 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch):
     assert not Path("runs/d/old").exists()
 
 
+def test_the_demo_says_what_to_expect_from_a_rate_that_it_measures():
+    plan = demo.PLANS["default"]
+    quick, slow = (demo.expected(plan, rate, 2, 2) for rate in (200_000, 100_000))
+    assert 120 < quick < slow < 360 and slow - demo.START == pytest.approx(2 * (quick - demo.START))
+    assert demo.expected(plan, 100_000, 1, 1) - demo.START == pytest.approx(2 * (slow - demo.START))
+    assert demo.expected(plan, 100_000, 2, 16) < slow and demo.expected(demo.PLANS["short"], 100_000, 2, 2) == 0
+    assert demo.speed() > 1000
+
+
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
     assert size < 10 * 2**20

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import lightning
@@ -91,7 +92,7 @@ def updated(name, folder):
     codec = Codec(base.make_tokenizer())
     policy = policy_of(codec, config, f"{folder}/{name}", other)
     none_on_the_second = name == "a rank without signal"
-    groups = groups_of(inner(policy), codec, config, "02" if none_on_the_second else "012")
+    groups = groups_of(inner(policy), codec, config, "03" if none_on_the_second else "012")
     reference = None if config.lora_rank else random_policy(codec, **other).requires_grad_(False)
     if reference:
         with torch.no_grad():
@@ -113,7 +114,7 @@ def updated(name, folder):
         step()
 
     optimizer.step = take
-    rows = rows_of(groups[ranks.rank() :: ranks.world()], config, 0, ranks.rank(), ranks.world())
+    rows = rows_of(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
     grpo.update(rows)
     return {n: ranks.whole(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
@@ -312,3 +313,13 @@ def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
     # steps of 1e-4 would be lost in weights of eight bits
     assert {w.dtype for w in weights.values()} == {torch.float32}
     assert any((w.bfloat16().float() != w).float().mean() > 0.9 for w in weights.values())
+
+
+def test_what_takes_turns_is_dealt_to_every_rank():
+    """Kinds of question alternate: dealt in turn, each of two ranks would get one kind, and the one with the longer answers hold up the other."""
+    for world in (1, 2, 3, 4):
+        shares = [list(islice(ranks.dealt(rank, world), 6)) for rank in range(world)]
+        assert sorted(i for share in shares for i in share) == list(range(6 * world))
+        if not world % 2:
+            assert all(sum(i % 2 for i in share) == 3 for share in shares)
+    assert ranks.share("abc") == ["a", "b", "c"]  # alone
