@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
 from graders import normalize_answer
-from text import UserError, is_file
+from text import UserError, is_file, replacing
 
 FRAMES: dict[str, tuple[Callable[[int, str, str], str], str]] = {
     "documents": (lambda i, title, text: f"Document {i}:\n{title}\n{text}", "\n\n"),  # MemAgent's and RULER's (spec memagent.md 7)
@@ -594,17 +593,14 @@ def write_trained_on(folder: Path, questions: Iterable[tuple[str, int, str]] | I
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes its place when the block ends well and is removed when it does not."""
+    """`text.replacing` for a path of the user's: what the system refuses is a UserError."""
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            yield temporary
     except OSError as error:
         raise UserError(f"{path} cannot be written: {_one_line(error)}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_json(path: str | Path, lines: Iterable[dict], before: str = "", between: str = "\n", after: str = "\n") -> None:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from models import inner
-from text import UserError
+from text import UserError, replacing
 
 T = TypeVar("T")
 
@@ -192,9 +192,8 @@ def _body(folder: str, n: int, function: Callable, *args):
     try:
         return function(*args)
     except UserError as error:
-        path = Path(folder, os.environ["RANK"])
-        path.with_suffix(".tmp").write_text(str(error), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
+        with replacing(Path(folder, os.environ["RANK"])) as path:
+            path.write_text(str(error), encoding="utf-8")
         raise SystemExit(2) from None
     except (KeyboardInterrupt, SystemExit):
         # what was open has been closed; the signal comes twice, from the terminal and from `launch`, and may hit Python's own end

@@ -34,7 +34,7 @@ import data
 import ranks
 from memagent import Trajectory
 from rollout import record
-from text import UserError
+from text import UserError, replacing
 
 
 class Writer:
@@ -71,14 +71,12 @@ class StepCSV(Logger):
         if path.exists():
             with path.open(newline="") as file:
                 kept = [row for row in csv.DictReader(file) if row.get("step", "").isdigit() and int(row["step"]) < resumed_at]
-            temporary = path.with_suffix(".tmp")
-            with temporary.open("w", newline="") as file:
+            with replacing(path) as temporary, temporary.open("w", newline="") as file:
                 if kept:
                     self.columns = list(kept[0])
                     writer = csv.DictWriter(file, self.columns)
                     writer.writeheader()
                     writer.writerows(kept)
-            temporary.replace(path)
 
     @property
     def name(self) -> str:
@@ -202,12 +200,10 @@ def validations(folder: Path) -> list[dict]:
 
 
 def _write_csv(path: Path, rows: list[dict]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["step", "score", "n"])
         writer.writeheader()
         writer.writerows(rows)
-    temporary.replace(path)
 
 
 def best(folder: Path) -> int | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from memagent import AgentConfig
 from presets import COMPAT, NOT_IMITATED, OF_AGENT, preset_fields
-from text import UserError, clip
+from text import UserError, clip, replacing
 
 EMBEDDED = Path(__file__).parent / "base_policy"  # the base policy that ships with the repository
 
@@ -465,9 +465,8 @@ def dump(path: Path, **sections) -> None:
     import yaml
 
     plain = {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in sections.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(yaml.safe_dump(_lists(plain), sort_keys=False), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(yaml.safe_dump(_lists(plain), sort_keys=False), encoding="utf-8")
 
 
 def _lists(value):

@@ -48,7 +48,10 @@ class _Request:
             return []
         if not self._after:
             pairs = zip(self.ids, self.ids[1:], strict=False)
-            self._after = {**dict(zip(self.ids, range(1, len(self.ids)), strict=False)), **dict(zip(pairs, range(2, len(self.ids)), strict=False))}
+            self._after = {
+                **dict(zip(self.ids, range(1, len(self.ids)), strict=False)),
+                **dict(zip(pairs, range(2, len(self.ids)), strict=False)),
+            }
         at = self._after.get((out[-2], out[-1])) if len(out) > 1 else None
         at = at or self._after.get(out[-1])
         return self.ids[at : at + most] if at else []
@@ -80,7 +83,9 @@ class _Slots:
     def of_heads(self, places: torch.Tensor, heads: int) -> torch.Tensor:
         """Where each head of some places stands, [n * H] in a layer without dimensions; place = row x W + place in the row [n]."""
         rows = places // self.width
-        return ((rows[:, None] * heads + torch.arange(heads, device=places.device)) * self.width + (places % self.width)[:, None]).flatten()
+        return (
+            (rows[:, None] * heads + torch.arange(heads, device=places.device)) * self.width + (places % self.width)[:, None]
+        ).flatten()
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, into: torch.Tensor) -> None:
         """Keys and values [n, H, D] to where `of_heads` says [n * H]."""
@@ -418,7 +423,11 @@ class TransformersEngine:
             some, take_of, places = self._put(rows), first[:, None] + each, at[:, None] + each
             real = None if len(column) == 1 else np.flatnonzero(column < n[:, None])
         else:  # the other rows ask too and are not heard
-            some, take_of, places = None, np.zeros((len(self._requests), len(column)), dtype=np.int64), np.zeros((len(self._requests), len(column)), dtype=np.int64)
+            some, take_of, places = (
+                None,
+                np.zeros((len(self._requests), len(column)), dtype=np.int64),
+                np.zeros((len(self._requests), len(column)), dtype=np.int64),
+            )
             take_of[rows], places[rows] = first[:, None] + each, at[:, None] + each
             real = (np.array(rows)[:, None] * len(column) + column)[column < n[:, None]]
         seen = torch.arange(int(places.max()) + 1, device=self.device) <= self._put(places)[:, :, None]  # [S, L, W]

@@ -8,7 +8,6 @@ Exercise it: `python cli.py eval --n 8`. Read next: report.py.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, replace
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from eval import FATES, Cell, fate
 from rememr1 import COUNTS, ERRORS
-from text import UserError, clean
+from text import UserError, clean, replacing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -187,13 +186,8 @@ def cells(tree: dict) -> Iterator[tuple[Cell, object]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside the file and rename: at no moment is there half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_summary(path: Path, summary: dict) -> None:

@@ -11,6 +11,7 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections import OrderedDict
@@ -37,6 +38,17 @@ def is_file(path: str | Path) -> bool:
         name = clip(str(path), 200)
         raise UserError(f"{name} cannot be read: {reason}.") from error
     return Path(path).is_file()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path beside `path` to write to, and rename it to `path` when the block ends well: at no moment is there half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -400,9 +400,7 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
     work = demo.trainings(demo.VERSUS["default"], 3, tmp_path)
     assert [(t.run.agent, t.grpo.seed) for t in work] == [(arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")]
     assert len({(t.grpo.steps, t.grpo.tasks_per_step, t.grpo.group_size, t.grpo.lr, t.run.model, t.config) for t in work}) == 1
-    asked = [
-        {(j.agent, j.kinds, j.seed, j.sections, j.asks) for j in t.then if j.config.callback == "learned"} for t in work
-    ]
+    asked = [{(j.agent, j.kinds, j.seed, j.sections, j.asks) for j in t.then if j.config.callback == "learned"} for t in work]
     assert all({q[1:] for q in questions} == {q[1:] for q in asked[0]} and len(questions) == 3 for questions in asked)
     assert all(j.trained == t.grpo.seed and Path(j.model).parent.name == t.run.name for t in work for j in t.then)
     assert {j.agent for t in work for j in t.then if j.config.callback == "off"} == {"rememr1, not looking back"}

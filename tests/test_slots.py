@@ -357,14 +357,18 @@ def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, te
         monkeypatch.setattr(slots, "DRAFT", most)
         engine, passes = TransformersEngine(policy, codec), []
         monkeypatch.setattr(engine, "_run", lambda parts, run=engine._run: passes.append(1) or run(parts))
-        done = sorted(rollout(engine, memagent, [(t, 0) for t in tasks(6, 12)], CONFIG, Sampling(temperature)), key=lambda t: t.task.id)
+        done = sorted(
+            rollout(engine, memagent, [(t, 0) for t in tasks(6, 12)], CONFIG, Sampling(temperature)), key=lambda t: t.task.id
+        )
         turns = [turn for t in done for turn in t.turns]
         assert engine.generated_tokens == sum(len(turn.response_ids) for turn in turns)
         return turns, len(passes)
 
     (plain, slow), (drafted, fast) = read(0), read(4)
     assert [(t.response_ids, t.finish) for t in plain] == [(t.response_ids, t.finish) for t in drafted]
-    gaps = [abs(a - b) for one, other in zip(plain, drafted, strict=True) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+    gaps = [
+        abs(a - b) for one, other in zip(plain, drafted, strict=True) for a, b in zip(one.logprobs, other.logprobs, strict=True)
+    ]
     assert max(gaps) < 1e-4 and fast < 0.75 * slow, (fast, slow)
 
 
@@ -373,7 +377,14 @@ def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch)
     engine = TransformersEngine(policy, codec)
     eos = next(iter(codec.eos_ids))
     monkeypatch.setattr(slots._Request, "draft", lambda self, out, most: [7, eos, 9, 9][: self.prompt.max_tokens - len(out) - 1])
-    monkeypatch.setattr(slots, "draw", lambda logits, *_: (torch.tensor(([8] if len(logits) == 1 else [7, eos, 9, 9, 9])[: len(logits)]), torch.zeros(len(logits))))
+    monkeypatch.setattr(
+        slots,
+        "draw",
+        lambda logits, *_: (
+            torch.tensor(([8] if len(logits) == 1 else [7, eos, 9, 9, 9])[: len(logits)]),
+            torch.zeros(len(logits)),
+        ),
+    )
     engine.add(Prompt(((Text("x", range(10, 20)), False),), 12))
     while not (done := engine.step()):
         pass
