@@ -50,19 +50,22 @@ def accuracy(summary: dict, published: Callable[[str], Sequence[Published]] = la
     tables as thin lines in grey, where they have lengths of ours."""
     from matplotlib.lines import Line2D
 
-    accuracy, unit = summary["accuracy"], summary["unit"]
-    agents = {agent: i for i, agent in enumerate(accuracy)}
+    leaves, unit = dict(cells(summary)), summary["unit"]
+    agents = {agent: i for i, agent in enumerate(dict.fromkeys(cell.agent for cell in leaves))}
     panels = []
-    for question in dict.fromkeys(cell.question for cell, _ in cells(accuracy)):
-        lines = {(a, t): by for a in accuracy for t, by in accuracy[a].get(question, {}).items()}
-        lengths = sorted({int(length) for by in lines.values() for length in by})
+    for question in dict.fromkeys(cell.question for cell in leaves):
+        here = sorted((cell for cell in leaves if cell.question == question), key=lambda cell: agents[cell.agent])
+        lines: dict[tuple[str, str], dict[int, dict]] = {}
+        for cell in here:
+            lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = leaves[cell]
+        lengths = sorted({cell.length for cell in here})
 
         def draw(axes, lines=lines, lengths=lengths, question=question):
             logarithmic = lengths[0] > 0
             for k, ((agent, temperature), by) in enumerate(lines.items()):
                 i, greedy = agents[agent], temperature == "0.0"
                 aside = 1.03 ** (k - (len(lines) - 1) / 2)  # so that intervals do not hide each other
-                points = sorted((int(n), leaf) for n, leaf in by.items())
+                points = sorted(by.items())
                 means, low, high = ([leaf[name] for _, leaf in points] for name in ("mean", "low", "high"))
                 bars = [[max(0, m - x) for m, x in zip(means, low, strict=True)], [max(0, x - m) for m, x in zip(means, high, strict=True)]]  # fmt: skip
                 axes.errorbar([n * aside for n, _ in points], means, bars, color=SERIES[i % 6], linestyle="--" if greedy else "-",
@@ -126,7 +129,7 @@ def reward(training: list[tuple[int, float, str]], validated: Sequence[tuple[int
 def occupancy(summary: dict) -> str:
     """A panel per agent and temperature: tokens of the memory along the document, a line per length, kinds of questions averaged."""
     found: dict[tuple[str, str], dict[int, list[list[float]]]] = {}
-    for cell, leaf in cells(summary["occupancy"]):
+    for cell, leaf in cells(summary, "occupancy"):
         found.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.length, []).append(leaf["mean"])
     panels = []
     for (agent, temperature), by_length in found.items():
@@ -161,16 +164,15 @@ def growth(summary: dict) -> str:
     per agent (colour), kind of question (marker) and temperature (greedy ones dashed and hollow)."""
     from matplotlib.lines import Line2D
 
-    metrics, agents = summary["metrics"], list(summary["accuracy"])
-    questions = list(dict.fromkeys(cell.question for cell, _ in cells(metrics["document_tokens"])))
+    agents, questions = (list(dict.fromkeys(getattr(cell, part) for cell, _ in cells(summary))) for part in ("agent", "question"))
     panels = []
     for metric, label in (("seconds", "seconds a question"), ("mib", "MiB at most")):
 
         def draw(axes, metric=metric, label=label):
-            at = {cell: tokens for cell, tokens in cells(metrics["document_tokens"]) if tokens > 0}
+            at = {cell: tokens for cell, tokens in cells(summary, "document_tokens") if tokens > 0}
             most, least = max(at.values()), min(at.values())
             lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-            for cell, value in cells(metrics[metric]):
+            for cell, value in cells(summary, metric):
                 if cell in at and value > 0:
                     lines.setdefault((cell.agent, cell.question, cell.temperature), []).append((at[cell], value))
             for (agent, question, temperature), points in lines.items():

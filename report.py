@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from math import isfinite
 from pathlib import Path
@@ -49,7 +50,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 def _pivots(summary: dict, show: Callable[[Cell], str]) -> str:
     """One table a question: a line per agent and temperature, a column per length; `show` gives the HTML of a cell that is there."""
-    asked = [cell for cell, _ in cells(summary["accuracy"])]
+    asked = [cell for cell, _ in cells(summary)]
     tables = []
     for question in dict.fromkeys(cell.question for cell in asked):
         here = [cell for cell in asked if cell.question == question]
@@ -82,7 +83,7 @@ def _published(summary: dict) -> str:
     for table in TABLES:
         metric = "sub_em_upstream" if "sub_em_upstream" in table.metric else "sub_em"
         ours: dict[tuple[str, str], dict[int, float]] = {}
-        for cell, share in cells(summary["metrics"].get(metric, {})):
+        for cell, share in cells(summary, metric):
             if _matches(table, summary, cell.question):
                 ours.setdefault((f"{cell.agent}, {cell.question}", cell.temperature), {})[cell.length] = share
         if table.unit == summary["unit"] and table.question.startswith("mean of ten"):
@@ -104,7 +105,7 @@ def _published(summary: dict) -> str:
 def _ten(summary: dict) -> dict[tuple[str, str], dict[int, float]]:
     """(agent, temperature) -> length -> the mean of RULER's ten tasks of the paper's average, where all ten are there."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for cell, leaf in cells(summary["accuracy"]):
+    for cell, leaf in cells(summary):
         if summary["unit"] == "tokens" and cell.question in TEN:
             found.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.length, []).append(leaf["mean"])
     means = {who: {n: fmean(shares) for n, shares in by.items() if len(shares) == len(TEN)} for who, by in found.items()}
@@ -122,7 +123,7 @@ def _shade(share: float | None, note: str = "") -> str:
 def _heatmaps(summary: dict) -> str:
     """RULER: one map per agent and temperature, tasks down, lengths across, the mean of the ten tasks of the paper's average below."""
     maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for cell, leaf in cells(summary["accuracy"]):
+    for cell, leaf in cells(summary):
         maps.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.question, {})[cell.length] = leaf["mean"]
     parts, means = [], _ten(summary)
     for (agent, temperature), tasks in maps.items():
@@ -139,7 +140,7 @@ def _heatmaps(summary: dict) -> str:
 def _depths(summary: dict) -> str:
     """One table a kind of question: agents down, tenths of the document across, all lengths together."""
     sums: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
-    for cell, leaf in cells(summary["depths"]):
+    for cell, leaf in cells(summary, "depths"):
         bins = sums.setdefault(cell.question, {}).setdefault((cell.agent, cell.temperature), [[0, 0.0] for _ in leaf["n"]])
         for one, n, mean in zip(bins, leaf["n"], leaf["mean"], strict=True):
             one[0] += n
@@ -158,7 +159,7 @@ def _depths(summary: dict) -> str:
 def _fates(summary: dict) -> str:
     names = [name for name in FATES if name != "unknown"]
     body = []
-    for cell, leaf in cells(summary["fates"]):
+    for cell, leaf in cells(summary, "fates"):
         left = " ".join(str(n) for n in leaf["left"]) if any(leaf["left"]) else ""
         body.append([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature), str(leaf["wrong"]),
                      *(str(leaf[name]) for name in names), str(leaf["unknown"]), left])  # fmt: skip
@@ -169,7 +170,7 @@ def _fates(summary: dict) -> str:
 def _looks(summary: dict) -> str:
     """How agents that look back did so: one line a cell."""
     body = []
-    for cell, n in cells(summary["recalls"]):
+    for cell, n in cells(summary, "recalls"):
 
         def share(name: str, of: str, n=n) -> str:
             return f"{n[name] / n[of]:.2f}<small>{n[name]:,} of {n[of]:,}</small>" if n[of] else ""
@@ -225,41 +226,44 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
 
     trained_on: the longest documents of training, in the summary's unit.
     """
-    accuracy = summary["accuracy"]
-    if not accuracy and "reward" in summary:
+    leaves = dict(cells(summary))
+    if not leaves and "reward" in summary:
         return f"{summary['steps']} training steps; the mean reward of the last ones is {summary['reward']:.2f}. Nothing has been evaluated yet."
-    if not accuracy:
+    if not leaves:
         return "Nothing has been evaluated yet."
-    lead = "trained" if "trained" in accuracy else next(iter(accuracy))
-    places = []  # (question, temperature, length)
+    agents = list(dict.fromkeys(cell.agent for cell in leaves))
+    lead = "trained" if "trained" in agents else agents[0]
+    own = [cell for cell in leaves if cell.agent == lead]
     # what the others were asked too, if there is such a question
-    compared = {q for agent in accuracy if agent != lead for q in accuracy[agent]} & accuracy[lead].keys() or accuracy[lead].keys()
-    for question, by_temperature in accuracy[lead].items():
-        if question not in compared:
+    compared = {cell.question for cell in leaves if cell.agent != lead} & {cell.question for cell in own}
+    places = []  # the lead's longest cell of each kind of question, sampled where it was
+    for question in dict.fromkeys(cell.question for cell in own):
+        if compared and question not in compared:
             continue
-        temperature = "1.0" if "1.0" in by_temperature else next(iter(by_temperature))
-        places.append((question, temperature, max(by_temperature[temperature], key=int)))
-    first = [accuracy[lead][q][t][n] for q, t, n in places]
-    says = " and ".join(f"{100 * v['mean']:.3g} % [{100 * v['low']:.0f}, {100 * v['high']:.0f}] of the {q}" for (q, _, _), v in zip(places, first, strict=True))  # fmt: skip
+        asked = [cell for cell in own if cell.question == question]
+        temperature = "1.0" if any(cell.temperature == "1.0" for cell in asked) else asked[0].temperature
+        places.append(max((cell for cell in asked if cell.temperature == temperature), key=lambda cell: cell.length))
+    first = [leaves[cell] for cell in places]
+    says = " and ".join(f"{100 * v['mean']:.3g} % [{100 * v['low']:.0f}, {100 * v['high']:.0f}] of the {cell.question}" for cell, v in zip(places, first, strict=True))  # fmt: skip
     if len(first) > 3:  # RULER's tasks
         says = f"{100 * fmean(leaf['mean'] for leaf in first):.3g} % of {len(first)} kinds of"
     others = ""
-    for agent in accuracy:
+    for agent in agents:
         if agent != lead:
-            leaves = [accuracy[agent].get(q, {}).get(t, {}).get(n) for q, t, n in places]
+            theirs = [leaves.get(replace(cell, agent=agent)) for cell in places]
             if len(first) > 3:
                 others += f"; {agent}: " + (
-                    f"{100 * fmean(leaf['mean'] for leaf in leaves):.3g} %" if all(leaves) else "not asked all of it"
+                    f"{100 * fmean(leaf['mean'] for leaf in theirs):.3g} %" if all(theirs) else "not asked all of it"
                 )
                 continue
-            others += f"; {agent}: " + " and ".join(f"{100 * leaf['mean']:.3g} %" if leaf else "not asked" for leaf in leaves)
+            others += f"; {agent}: " + " and ".join(f"{100 * leaf['mean']:.3g} %" if leaf else "not asked" for leaf in theirs)
 
     def joined(values: Iterable) -> str:
         return " and ".join(dict.fromkeys(map(str, values)))
 
     seen = f", training saw at most {trained_on:,} {summary['unit']}" if trained_on and lead == "trained" else ""
-    return (f"At {joined(f'{int(n):,}' for _, _, n in places)} {summary['unit']} the {lead} agent answers {says} questions right{others} "
-            f"({'' if len(first) > 3 else '95 % intervals in brackets, '}n = {joined(v['n'] for v in first)} questions, temperature {joined(t for _, t, _ in places)}{seen}).")  # fmt: skip
+    return (f"At {joined(f'{cell.length:,}' for cell in places)} {summary['unit']} the {lead} agent answers {says} questions right{others} "
+            f"({'' if len(first) > 3 else '95 % intervals in brackets, '}n = {joined(v['n'] for v in first)} questions, temperature {joined(cell.temperature for cell in places)}{seen}).")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the page
@@ -299,7 +303,11 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_bytes())
-        summary["unit"], summary["accuracy"], summary["metrics"]  # a KeyError if this is no summary
+        if "accuracy" in summary:
+            raise UserError(
+                f"{path} was written by an earlier version: run the same eval or train --resume again, which writes it anew."
+            )
+        summary["unit"], list(cells(summary))  # a KeyError if this is no summary
         path = folder / "transcripts.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what follows the last newline is torn
         records = {(r.get("settings"), r["id"], r["sample"]): r for r in map(json.loads, lines)}
@@ -307,7 +315,7 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
         raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
-    for name, empty in (("metric", "reward"), ("paired", []), ("depths", {}), ("fates", {}), ("occupancy", {})):
+    for name, empty in (("metric", "reward"), ("paired", [])):
         summary.setdefault(name, empty)  # a training's has none of them
     known = summary.get("settings", [])
     kept = [r for (settings, _, _), r in records.items() if settings is None or settings in known]
@@ -363,17 +371,17 @@ def write_report(folder: Path, title: str = "") -> Path:
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
     training = _training(folder, _lengths(settings))
     seen = [int(length) for _, _, length in training if length.isdigit()]
-    leaves, metrics, unit = dict(cells(summary["accuracy"])), summary["metrics"], summary["unit"]
+    leaves, unit = dict(cells(summary)), summary["unit"]
 
-    def value(metric: str, cell: Cell) -> float:
-        return metrics[metric][cell.agent][cell.question][cell.temperature][str(cell.length)] if metric in metrics else 0.0
+    def has(name: str) -> bool:
+        return any(name in leaf for leaf in leaves.values())
 
     def share(cell: Cell) -> str:
         leaf = leaves[cell]
         return f"<b>{leaf['mean']:.3f}</b><small>{leaf['low']:.2f}–{leaf['high']:.2f}, n {leaf['n']:,}</small>"
 
     def cost(cell: Cell) -> str:
-        read, written, seconds = (value(metric, cell) for metric in ("tokens_read", "tokens_written", "seconds"))
+        read, written, seconds = (leaves[cell][metric] for metric in ("tokens_read", "tokens_written", "seconds"))
         right = leaves[cell]["mean"]
         each = f"{(read + written) / right:,.0f} tokens, {seconds / right:,.2f} s a right answer" if right else "no right answer"
         return f"{read:,.0f} read<small>{written:,.0f} written</small><small>{seconds:,.2f} s</small><small>{each}</small>"
@@ -411,20 +419,20 @@ def write_report(folder: Path, title: str = "") -> Path:
     if published := _published(summary):
         section("Beside published numbers", published,
                 "Published: other model, other questions. Marks to look at, no lines of the same experiment.")  # fmt: skip
-    if summary["depths"]:
+    if has("depths"):
         section(
             "By depth of the evidence",
             _depths(summary),
             "All lengths together; of several pieces of evidence the first one read counts.",
         )
-    if summary["occupancy"]:
+    if has("occupancy"):
         section("Memory along the document", f'<div class="plots">{plots.occupancy(summary)}</div>')
-    if summary["fates"]:
+    if has("fates"):
         section("What was lost where", _fates(summary),
                 "Where an accepted answer stands, as whole words: in no section that was read (not shown), in a section and never in the memory "
                 "(never kept), in the memory and not at its end (lost), at its end and answered wrong all the same (kept). Yes and no "
                 "are not looked for.")  # fmt: skip
-    if summary.get("recalls"):
+    if has("recalls"):
         section("Looking back", _looks(summary),
                 "Looked back: of the turns that read a section; found: an earlier memory came back; with the answer: an accepted answer stands in it, as "
                 "whole words; with evidence: the answer, or what a passage with evidence is called (its title, or the sentence itself) where the question "
@@ -436,15 +444,15 @@ def write_report(folder: Path, title: str = "") -> Path:
     if leaves:
         section("Cost of one question", _pivots(summary, cost),
                 "Mean tokens read and written, and seconds from first prompt to answer with others in flight beside it.")  # fmt: skip
-    if leaves and any(tokens for _, tokens in cells(metrics.get("document_tokens", {}))):
+    if any(tokens for _, tokens in cells(summary, "document_tokens")):
         section("Growth with the document", f'<div class="plots">{plots.growth(summary)}</div>',
                 "Seconds of one question with the others in flight beside it; memory of the process, the documents in flight among it. With "
                 "--in-flight 1 it is one document's.")  # fmt: skip
     if leaves:
-        shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds") and metric in metrics]
+        shown = [metric for metric in METRICS if metric not in ("tokens_read", "tokens_written", "seconds") and has(metric)]
         rows = [
-            [esc(c.question), esc(c.agent), esc(c.temperature), f"{c.length:,}", *(f"{value(m, c):.3f}" for m in shown)]
-            for c in leaves
+            [esc(c.question), esc(c.agent), esc(c.temperature), f"{c.length:,}", *(f"{leaf.get(m, 0.0):.3f}" for m in shown)]
+            for c, leaf in leaves.items()
         ]
         note = "failed, empty: shares of the trajectories (empty: no answer in the form that was asked for, whatever else was said); memory_cut, memory_empty: turns of a trajectory; cut: tokens never read"
         section(

@@ -310,7 +310,7 @@ def summary(folder: Path, last: int = 10) -> dict:
         return sum(float(row[name]) for row in rows)
 
     return {
-        "unit": "sections", "accuracy": {}, "metrics": {}, "steps": len(rows),
+        "unit": "sections", "cells": [], "steps": len(rows),
         "reward": sum(float(row["reward"]) for row in rows[-last:]) / len(rows[-last:]),  # mean of the last steps
         "seconds": round(total("step_s"), 1), "tokens": int(total("read_tokens") + total("written_tokens")),
     }  # fmt: skip

@@ -61,19 +61,20 @@ DEPTHS = 10  # bins of evidence depth, and of where an answer was lost
 def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_em", paired: bool = True) -> dict:
     """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections, documents or tokens.
 
-    accuracy[agent][question][temperature][length] = {mean, n, low, high}: the mean of `metric` over n questions, the samples of a
-    question averaged first, with a 95 % interval by bootstrap over the questions.
-    metrics[metric][agent][question][temperature][length] = the mean over the same questions. failed = the trajectory has an error;
-    empty = it ended well without an answer of the form asked for; memory_cut and memory_empty count turns; tokens and seconds are
-    those of one trajectory; cut = tokens of the document that a cap or a window kept the agent from; mib = the most of any.
-    depths[..] = {n, mean}: trajectories and their mean by tenths of the document, by where the first piece of evidence stands in it.
-    fates[..] = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by tenths, where it was lost}.
-    occupancy[..] = {mean: tokens of the memory by parts of the document, most}.
-    recalls[..], of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the
-    hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), evidence_sought and
-    evidence (the same for `rememr1.Sought`'s evidence), age (updates since a hit was written), degenerate, current, the errors of
-    form and caps, all counted over the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that
-    holds an answer}.
+    cells is a flat list, one record a cell, so that `pandas.DataFrame(summary["cells"])` is a table of all of it:
+    - agent, question, temperature, length; n questions; mean of `metric`, the samples of a question averaged first; low and high, its 95 %
+      interval by bootstrap over the questions.
+    - one field for each of `METRICS`, the mean over the same questions. failed = the trajectory has an error; empty = it ended well
+      without an answer of the form asked for; memory_cut and memory_empty count turns; tokens and seconds are those of one
+      trajectory; cut = tokens of the document that a cap or a window kept the agent from; mib = the most of any.
+    - where there is such: depths = {n, mean}, trajectories and their mean by tenths of the document, by where the first piece of
+      evidence stands in it; fates = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by
+      tenths, where it was lost}; occupancy = {mean: tokens of the memory by parts of the document, most}.
+    - recalls, of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the
+      hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), evidence_sought and
+      evidence (the same for `rememr1.Sought`'s evidence), age (updates since a hit was written), degenerate, current, the errors of
+      form and caps, all counted over the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that
+      holds an answer}.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the agent named trained (else the first) minus every other, and
     every other one minus itself before training, on the same questions.
     """
@@ -84,27 +85,22 @@ def summarise(rows: Iterable[dict], unit: str = "sections", metric: str = "sub_e
         cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
-    trees: dict[str, dict] = {"accuracy": {}, "depths": {}, "fates": {}, "occupancy": {}, "recalls": {}}
-    metrics: dict = {name: {} for name in METRICS}
+    records = []
     for cell in sorted(groups, key=lambda cell: cell.length):  # all else keeps the order in which it came
         questions = groups[cell].values()
         values = [fmean(row[metric] for row in rows) for rows in questions]
         low, high = bootstrap(values)
-        _put(trees["accuracy"], cell, {"mean": fmean(values), "n": len(values), "low": low, "high": high})
+        record = asdict(cell) | {"n": len(values), "mean": fmean(values), "low": low, "high": high}
         for name in METRICS:
             most = max if name == "mib" else fmean
-            _put(metrics[name], cell, most(most(row[name] for row in rows) for rows in questions))
+            record[name] = most(most(row[name] for row in rows) for rows in questions)
         every = [row for rows in questions for row in rows]
-        for name, leaf in (
-            ("depths", _by_depth(every, metric)),
-            ("fates", _fates(every, metric)),
-            ("occupancy", _occupancy(every)),
-            ("recalls", _recalls(every, metric)),
-        ):
-            if leaf:
-                _put(trees[name], cell, leaf)
+        parts = {
+            "depths": _by_depth(every, metric), "fates": _fates(every, metric), "occupancy": _occupancy(every), "recalls": _recalls(every, metric),
+        }  # fmt: skip
+        records.append(record | {name: part for name, part in parts.items() if part})
     differences = _paired(groups, metric) if paired else []
-    return {"unit": unit, "metric": metric, **trees, "metrics": metrics, "paired": differences, "settings": sorted(settings)}
+    return {"unit": unit, "metric": metric, "cells": records, "paired": differences, "settings": sorted(settings)}
 
 
 def _by_depth(rows: Sequence[dict], metric: str) -> dict:
@@ -170,19 +166,11 @@ def _paired(groups: dict[Cell, dict[str, list[dict]]], metric: str) -> list[dict
     return found
 
 
-def _put(tree: dict, cell: Cell, value: object) -> None:
-    for key in (cell.agent, cell.question, cell.temperature):
-        tree = tree.setdefault(key, {})
-    tree[str(cell.length)] = value
-
-
-def cells(tree: dict) -> Iterator[tuple[Cell, object]]:
-    """The leaves of one tree of a summary, each with its cell."""
-    for agent, questions in tree.items():
-        for question, temperatures in questions.items():
-            for temperature, lengths in temperatures.items():
-                for length, leaf in lengths.items():
-                    yield Cell(agent, question, temperature, int(length)), leaf
+def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
+    """Each cell of a summary with its record or, given a name, with what the record has by that name, where it has it."""
+    for record in summary["cells"]:
+        if not name or name in record:
+            yield Cell(*(record[part] for part in Cell.__dataclass_fields__)), record[name] if name else record
 
 
 def write_text(path: Path, text: str) -> None:
@@ -239,7 +227,7 @@ def overlaps(summary: dict) -> list[str]:
 
 def markdown_of(summary: dict) -> str:
     """The table for a paper: a row per kind of question, agent and temperature, a column per length, percent with 95 % interval."""
-    leaves = dict(cells(summary["accuracy"]))
+    leaves = dict(cells(summary))
     lengths = sorted({cell.length for cell in leaves})
     sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
     lines = [f"| question | agent | T | {' | '.join(f'{n:,}' for n in lengths)} |", "|---|---|---|" + "---|" * len(lengths)]
@@ -249,7 +237,7 @@ def markdown_of(summary: dict) -> str:
         names = (name.replace("|", "\\|").replace("\n", " ") for name in (question, agent))
         lines.append(f"| {' | '.join((*names, temperature, *shares))} |")
     n = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    lost = sum(share > 0 for _, share in cells(summary["metrics"]["failed"]))
+    lost = sum(share > 0 for _, share in cells(summary, "failed"))
     said = f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over questions; n = {n} questions a cell; failures count as wrong"
     said = " ".join([f"{said} (there are some in {lost} of {len(leaves)} cells).", *overlaps(summary)])
     return clean("\n".join([*lines, "", said, ""]))
@@ -262,11 +250,10 @@ def csv_of(summary: dict) -> str:
 
     file = io.StringIO()
     writer = csv.writer(file)
-    others = [name for name in METRICS if name in summary["metrics"] and name != summary["metric"]]
+    others = [name for name in METRICS if name != summary["metric"]]
     writer.writerow(["agent", "question", "temperature", summary["unit"], "n", summary["metric"], "low", "high", *others])
-    for cell, leaf in cells(summary["accuracy"]):
-        values = [summary["metrics"][name][cell.agent][cell.question][cell.temperature][str(cell.length)] for name in others]
-        writer.writerow([*astuple(cell), leaf["n"], leaf["mean"], leaf["low"], leaf["high"], *values])
+    for cell, leaf in cells(summary):
+        writer.writerow([*astuple(cell), leaf["n"], leaf["mean"], leaf["low"], leaf["high"], *(leaf[name] for name in others)])
     return clean(file.getvalue())
 
 
@@ -281,13 +268,13 @@ def table(summary: dict, width: int = 80) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    leaves = dict(cells(summary["accuracy"]))
+    leaves = dict(cells(summary))
     lengths = sorted({cell.length for cell in leaves})
     sizes = sorted({leaf["n"] for leaf in leaves.values()}) or [0]
     n = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    lost = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["failed"]))
+    lost = sum(leaf > 0 for _, leaf in cells(summary, "failed"))
     failed = f"; failures, counted as wrong, in {lost} of {len(leaves)} cells" if lost else ""
-    cut = sum(leaf > 0 for _, leaf in cells(summary["metrics"]["cut"]))
+    cut = sum(leaf > 0 for _, leaf in cells(summary, "cut"))
     failed += f"; documents not read whole, by a cap or a window, in {cut} of {len(leaves)} cells" if cut else ""
     names = max((max(len(cell.question), len(cell.agent) + 1) for cell in leaves), default=0) + 5  # and the temperature
     whole = names + 12 * len(lengths) <= max(width, 80)

@@ -18,6 +18,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
+    """The record of one cell of a summary."""
+    names = ("agent", "question", "temperature", "length")
+    (found,) = [cell for cell in summary["cells"] if tuple(map(cell.get, names)) == (agent, question, temperature, length)]
+    return found
+
+
+def parts_of(summary: dict, name: str, **given) -> list:
+    """The different values of a field of a summary's cells, in their order; of those that have the `given` ones."""
+    return list(dict.fromkeys(cell[name] for cell in summary["cells"] if given.items() <= cell.items()))
+
+
 def random_policy(codec: Codec, window: int = 4096, **other):
     """A two-layer Llama with grouped heads and plain random weights, the same in every test."""
     from transformers import LlamaConfig, LlamaForCausalLM

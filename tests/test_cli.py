@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from conftest import cell_of, parts_of
 from typer.testing import CliRunner
 
 import cli
@@ -257,7 +258,7 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     ).read_bytes()  # replayed
     out = run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
     summary = json.loads((tmp_path / "runs/e/summary.json").read_text())
-    assert summary["accuracy"]["memagent"]["two_hop"]["1.0"]["2"]["n"] == 4 and "memagent" in out
+    assert cell_of(summary, "memagent", "two_hop", "1.0", 2)["n"] == 4 and "memagent" in out
     assert "<html" in (tmp_path / "runs/e/report.html").read_text()
     rows = (tmp_path / "runs/e/rows.jsonl").read_text()
     run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
@@ -316,7 +317,7 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
     )
     summary = json.loads(Path("runs/real-eval/summary.json").read_text())
     assert summary["unit"] == "documents"
-    assert {length for q in summary["accuracy"]["memagent"].values() for t in q.values() for length in t} == {"12", "20"}
+    assert parts_of(summary, "length", agent="memagent") == [12, 20]
 
 
 def test_demo_in_its_short_form(tmp_path, monkeypatch):
@@ -332,11 +333,9 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch):
     for agent in ("trained", "untrained", "full"):
         for question in ("one_fact", "two_hop"):
             for temperature in ("1.0", "0.0"):
-                for sections in ("2", "4"):
-                    cell = summary["accuracy"][agent][question][temperature][sections]
-                    assert (
-                        set(cell) == {"mean", "n", "low", "high"} and cell["n"] == 8 and cell["low"] <= cell["mean"] <= cell["high"]
-                    )
+                for sections in (2, 4):
+                    cell = cell_of(summary, agent, question, temperature, sections)
+                    assert cell["n"] == 8 and cell["low"] <= cell["mean"] <= cell["high"]
     assert Path("runs/d/report.html").stat().st_size > 10_000
     assert not Path("runs/d/old").exists()
 
@@ -378,17 +377,16 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     agents = ["rememr1", "memagent", "untrained rememr1", "untrained memagent", "full", "rememr1, not looking back"]
     assert (
-        [*summary["accuracy"]][:2] == agents[:2]
-        and [*summary["accuracy"]["full"]["two_hop_reverse"]] == ["1.0", "0.0"]
-        and {*summary["accuracy"]} == {*agents}
+        parts_of(summary, "agent")[:2] == agents[:2]
+        and parts_of(summary, "temperature", agent="full") == ["1.0", "0.0"]
+        and {*parts_of(summary, "agent")} == {*agents}
     )
-    leaves = [by["two_hop_reverse"][t]["4"] for by in summary["accuracy"].values() for t in ("1.0", "0.0")]
-    assert all(leaf["n"] == 4 for leaf in leaves)
+    assert len(summary["cells"]) == 12 and parts_of(summary, "n") == [4] and parts_of(summary, "length") == [4]
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
         (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
     ]
-    looked = summary["recalls"]
-    assert {*looked} == {agents[0], agents[2], agents[5]} and looked[agents[5]]["two_hop_reverse"]["1.0"]["4"]["queries"] == 0
+    assert {cell["agent"] for cell in summary["cells"] if "recalls" in cell} == {agents[0], agents[2], agents[5]}
+    assert cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)["recalls"]["queries"] == 0
     for name in ("rememr1-0", "memagent-0"):
         assert (folder / name / "report.html").exists() and (folder / name / "model" / "model.safetensors").exists()
     page = (folder / "report.html").read_text()
@@ -537,8 +535,8 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     assert (
         asked["policy"] == "runs/real/model" and asked["known"] == 2 and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
     )
-    accuracy = evaluated["accuracy"]
-    assert [*accuracy] == ["memagent", "full", "bm25", "none", "oracle"] and [*accuracy["oracle"]] == ["hotpotqa"]
+    assert parts_of(evaluated, "agent") == ["memagent", "full", "bm25", "none", "oracle"]
+    assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
 
 
 def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):
@@ -606,13 +604,8 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_an
     run(*words[2:])
     made = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(made) == 160 == len({(row["temperature"], row["id"]) for row in made})
-    assert {
-        leaf["n"]
-        for leaf in (
-            json.loads(Path("runs/shared/summary.json").read_text())["accuracy"]["memagent"]["one_fact"][t]["8"]
-            for t in ("1.0", "0.0")
-        )
-    } == {80}
+    summary = json.loads(Path("runs/shared/summary.json").read_text())
+    assert [cell_of(summary, "memagent", "one_fact", t, 8)["n"] for t in ("1.0", "0.0")] == [80, 80]
 
 
 def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():

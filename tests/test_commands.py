@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from conftest import random_policy
+from conftest import cell_of, random_policy
 from test_endpoint import Server
 from test_report import HOSTILE, record
 from typer.testing import CliRunner
@@ -103,8 +103,8 @@ def test_a_label_of_a_file_cannot_steer_the_terminal(tmp_path):
 def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     files = tuple(eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200))
     folder = commands.run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3), base.AGENT)
-    leaves = json.loads((folder / "summary.json").read_text())["accuracy"]["memagent"]["questions"]["0.0"]
-    assert {length: leaf["n"] for length, leaf in leaves.items()} == {"50": 3, "200": 3}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [cell_of(summary, "memagent", "questions", "0.0", length)["n"] for length in (50, 200)] == [3, 3]
     kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
     assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 

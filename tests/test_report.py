@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -258,13 +259,17 @@ def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_
         records=[record(cell={"agent": "a"}), {"id": "x", "sample": 0, "settings": "s"}, record(question="whole?")],
     )
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("depths", "fates", "occupancy", "paired", "metric"):
+    for name in ("paired", "metric"):
         del summary[name]
-    for name in ("document_tokens", "mib", "memory_tokens", "sub_em"):
-        del summary["metrics"][name]
+    for cell in summary["cells"]:
+        for name in ("depths", "fates", "occupancy"):
+            cell.pop(name, None)
     (folder / "summary.json").write_text(json.dumps(summary))
     text = write_report(folder).read_text()
     assert Page(text) and "whole?" in text and "Every cell" in text
+    (folder / "summary.json").write_text(json.dumps({"unit": "sections", "accuracy": {}, "metrics": {}}))
+    with pytest.raises(UserError, match="earlier version: run the same eval"):
+        write_report(folder)
 
 
 def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
@@ -464,16 +469,13 @@ def test_long_sections_and_whole_documents_are_clipped():
 
 
 def growth_of(document_tokens, seconds):
-    def tree(values):
-        return {agent: {q: {t: dict(zip(("50", "100", "200"), values(agent, q, t), strict=True)) for t in ("1.0", "0.0")} for q in ("one", "two")}
-                for agent in ("trained", "full")}  # fmt: skip
-
-    metrics = {
-        "seconds": tree(seconds),
-        "mib": tree(lambda *_: (410, 430, 470)),
-        "document_tokens": tree(lambda *_: document_tokens),
-    }
-    return plots.growth({"metrics": metrics, "accuracy": {"trained": {}, "full": {}}})
+    made = []
+    for agent, question, temperature in itertools.product(("trained", "full"), ("one", "two"), ("1.0", "0.0")):
+        values = zip((50, 100, 200), seconds(agent, question, temperature), (410, 430, 470), document_tokens, strict=True)
+        for length, s, mib, tokens in values:
+            cell = {"agent": agent, "question": question, "temperature": temperature, "length": length}
+            made.append(cell | {"seconds": s, "mib": mib, "document_tokens": tokens})
+    return plots.growth({"cells": made})
 
 
 def test_growth_has_a_line_for_each_agent_kind_and_temperature_and_numbers_on_its_axes():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from conftest import cell_of, parts_of
 from test_data import hotpot, lines, paragraphs
 from test_ruler import codec as codec_of
 
@@ -129,8 +130,8 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
                      runs=str(tmp_path), name="e", transcripts=1)  # fmt: skip
     folder = commands.run_suite(config, replace(base.AGENT, chunk_tokens=256))
     summary = json.loads((folder / "summary.json").read_text())
-    assert tuple(summary["accuracy"]) == agents and summary["metric"] == "sub_em"
-    assert all([*by["made"]["0.0"]] == ["12", "20"] for by in summary["accuracy"].values())
+    assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
+    assert all(parts_of(summary, "length", agent=agent, question="made", temperature="0.0") == [12, 20] for agent in agents)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 24 and not any(row["error"] for row in rows)
     read = {agent: {r["document_tokens"] for r in rows if r["agent"] == agent and r["length"] == 20} for agent in agents}
@@ -261,7 +262,7 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
     assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
     commands.run_suite(replace(config, redo_failed=True), base.AGENT)
     assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
-    assert json.loads((folder / "summary.json").read_text())["metrics"]["failed"]["none"]["one_fact"]["0.0"]["1"] == 1.0
+    assert cell_of(json.loads((folder / "summary.json").read_text()), "none", "one_fact", "0.0", 1)["failed"] == 1.0
 
 
 @pytest.mark.parametrize(

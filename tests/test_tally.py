@@ -3,9 +3,11 @@
 import io
 import json
 import random
+from dataclasses import astuple
 
 import numpy as np
 import pytest
+from conftest import cell_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -58,22 +60,20 @@ def test_the_summary_of_a_hand_made_example():
         low, high = bootstrap(values)
         return {"mean": sum(values) / len(values), "n": len(values), "low": low, "high": high}
 
-    assert summary["accuracy"] == {
-        "untrained": {"one_fact": {"1.0": {"16": leaf(0.0, 0.0)}}},
-        "trained": {
-            "one_fact": {"1.0": {"4": leaf(1.0), "16": leaf(0.5, 1.0)}, "0.0": {"4": leaf(0.0)}},
-            "two_hop": {"1.0": {"4": leaf(1.0)}},
-        },
-    }
-    assert list(summary["accuracy"]["trained"]["one_fact"]["1.0"]) == ["4", "16"]
-    assert set(summary["metrics"]) == set(METRICS)
-    assert summary["metrics"]["f1"]["trained"]["one_fact"]["1.0"]["16"] == 0.25
-    assert summary["metrics"]["tokens_read"]["untrained"]["one_fact"]["1.0"]["16"] == 200
-    assert [summary["metrics"][m]["untrained"]["one_fact"]["1.0"]["16"] for m in ("failed", "empty")] == [0.5, 0.5]
+    expected = {
+        ("trained", "one_fact", "1.0", 4): leaf(1.0), ("trained", "one_fact", "0.0", 4): leaf(0.0), ("trained", "two_hop", "1.0", 4): leaf(1.0),
+        ("untrained", "one_fact", "1.0", 16): leaf(0.0, 0.0), ("trained", "one_fact", "1.0", 16): leaf(0.5, 1.0),
+    }  # fmt: skip
+    assert [astuple(cell) for cell, _ in cells(summary)] == [*expected]  # by length, and then as they came
+    for cell, record in zip(expected, summary["cells"], strict=True):
+        assert record == record | expected[cell] and {*record} == {*Cell.__dataclass_fields__, *expected[cell], *METRICS}
+    assert cell_of(summary, "trained", "one_fact", "1.0", 16)["f1"] == 0.25
+    none = cell_of(summary, "untrained", "one_fact", "1.0", 16)
+    assert (none["tokens_read"], none["failed"], none["empty"]) == (200, 0.5, 0.5)
     assert summary["unit"] == "documents" and summary["settings"] == ["s"]
     assert json.loads(json.dumps(summary)) == summary
-    assert dict(cells(summary["accuracy"]))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
-    assert summarise([])["accuracy"] == {}
+    assert dict(cells(summary))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
+    assert summarise([])["cells"] == []
 
 
 def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
@@ -251,12 +251,12 @@ def test_looks_back_are_added_up_and_set_against_the_outcome():
         row("a", "q", "1.0", 4, "3", 0.5, recalls=zero | {"updates": 4}),
         row("b", "q", "1.0", 4, "1", 1.0),
     ]
-    ((cell, leaf),) = cells(summarise(rows)["recalls"])
+    ((cell, leaf),) = cells(summarise(rows), "recalls")
     assert (
         cell.agent == "a"
         and leaf["age"] == 3
         and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (16, 3, 3, 2)
     )
     assert leaf["held"] == {"n": 1, "mean": 1.0} and leaf["not_held"] == {"n": 2, "mean": 0.25}
-    ((_, never),) = cells(summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})])["recalls"])
+    ((_, never),) = cells(summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})]), "recalls")
     assert never["age"] is None and never["held"] == {"n": 0, "mean": None}
