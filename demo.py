@@ -60,8 +60,8 @@ PLANS = {
         untrained={4: 128, 16: 128, 64: 32, 256: 8, 1024: 4},
         full_context={4: 128, 16: 128, 64: 32, 256: 32, 1024: 32},
         reverse={4: 64, 16: 64},
-        training=29e6,
-        evaluating=31e6,
+        training=28e6,
+        evaluating=28e6,
     ),
     "long": Plan(
         steps=150,
@@ -286,8 +286,8 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
         if measured:
             rate = measured.result()
             console.print(
-                f"Here it will take about {expected(plan, rate, run.devices, cores) / 60:.1f} minutes if nothing else runs: one core reads and writes "
-                f"{rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
+                f"About {expected(plan, rate, run.devices, cores) / 60:.1f} minutes here if nothing else runs, and half as much again if it learns "
+                f"to write long memories: one core reads and writes {rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
             )
         spare = min(4, cores - run.devices)
         if not spare:  # on two cores both train, and the worker waits until they have
