@@ -211,7 +211,11 @@ class Record:
         own = {label: self.fields.get(label) for label in ("id", "kind", "dataset", "split", "level")}
         labels = {label: str(value) for label, value in chain(labels.items(), own.items()) if value is not None}
         num_docs, tokens = (n if type(n := self.fields.get(name)) is int and n > 0 else 0 for name in ("num_docs", "tokens"))
-        known = {"id": str(self.position)} | {label: self.text(label, value) if value else "" for label, value in labels.items()}
+        # a label may be blank, an id may not
+        known = {"id": str(self.position)} | {
+            label: self.text(label, value) if value.strip() or (label == "id" and value) else value
+            for label, value in labels.items()
+        }
         return Task(question=question, answers=tuple(answers), gold=tuple(gold), num_docs=num_docs, tokens=tokens, **known)
 
 

@@ -672,6 +672,16 @@ def test_any_text_comes_back(tmp_path, rows):
     assert read(tmp_path / "set.jsonl.gz") == tasks
 
 
+@pytest.mark.parametrize("name", FILES.values())
+def test_a_blank_label_comes_back_and_a_blank_id_does_not(tmp_path, name):
+    form = next(form for form, file in FILES.items() if file == name)
+    data.write(tmp_path / name, [Task("1", "q?", ("a",), text="c", kind=" ")], form)
+    assert read(tmp_path / name)[0].kind == " "
+    data.write(tmp_path / name, [Task(" ", "q?", ("a",), text="c")], form)
+    with pytest.raises(UserError, match="'id' is empty"):
+        read(tmp_path / name)
+
+
 def test_the_published_forms_are_kept(tmp_path):
     tasks = build(questions(tmp_path), 40, n_items=2)
     data.write_eval_json(tmp_path / "x.json", tasks)

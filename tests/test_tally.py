@@ -235,7 +235,7 @@ def test_depths_fates_and_occupancy():
         row("a", "q", "1.0", 4, "8", 0.0, held=[[2, 1]], error="gone", **some),
     ]
     summary = summarise(rows)
-    depths, fates, occupancy = (summary[name]["a"]["q"]["1.0"]["4"] for name in ("depths", "fates", "occupancy"))
+    depths, fates, occupancy = map(summary["cells"][0].get, ("depths", "fates", "occupancy"))
     assert depths["n"] == [0, 0, 0, 2, 0, 0, 0, 0, 0, 1] and depths["mean"][3] == 0.5 and depths["mean"][9] == 0.0
     assert {name: fates[name] for name in FATES} == dict.fromkeys(FATES, 1) and fates["wrong"] == 6
     assert fates["left"] == [0] * 7 + [1, 0, 0]
