@@ -335,7 +335,10 @@ def _train(run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, wor
     def feed() -> None:
         """Meanwhile a worker that is done with a cell gets its next one."""
         while not over.wait(0.5):
-            workers.collect()
+            try:
+                workers.collect()
+            except Exception:  # of a cell, which stays where it is: whoever collects after the training comes upon it
+                return
 
     feeding = threading.Thread(target=feed)
     start = time.perf_counter()

@@ -205,7 +205,7 @@ class _Seat:
         try:
             self._wait()
             self.result = work(self)
-        except BaseException as error:
+        except BaseException as error:  # the thread's last frame: `together` raises it again, whatever it is
             self.error = error
         finally:
             self.over = True
