@@ -22,7 +22,7 @@ test: .venv/ready
 	touch $@
 
 test-vllm: .venv-vllm/ready
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/test_colocated.py tests/test_endpoint.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm_colocated.py tests/engines/test_endpoint.py
 
 .venv-bench/ready: requirements.txt bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench

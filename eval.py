@@ -1,160 +1,45 @@
 """Evaluation: an agent over tasks, one row a trajectory.
 
 Holds: `Cell`, what is remembered of a trajectory while it reads, `row_of`, `evaluate` (rows written as they finish, resume).
-Leaves out: which agents are asked what (suites.py), the file of rows (rows.py), graders (graders.py), what the rows say (tally.py).
-Exercise it: `python cli.py eval --n 8`. Read next: tally.py.
+Leaves out: which agents are asked what (tasks/suites.py), the file of rows (report/rows.py), graders (data.py), what the rows say (report/summary.py).
+Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
 
 Failures and empty answers are rows like the others: they score 0 and stay in every denominator.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import resource
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import islice, pairwise
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from agents import AGENTS, LOOKING_BACK, SECTIONWISE, USES
+from rich.markup import escape
+from rich.text import Text as Styled
+
+from agents.baselines import AGENTS, LOOKING_BACK, SECTIONWISE, USES
+from agents.find import pick
+from config import files
+from config.errors import UserError, clean
+from config.files import make_folder
+from config.options import EMBEDDED, EvalConfig
+from config.terminal import bar, console
 from data import Task
-from graders import phrases, score, stand, strip_thinking
+from engines.open import codec_of, fingerprint, open_endpoint, open_engine, reserved
 from memagent import TEMPLATES, Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
-from rememr1 import Looks
-from rows import Rows
-from text import Codec, UserError, clip
+from report.reading import EDGE, Reading, _thin, row_of, slim
+from report.rows import Cell, Rows
+from report.summary import Overlap
+from tokens.codec import Codec
 
-if TYPE_CHECKING:  # torch comes with it
+if TYPE_CHECKING:
     from rollout import Engine, Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of an evaluation: who was asked what, how it was sampled, how long the documents were."""
-
-    agent: str  # the name it is shown by, e.g. trained, untrained, full
-    question: str  # kind of question, e.g. one_fact
-    temperature: str  # e.g. "1.0"; "0.0" is greedy
-    length: int  # sections of a generated document, documents of a RULER-HQA task, tokens of a RULER task
-
-
-# ---------------------------------------------------------------- while it reads
-
-EDGE = 128  # turns at either end of a trajectory that a transcript keeps with the text of their sections
-BINS = 16  # of `occupancy`
-
-
-def resident_mib() -> float:
-    """Memory of this process now (its highest so far where the system does not say), and what torch holds of a GPU on top of it."""
-    try:
-        own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-    except (OSError, ValueError):
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    torch = sys.modules.get("torch")
-    return own + (torch.cuda.memory_reserved() / 2**20 if torch and torch.cuda.is_initialized() else 0.0)
-
-
-class Reading:
-    """What an evaluation remembers of a trajectory as it goes on, so that the trajectory need not hold its document a second time.
-
-    Accepted answers are looked for as whole words, normalised, in the sections and in the memory that the next prompt shows. Answers such
-    as yes and no stand everywhere and are not looked for.
-    """
-
-    def __init__(self, task: Task, config: AgentConfig = AgentConfig()):
-        self.looks = Looks(task, config)
-        self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
-        self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
-        self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
-        self.memory_cut = self.memory_empty = self.cut = 0
-        self.memory_tokens: list[int] = []  # after each section
-        self.seen: list[int] = []  # sections, from 1, that hold an accepted answer
-        self.held: list[list[int]] = []  # [section, accepted answers in the memory after it], where that changes
-        self.mib = resident_mib()
-        self.memory, self.holds = "", 0  # the latest one, and the accepted answers in it
-
-    def _found(self, text: str) -> int:
-        found = stand(self.golds, text)
-        return found if self.all_asked else min(1, found)
-
-    def add(self, turn: Turn) -> None:
-        prompt = turn.prompt
-        if prompt.final or not self.sections % 16:  # asking the system takes as long as a tenth of a turn
-            self.mib = max(self.mib, resident_mib())
-        self.looks.add(turn)
-        self.tokens_read += len(turn.prompt_ids)
-        self.tokens_written += len(turn.response_ids)
-        self.cut = max(self.cut, prompt.cut)
-        if self.sections:
-            self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
-            if prompt.memory != self.memory:  # most sections change nothing
-                self.memory, self.holds = prompt.memory, self._found(prompt.memory)
-            held = self.holds
-            if held != (self.held[-1][1] if self.held else 0):
-                self.held.append([self.sections, held])
-        self.document_tokens += len(getattr(prompt.section, "ids", ()))
-        if not prompt.final:
-            self.sections += 1
-            self.memory_cut += turn.finish is Finish.LENGTH or bool(turn.step and turn.step.memory_cut)
-            self.memory_empty += not strip_thinking(turn.response).strip()
-            if self._found(prompt.section):
-                self.seen.append(self.sections)
-
-    @property
-    def occupancy(self) -> list[float]:
-        """Mean tokens of the memory in each sixteenth of the sections; fewer where there are fewer sections."""
-        n, bins = len(self.memory_tokens), min(BINS, len(self.memory_tokens))
-        edges = [k * n // bins for k in range(bins + 1)] if n else []
-        return [round(fmean(self.memory_tokens[a:b]), 1) for a, b in pairwise(edges)]
-
-    def row(self) -> dict:
-        return (
-            {
-                "sections": self.sections,
-                "tokens_read": self.tokens_read,
-                "tokens_written": self.tokens_written,
-                "document_tokens": self.document_tokens,  # that the agent has read
-                "cut": self.cut,  # tokens of the document that were never read
-                "memory_cut": self.memory_cut,
-                "memory_empty": self.memory_empty,
-                "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
-                "memory_most": max(self.memory_tokens, default=0),
-                "occupancy": self.occupancy,
-                "seen": self.seen[:8],
-                "held": self.held[:16] + self.held[16:][-1:],
-                "needed": self.needed,
-                "mib": round(self.mib),
-            }
-            | ({"recalls": dict(self.looks.n)} if self.looks.n["updates"] else {})
-        )
-
-
-def slim(turn: Turn, whole: bool = False) -> Turn:
-    """The turn without its prompt's text and ids; the memory and what was answered stay if `whole`, or if it is the final one."""
-    memory, response = (turn.prompt.memory, turn.response) if whole or turn.prompt.final else ("", "")
-    kept = whole or turn.prompt.final
-    prompt = replace(turn.prompt, pieces=(), section="", memory=memory, recalled=turn.prompt.recalled if kept else None)
-    return replace(
-        turn, prompt=prompt, prompt_ids=[], response_ids=[], logprobs=[], response=response, step=turn.step if kept else None
-    )
-
-
-SHOWN = 20_000  # characters of a section that a transcript keeps
-
-
-def _thin(record: dict) -> dict:
-    """A transcript for people: without token ids and log-probs, long sections without their middle."""
-    left_out = ("prompt_ids", "response_ids", "logprobs")
-    turns = [
-        {k: v for k, v in turn.items() if k not in left_out} | {"section": clip(turn["section"], SHOWN)} for turn in record["turns"]
-    ]
-    return record | {"turns": turns}
 
 
 def guarded(agent: Agent) -> Agent:
@@ -171,54 +56,11 @@ def guarded(agent: Agent) -> Agent:
     return steps
 
 
-FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
-
-
-def fate(row: dict) -> str:
-    """What became of the accepted answers: unknown (none to look for, or the agent has no memory), not shown (in no section that was
-    read), never kept, lost (once in the memory, not at the end), kept in part, kept."""
-    if not row["needed"] or not row["sections"]:
-        return "unknown"
-    held = [n for _, n in row["held"]]
-    if held and held[-1] == row["needed"]:
-        return "kept"
-    if held and held[-1] < max(held):
-        return "lost"
-    return "kept in part" if held else "never kept" if row["seen"] else "not shown"
-
-
 # ---------------------------------------------------------------- rows
 
 
 def _hash(*parts: object) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def row_of(trajectory: Trajectory, cell: Cell, form: str, reading: Reading | None = None) -> dict:
-    """What an evaluation keeps of a trajectory. A failed one is graded as no answer at all. form: boxed or sentence."""
-    task, turns = trajectory.task, trajectory.turns
-    if reading is None:
-        reading = Reading(task)
-        for turn in turns:
-            reading.add(turn)
-    scores = score("" if trajectory.error else trajectory.answer, task.answers, form, task.asks_for_all)
-    return asdict(cell) | {
-        "id": task.id,
-        "sample": trajectory.sample,
-        "response": trajectory.answer,
-        "prediction": scores.pred,  # None: no answer of the form asked for
-        "answers": list(task.answers),
-        "finish": str(turns[-1].finish) if turns else "",
-        "error": trajectory.error,
-        "reward": scores.reward,
-        "em": scores.em,
-        "f1": scores.f1,
-        "sub_em": scores.sub_em,
-        "sub_em_upstream": scores.sub_em_upstream,
-        "seconds": round(trajectory.seconds, 4),  # from first prompt to answer, beside the others in flight
-        "gold": list(task.gold),
-        "depths": [round(depth, 4) for depth in task.depths],
-    } | reading.row()  # fmt: skip
 
 
 def evaluate(
@@ -260,15 +102,28 @@ def evaluate(
     record_to: sample 0 of the first `n_records` tasks is kept there whole (`rollout.record`, with `cell` and `settings`).
     progress: called with every row, found or new. A `UserError` of an agent's first step becomes a failed row.
     """
-    from rollout import fitted, record, rollout
+    from report.records import record
+    from rollout import fitted, rollout
 
     cell = Cell(name, question, str(float(sampling.temperature)), length)
     named = next((known for known, other in AGENTS.items() if other is agent), "")
     # who reads at once is cut to the engine's window; of an agent that reads by sections the window decides nothing but failures
     effective = asdict(agent_config if named in SECTIONWISE else fitted(agent_config, engine))
-    effective = {field: value for field, value in effective.items() if named in ("", "rememr1") or field not in LOOKING_BACK}
+    effective = {
+        field: value
+        for field, value in effective.items()
+        if named in ("", "rememr1") or field not in LOOKING_BACK
+    }
     templates = [agent_config.template(turn) for turn in USES.get(named, TEMPLATES)]
-    settings = _hash(asdict(cell), getattr(agent, "__qualname__", ""), effective, templates, asdict(sampling), seed, model)
+    settings = _hash(
+        asdict(cell),
+        getattr(agent, "__qualname__", ""),
+        effective,
+        templates,
+        asdict(sampling),
+        seed,
+        model,
+    )
     found: dict[tuple[str, int], dict | None] = {}
     digests: dict[str, str] = {}  # id -> the task's
     readings: dict[tuple[str, int], Reading] = {}
@@ -281,7 +136,9 @@ def evaluate(
     def first() -> Iterator[tuple[Task, int]]:
         for task in tasks:
             if task.id in digests:
-                raise UserError(f"Two tasks of one evaluation have the id {task.id!r}; ids must be unique.")
+                raise UserError(
+                    f"Two tasks of one evaluation have the id {task.id!r}; ids must be unique."
+                )
             digests[task.id] = task.digest
             for sample in range(samples):
                 found[task.id, sample] = None
@@ -332,7 +189,16 @@ def evaluate(
         todo: Iterable[tuple[Task, int]] = first()
         with engine.awake():
             while True:
-                for trajectory in rollout(engine, guarded(agent), jobs(todo), agent_config, sampling, seed, in_flight, keep):
+                for trajectory in rollout(
+                    engine,
+                    guarded(agent),
+                    jobs(todo),
+                    agent_config,
+                    sampling,
+                    seed,
+                    in_flight,
+                    keep,
+                ):
                     task, sample = trajectory.task, trajectory.sample
                     reading = readings.pop((task.id, sample))
                     # what does not fit, and an agent's own mistake, would fail again the same way
@@ -343,13 +209,21 @@ def evaluate(
                         continue
                     of_kind = replace(cell, question=question or task.kind)
                     row = row_of(trajectory, of_kind, agent_config.form, reading)
-                    row |= {"tries": failures[task.id, sample] + 1, "settings": settings, "task": digests[task.id]}
+                    row |= {
+                        "tries": failures[task.id, sample] + 1,
+                        "settings": settings,
+                        "task": digests[task.id],
+                    }
                     trajectory.reward = row["reward"]
                     # the transcript goes first: killed between the two, there is one too many, which the report drops
                     if recorded(task, sample):
                         with Rows(record_to) as records:
-                            kept = record(trajectory, form=agent_config.form, temperature=sampling.temperature)
-                            records.append(_thin(kept) | {"cell": asdict(of_kind), "settings": settings})
+                            kept = record(
+                                trajectory, form=agent_config.form, temperature=sampling.temperature
+                            )
+                            records.append(
+                                _thin(kept) | {"cell": asdict(of_kind), "settings": settings}
+                            )
                     file.append(row)
                     file.release(repr((settings, (task.id, sample, digests[task.id]))))
                     take(row)
@@ -364,3 +238,187 @@ def evaluate(
 
 
 POLL_S = 0.3  # between two looks at rows that another process is making
+
+
+def evaluation_folder(config: EvalConfig) -> Path:
+    """Where an evaluation's results lie; refused if something else lies there, such as a training run."""
+    import yaml
+
+    folder = files.run_path(config.runs, config.name)
+    path = folder / "config.yaml"
+    try:
+        there = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"eval": {}}
+    except (OSError, ValueError, yaml.YAMLError):
+        there = None
+    if not (isinstance(there, dict) and "eval" in there):
+        raise UserError(
+            f"{folder} holds a run that is no evaluation: give this one another --name."
+        )
+    return folder
+
+
+def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
+    """Whether it is the policy before training -> the agents that answer with it, as they are named in --agents."""
+    groups: dict[bool, list[str]] = {}
+    for name in config.agents:
+        plain, at, weights = name.partition("@")
+        pick(plain)
+        if at and weights != "untrained":
+            raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
+        if at and not config.untrained:
+            raise UserError(
+                f"{name!r} answers with the policy before training: say by --untrained which that is."
+            )
+        groups.setdefault(bool(at), []).append(name)
+    return groups
+
+
+def open_for(config: EvalConfig, agent_config: AgentConfig, untrained: bool, agents: Sequence[str]):
+    """The engine that answers with the one or the other weights, and the fingerprint of what answers."""
+    if config.endpoint:  # the policy before training is another model of the same server
+        served = config.untrained if untrained else config.served_as
+        engine = open_endpoint(
+            config.endpoint,
+            served,
+            config.chat,
+            config.model,
+            config.in_flight,
+            agent_config.thinking,
+            config.trust_remote_code,
+        )  # which replica answers plays no part
+        route = "chat" if config.chat or not config.model else "completions"
+        return engine, f"{route} {engine.model} {engine.codec.fingerprint}"
+    model = config.untrained if untrained else config.model
+    engine = open_engine(
+        model,
+        config.device,
+        config.dtype,
+        config.trust_remote_code,
+        config.in_flight,
+        agent_config.thinking,
+        config.engine,
+        reserved([name.partition("@")[0] for name in agents], agent_config),
+        config.kv_gib,
+    )
+    return engine, f"{config.engine} {fingerprint(model, engine.dtype)}"
+
+
+def policy_folder(config: EvalConfig, untrained: bool) -> str:
+    """Where the policy that answers lies, or what it is called elsewhere; "" where a server of nobody knows which is asked."""
+    return (config.untrained if untrained else config.model) or (
+        "" if config.endpoint else str(EMBEDDED)
+    )
+
+
+# most of the documents in flight together; each is held as ids, about one byte a character, and a few sections as text
+DOCUMENT_CHARACTERS = 1 << 29
+
+
+def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
+    """Every agent on every length at every temperature; rows, summary and report in the evaluation's folder.
+
+    Several calls may fill one folder at the same time: each row is made by one of them, and each writes the summary when all are there.
+    """
+    from eval import evaluate
+    from report.page import write_report
+    from report.summary import overlaps, summarise, table, write_summary
+    from rollout import Sampling
+    from tasks.suites import asked_of
+
+    groups = weights_of(config)
+    samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
+    folder = evaluation_folder(config)
+    if config.endpoint and not config.model and config.suite == "ruler":
+        raise UserError(
+            "The lengths of RULER are tokens of the model that is asked: say by --model whose tokenizer the server has."
+        )
+    unit, asked = asked_of(
+        config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code)
+    )
+    # of generated English nothing is looked up: its splits share no fact that is asked for, and its questions are all of the same words
+    overlap = {
+        untrained: Overlap(policy_folder(config, untrained), agents, unit != "sections")
+        for untrained, agents in groups.items()
+    }
+    done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column) -> rows
+    # first what nobody else is at, then what others have been at
+    for wait in (False, True):
+        for untrained, agents in groups.items():
+            if wait and all(
+                (name, s.temperature, k) in done
+                for name in agents
+                for s in samplings
+                for k in range(len(asked))
+            ):
+                continue
+            engine, fingerprinted = open_for(config, agent_config, untrained, agents)
+            make_folder(folder)
+            files.dump(folder / "config.yaml", eval=config, agent=agent_config)
+            with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
+                for k, column in enumerate(asked):
+                    left = [
+                        (name, s)
+                        for name in agents
+                        for s in samplings
+                        if (name, s.temperature, k) not in done
+                    ]
+                    tasks = column.make() if left else []
+                    if said := overlap[untrained].add(column.question, tasks):
+                        progress.console.print(Styled(clean(said), style="bold red"))
+                    most = max((task.characters for task in tasks), default=1)
+                    for name, sampling in left:
+                        samples = (
+                            config.samples if sampling.temperature > 0 else 1
+                        )  # greedy answers are all the same
+                        shown = progress.add_task(
+                            escape(
+                                f"{name} T={sampling.temperature:g} {column.question} {column.length}"
+                            ),
+                            total=len(tasks) * samples,
+                            note="",
+                        )
+                        rows = evaluate(
+                            engine,
+                            pick(name.partition("@")[0]),
+                            tasks,
+                            agent_config,
+                            sampling,
+                            name=name,
+                            question=column.question,
+                            length=column.length,
+                            rows=folder / "rows.jsonl",
+                            model=fingerprinted,
+                            seed=config.seed,
+                            samples=samples,
+                            in_flight=min(
+                                config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, most))
+                            ),
+                            retries=config.retries,
+                            redo_failed=config.redo_failed and not wait,
+                            wait=wait,
+                            record_to=folder / "transcripts.jsonl",
+                            n_records=config.transcripts,
+                            progress=lambda row, shown=shown: progress.advance(shown),
+                        )
+                        if len(rows) == len(tasks) * samples:
+                            done[name, sampling.temperature, k] = rows
+                    tasks = []  # one column's documents at a time
+    rows = [
+        row
+        for name in config.agents
+        for s in samplings
+        for k in range(len(asked))
+        for row in done[name, s.temperature, k]
+    ]
+    summary = summarise(rows, unit) | {
+        "trained_on": [found.summary() for found in overlap.values() if found.known]
+    }
+    files.dump(
+        folder / "config.yaml", eval=config, agent=agent_config
+    )  # again: another call may have come in between
+    write_summary(folder / "summary.json", summary)
+    write_report(folder, title=f"Evaluation {config.name}")
+    console.print(table(summary, console.width))
+    for sentence in overlaps(summary):
+        console.print(Styled(clean(sentence), style="bold red"))
+    return folder

@@ -1,7 +1,7 @@
 """GRPO over the turns of memory agents: advantages, log-probs, the loss, and the LightningModule whose training step is the algorithm.
 
 Holds: `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
-Leaves out: settings (settings.py), prompts (memagent.py), sampling (rollout.py, slots.py), run folders (runs.py, train.py).
+Leaves out: settings (config/options.py), prompts (memagent.py), sampling (rollout.py, engines/hf.py), run folders (report/runlog.py, commands/train.py).
 Exercise it: `python cli.py train --help`. Read next: eval.py.
 """
 
@@ -10,26 +10,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import repeat
-from typing import Protocol
 
 import lightning
-import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
-import ranks
-from data import Task
+from config.errors import UserError
+from config.options import GRPOConfig
+from data import Task, Tasks, seed_of
 from memagent import Agent, AgentConfig, Group, Trajectory, Turn
-from metrics import UPDATE_METRICS, PeakMemory, describe, describe_states, on_gpu
-from models import inner, logits_of, optimizer_of
-from proof import Followed, Kept, agreement, followed
-from rollout import Engine, Sampling, rollout, seed_of
-from settings import GRPOConfig
-from text import UserError
-from trie import Cost, Trie, hidden_states, split
+from models import ranks
+from models.load import inner, optimizer_of, recompute
+from models.logprobs import Batch, Row, logprobs, pack, score
+from models.proof import Followed, Kept, agreement, followed
+from report.metrics import UPDATE_METRICS, PeakMemory, describe, describe_states, on_gpu
+from rollout import Engine, Sampling, rollout
+from tokens.trie import Cost
 
 # ---------------------------------------------------------------- advantages
 
@@ -62,7 +59,9 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
     out = []
     for a, trajectory in zip(outcome, group.trajectories, strict=True):
-        shares = sum(bool(t.response_ids) for t in trajectory.turns) if config.credit == "split" else 1
+        shares = (
+            sum(bool(t.response_ids) for t in trajectory.turns) if config.credit == "split" else 1
+        )
         out.append([a / max(1, shares)] * len(trajectory.turns))
     if not any(t.states for t in group.trajectories):
         return out
@@ -71,28 +70,17 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
         for k, (turn, _) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
             same.setdefault(-1 if turn.prompt.final else k, []).append((i, k))
     for places in same.values():
-        rewards = [config.state_reward_scale * group.trajectories[i].states[k]["state"] for i, k in places]
+        rewards = [
+            config.state_reward_scale * group.trajectories[i].states[k]["state"] for i, k in places
+        ]
         for (i, k), a in zip(places, advantages(rewards, config.normalisation), strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out
 
 
-@dataclass(slots=True)
-class Row:
-    """One turn as training sees it."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    sampler: list[float]  # sampler log-probs, one per response id
-    advantage: float = 0.0
-    weight: float = 1.0  # of the row, before the loss is normalised
-    trajectory: int = 0  # index within the step
-
-    def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
-
-
-def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1) -> list[Row]:
+def rows_of(
+    groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1
+) -> list[Row]:
     """The rows of all groups that carry a signal (without_signal = keep: of all groups), in the order of groups, trajectories and turns.
     These are the groups of the step that `ranks.dealt` gives this rank.
 
@@ -103,80 +91,48 @@ def rows_of(groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: in
     for place, group in zip(ranks.dealt(rank, world), groups, strict=False):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
         each = advantages_of(group, config)
-        if config.without_signal == "skip" and not group.signal and not any(any(of_turns) for of_turns in each):
+        if (
+            config.without_signal == "skip"
+            and not group.signal
+            and not any(any(of_turns) for of_turns in each)
+        ):
             continue
         usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
         first = place * config.group_size
-        for number, (a, of_turns, trajectory) in enumerate(zip(outcome, each, group.trajectories, strict=True), first):
-            turns = [(t, advantage) for t, advantage in zip(trajectory.turns, of_turns, strict=True) if t.response_ids]
+        for number, (a, of_turns, trajectory) in enumerate(
+            zip(outcome, each, group.trajectories, strict=True), first
+        ):
+            turns = [
+                (t, advantage)
+                for t, advantage in zip(trajectory.turns, of_turns, strict=True)
+                if t.response_ids
+            ]
             updates = [t for t, _ in turns if not t.prompt.final]
             weight, k = 1.0, config.turns_per_trajectory
             if abs(a) <= usual and 0 < k < len(updates):
-                draw = torch.Generator().manual_seed(seed_of(seed, trajectory.task.id, trajectory.sample) >> 1)
-                chosen = {id(updates[i]) for i in torch.randperm(len(updates), generator=draw)[:k].tolist()}
-                turns, weight = [(t, x) for t, x in turns if t.prompt.final or id(t) in chosen], len(updates) / k
-            rows += [Row(t.prompt_ids, t.response_ids, t.logprobs, x, 1.0 if t.prompt.final else weight, number) for t, x in turns]
+                draw = torch.Generator().manual_seed(
+                    seed_of(seed, trajectory.task.id, trajectory.sample) >> 1
+                )
+                chosen = {
+                    id(updates[i])
+                    for i in torch.randperm(len(updates), generator=draw)[:k].tolist()
+                }
+                turns, weight = (
+                    [(t, x) for t, x in turns if t.prompt.final or id(t) in chosen],
+                    len(updates) / k,
+                )
+            rows += [
+                Row(
+                    t.prompt_ids,
+                    t.response_ids,
+                    t.logprobs,
+                    x,
+                    1.0 if t.prompt.final else weight,
+                    number,
+                )
+                for t, x in turns
+            ]
     return rows
-
-
-# ---------------------------------------------------------------- log-probs
-
-
-@dataclass(slots=True)
-class Batch:
-    """Turns that go through the model as one trie."""
-
-    index: list[int]  # which rows
-    trie: Trie
-    at: np.ndarray  # [R] places of the response ids in the trie, row after row
-
-
-def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[Batch]:
-    """Every row in exactly one trie of at most `max_tokens` tokens (a longer row stands alone)."""
-    for index, trie in split([r.prompt_ids + r.response_ids for r in rows], max_tokens, cost):
-        at = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
-        yield Batch(index, trie, np.concatenate(at))
-
-
-def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
-    """Log-probs [R] of the tokens at the places `batch.at`.
-
-    Each is read at its parent: that is where the model predicts it. Only those parents reach the lm_head, each once, `chunk` at a time
-    and recomputed in the backward pass: no [T, V] tensor is ever alive.
-    """
-    nodes, again = np.unique(batch.at, return_inverse=True)  # the same token at the same place of several turns
-    parents, row = np.unique(batch.trie.parent()[nodes], return_inverse=True)
-    order = np.argsort(row, kind="stable")
-
-    def put(x: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(x).to(model.device)
-
-    hidden = hidden_states(model, batch.trie).index_select(0, put(parents))  # [U, D]
-    row, targets = row[order], batch.trie.ids[nodes[order]]
-
-    def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(logits_of(model, h) / temperature, -1)[row, targets]
-
-    large = len(parents) * model.config.vocab_size > 1 << 23
-    size = chunk if large else len(parents)
-    parts = []
-    for start in range(0, len(parents), size):
-        a, b = np.searchsorted(row, (start, start + size))
-        arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
-        parts.append(checkpoint(head, *arguments, use_reentrant=False) if large and torch.is_grad_enabled() else head(*arguments))
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return torch.cat(parts)[put(back[again])]
-
-
-def score(model, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
-    """`logprobs`, for a model whose weights are in shards too."""
-    return (model.logprobs if hasattr(model, "logprobs") else partial(logprobs, model))(batch, temperature)
-
-
-def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
-    """How far the sampler's log-probs of each response token are from `logps` [rows][response ids]."""
-    return [abs(a - b) for row, ours in zip(rows, logps, strict=True) for a, b in zip(row.sampler, ours, strict=True)]
 
 
 # ---------------------------------------------------------------- the loss
@@ -196,11 +152,13 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
 
     A row that stands for several (`turns_per_trajectory`) counts as so many in the normaliser too.
     """
-    n = ranks.total({
-        "tokens": sum(r.weight * len(r.response_ids) for r in rows),
-        "turns": sum(r.weight for r in rows),
-        "trajectories": len({r.trajectory for r in rows}),
-    })  # fmt: skip
+    n = ranks.total(
+        {
+            "tokens": sum(r.weight * len(r.response_ids) for r in rows),
+            "turns": sum(r.weight for r in rows),
+            "trajectories": len({r.trajectory for r in rows}),
+        }
+    )
     of_trajectory: dict[int, float] = {}  # turns; a trajectory's rows are all here
     for r in rows:
         of_trajectory[r.trajectory] = of_trajectory.get(r.trajectory, 0.0) + r.weight
@@ -208,7 +166,9 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
         "token_mean": lambda r: 1 / n["tokens"],
         "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
-        "state_mean": lambda r: 1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"]),
+        "state_mean": lambda r: (
+            1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"])
+        ),
         "constant": lambda r: 1 / (final_tokens * n["turns"]),
     }[config.aggregation]
     return [r.weight * per_row(r) for r in rows]
@@ -234,10 +194,14 @@ def policy_loss(
     the largest.
     """
     ratio = (logp - old).exp()
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage)
+    surrogate = torch.minimum(
+        ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage
+    )
     clipped = surrogate < ratio * advantage
     if config.dual_clip:
-        surrogate = torch.where(advantage < 0, torch.maximum(surrogate, config.dual_clip * advantage), surrogate)
+        surrogate = torch.where(
+            advantage < 0, torch.maximum(surrogate, config.dual_clip * advantage), surrogate
+        )
     apart = (old - sampler).detach()
     mismatch = apart.exp()
     if config.importance == "truncate":
@@ -246,7 +210,9 @@ def policy_loss(
         surrogate = surrogate * mismatch * (mismatch <= config.importance_cap)
     elif config.importance == "mask_turn":
         sizes = turn.bincount()
-        mean = torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, apart.float()) / sizes
+        mean = (
+            torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, apart.float()) / sizes
+        )
         surrogate = surrogate * (mean.abs() <= math.log(config.importance_cap))[turn]
     loss = -(weight * surrogate).sum()
     stats = {
@@ -257,7 +223,9 @@ def policy_loss(
         "apart": apart.abs().sum(),
     }
     if reference is not None:
-        d = (reference - logp).clamp(-20, 20)  # against overflow: past 10 the estimate is clamped anyway
+        d = (reference - logp).clamp(
+            -20, 20
+        )  # against overflow: past 10 the estimate is clamped anyway
         kl = (weight * (d.exp() - d - 1).clamp(-10, 10)).sum()
         loss = loss + config.kl * kl
         stats["kl"] = kl.detach()
@@ -266,16 +234,10 @@ def policy_loss(
 
 # ---------------------------------------------------------------- the module
 
-PROBES, PROBE_TOKENS = 8, 16  # answers, and tokens of each, that show before the first step whether the weights reach the sampler
-
-
-class Tasks(Protocol):
-    """Where training tasks come from. `level` counts how often the tasks have grown; `levels` is how often they can."""
-
-    levels: int
-
-    def batch(self, step: int, level: int, n: int) -> list[Task]:
-        """The n tasks of a step: a function of its arguments alone, so that a resumed run reads the same ones."""
+PROBES, PROBE_TOKENS = (
+    8,
+    16,
+)  # answers, and tokens of each, that show before the first step whether the weights reach the sampler
 
 
 Reward = Callable[[Trajectory], float]
@@ -307,9 +269,18 @@ class GRPO(lightning.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config = model, config
-        self.engine, self.agent, self.reward, self.tasks, self.agent_config = engine, agent, reward, tasks, agent_config
+        self.engine, self.agent, self.reward, self.tasks, self.agent_config = (
+            engine,
+            agent,
+            reward,
+            tasks,
+            agent_config,
+        )
         self.states = states
-        self.shards, self.mixed = shards, mixed  # the weights are to be sharded; computed with in bfloat16
+        self.shards, self.mixed = (
+            shards,
+            mixed,
+        )  # the weights are to be sharded; computed with in bfloat16
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
@@ -317,8 +288,12 @@ class GRPO(lightning.LightningModule):
         self.validation = validation
         self.validated: dict[str, float] = {}  # what the last one gave
         self.memory = PeakMemory()
-        self.kept: Kept | None = None  # the weights that training began with, until the sampler was seen to leave them
-        self.proofs: list[tuple[int, Followed]] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
+        self.kept: Kept | None = (
+            None  # the weights that training began with, until the sampler was seen to leave them
+        )
+        self.proofs: list[
+            tuple[int, Followed]
+        ] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
 
     def training_step(self, batch, batch_idx: int) -> None:
         config, step = self.config, self.done_steps
@@ -331,18 +306,24 @@ class GRPO(lightning.LightningModule):
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
             sampled = time.perf_counter()
             self.memory.look(self.device)
-        switch_s = ready - start + time.perf_counter() - sampled  # to wake the engine, bring it the weights, put it to sleep
+        switch_s = (
+            ready - start + time.perf_counter() - sampled
+        )  # to wake the engine, bring it the weights, put it to sleep
         rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
         counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
             "trained_rows": len(rows),
             "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
-        self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(self.groups, counts)
+        self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(
+            self.groups, counts
+        )
         if self.states:
             self.metrics |= describe_states(self.groups, self.agent_config)
         self.prove_after(batch_idx)
-        rolled = time.perf_counter()  # after the first sum over all ranks, which waits for the slowest
+        rolled = (
+            time.perf_counter()
+        )  # after the first sum over all ranks, which waits for the slowest
         if self.metrics["trained_rows"]:
             self.update(rows)
         else:
@@ -351,7 +332,12 @@ class GRPO(lightning.LightningModule):
         self.done_steps += 1
         end = time.perf_counter()
         read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {"rollout_s": rolled - start, "switch_s": switch_s, "update_s": end - rolled, "step_s": end - start}
+        self.metrics |= {
+            "rollout_s": rolled - start,
+            "switch_s": switch_s,
+            "update_s": end - rolled,
+            "step_s": end - start,
+        }
         self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | on_gpu(
             inner(self.model), self.metrics["computed_tokens"], end - rolled, self.memory
         )
@@ -383,7 +369,13 @@ class GRPO(lightning.LightningModule):
         jobs = ((task, g) for task in tasks for g in range(config.group_size))
         sampling = Sampling(self.temperature, config.top_p)
         for trajectory in rollout(
-            self.engine, self.agent, jobs, self.agent_config, sampling, seed_of(config.seed, step), config.in_flight
+            self.engine,
+            self.agent,
+            jobs,
+            self.agent_config,
+            sampling,
+            seed_of(config.seed, step),
+            config.in_flight,
         ):
             trajectory.reward = 0.0 if trajectory.error else self.reward(trajectory)
             trajectory.states = self.states(trajectory) if self.states else []
@@ -392,7 +384,9 @@ class GRPO(lightning.LightningModule):
             group.trajectories.sort(key=lambda t: t.sample)
         errors = [t.error for group in groups.values() for t in group.trajectories]
         if not ranks.total({"right": sum(not error for error in errors)})["right"]:
-            raise UserError(f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}.")
+            raise UserError(
+                f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}."
+            )
         return list(groups.values())
 
     def update(self, rows: list[Row]) -> None:
@@ -409,34 +403,51 @@ class GRPO(lightning.LightningModule):
         # with several updates the old log-probs are the trainer's own, from before the first one
         olds = [self.frozen(part, model) if n > 1 else None for part in parts]
         if n > 1:
-            self.check_mismatch(agreement([r.sampler for part in parts for r in part], [x for old in olds for x in old]).kl)
+            self.check_mismatch(
+                agreement(
+                    [r.sampler for part in parts for r in part], [x for old in olds for x in old]
+                ).kl
+            )
         metrics = dict.fromkeys(UPDATE_METRICS, 0.0)
         for part, old in zip(parts, olds, strict=True):
             sums = self.gradient(part, old)
             apart, kl = sums["apart"] / sums["tokens"], sums["mismatch_kl"] / sums["tokens"]
             if n == 1:
                 self.check_mismatch(kl)
-            norm = ranks.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)).item()
+            norm = ranks.whole(
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
+            ).item()
             if math.isfinite(norm):
                 optimizer.step()
             optimizer.zero_grad()
             means = {name: sums[name] / sums["weight"] for name in ("ratio", "clipped", "kl")}
-            means |= {"loss": sums["loss"], "mismatch_mean": apart, "mismatch_kl": kl, "grad_norm": norm}
+            means |= {
+                "loss": sums["loss"],
+                "mismatch_mean": apart,
+                "mismatch_kl": kl,
+                "grad_norm": norm,
+            }
             for name, value in means.items():
                 metrics[name] += value / n
             metrics["mismatch"] = max(metrics["mismatch"], sums["mismatch"])
             metrics["computed_tokens"] += sums["computed_tokens"]
             metrics["skipped_updates"] += not math.isfinite(norm)
-        metrics["share_saved"] = 1 - metrics["computed_tokens"] / ranks.total({"": sum(map(len, rows))})[""]
+        metrics["share_saved"] = (
+            1 - metrics["computed_tokens"] / ranks.total({"": sum(map(len, rows))})[""]
+        )
         self.metrics |= metrics
 
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
         """Add the gradient of the loss to the parameters', pass by pass; returns what `policy_loss` and we count, over all ranks."""
         config, model = self.config, inner(self.model)
-        written = self.agent_config.most_step_tokens if self.states else self.agent_config.memory_tokens
+        written = (
+            self.agent_config.most_step_tokens if self.states else self.agent_config.memory_tokens
+        )
         weights = token_weights(rows, config, max(written, self.agent_config.final_tokens))
         reference = self.reference_logprobs(rows) if config.kl else None
-        sums = dict.fromkeys(("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0)
+        sums = dict.fromkeys(
+            ("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0
+        )
         sums["tokens"] = sum(len(r.response_ids) for r in rows)
         sums["weight"] = sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True))
         worst = 0.0
@@ -447,7 +458,9 @@ class GRPO(lightning.LightningModule):
                 continue
             sums["computed_tokens"] += len(batch.trie)
 
-            def flat(values: Callable[[int], Iterable[float]], like=logp, index=batch.index) -> torch.Tensor:
+            def flat(
+                values: Callable[[int], Iterable[float]], like=logp, index=batch.index
+            ) -> torch.Tensor:
                 return torch.tensor([v for i in index for v in values(i)], device=like.device)
 
             loss, stats = policy_loss(
@@ -480,7 +493,13 @@ class GRPO(lightning.LightningModule):
     def first_rows(self) -> list[Row]:
         """The first turns of a rollout, as many as one pass takes."""
         rows, tokens = [], 0
-        for turn in (turn for group in self.groups for t in group.trajectories for turn in t.turns if turn.response_ids):
+        for turn in (
+            turn
+            for group in self.groups
+            for t in group.trajectories
+            for turn in t.turns
+            if turn.response_ids
+        ):
             tokens += len(turn.prompt_ids) + len(turn.response_ids)
             if rows and tokens > self.config.micro_tokens:
                 break
@@ -491,7 +510,11 @@ class GRPO(lightning.LightningModule):
         """Check sampler/trainer agreement even when a step has nothing to train on."""
         rows = self.first_rows()
         found = agreement([r.sampler for r in rows], self.frozen(rows, inner(self.model)))
-        self.metrics |= {"mismatch": found.worst, "mismatch_mean": found.mean, "mismatch_kl": found.kl}
+        self.metrics |= {
+            "mismatch": found.worst,
+            "mismatch_mean": found.mean,
+            "mismatch_kl": found.kl,
+        }
         self.check_mismatch(found.kl)
 
     def check_mismatch(self, kl: float) -> None:
@@ -513,18 +536,28 @@ class GRPO(lightning.LightningModule):
         tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
         prompt = next(self.agent(tasks[ranks.rank()], self.agent_config, self.engine.codec))
         prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens))
-        fresh = self.kept is not None and not self.done_steps  # what is kept is what the model has: no second copy
+        fresh = (
+            self.kept is not None and not self.done_steps
+        )  # what is kept is what the model has: no second copy
         kept = self.kept if fresh else Kept(self.model.parameters())
         try:
             for scale in (0.02, 0.1, 0.5):
                 kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
                 with self.engine.awake(self.model):
                     for k in range(PROBES):
-                        self.engine.add(prompt, Sampling(self.temperature), seed_of(self.config.seed, "probe", k))
+                        self.engine.add(
+                            prompt,
+                            Sampling(self.temperature),
+                            seed_of(self.config.seed, "probe", k),
+                        )
                     turns: list[Turn] = []
                     while len(turns) < PROBES:
                         turns += [turn for _, turn in self.engine.step()]
-                rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns if turn.response_ids]
+                rows = [
+                    Row(turn.prompt_ids, turn.response_ids, turn.logprobs)
+                    for turn in turns
+                    if turn.response_ids
+                ]
                 if self.follows(rows, kept):
                     return
         finally:
@@ -581,8 +614,20 @@ class GRPO(lightning.LightningModule):
         sampling, config = Sampling(0.0), self.config
         with self.engine.awake(self.model):
             jobs = ((task, 0) for task in ranks.share(self.validation))
-            done = list(rollout(self.engine, self.agent, jobs, self.agent_config, sampling, config.seed, config.in_flight))
-        n = ranks.total({"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)})
+            done = list(
+                rollout(
+                    self.engine,
+                    self.agent,
+                    jobs,
+                    self.agent_config,
+                    sampling,
+                    config.seed,
+                    config.in_flight,
+                )
+            )
+        n = ranks.total(
+            {"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)}
+        )
         self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
         return self.validated
 
@@ -590,7 +635,11 @@ class GRPO(lightning.LightningModule):
         """Longer tasks once the present ones are learnt."""
         self.level_steps += 1
         self.running += (self.metrics["reward"] - self.running) / min(self.level_steps, 5)
-        if self.level < self.tasks.levels and self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps:
+        if (
+            self.level < self.tasks.levels
+            and self.running >= self.config.grow_at
+            and self.level_steps >= self.config.grow_steps
+        ):
             self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
     def rate(self, step: int) -> float:
@@ -615,17 +664,6 @@ class GRPO(lightning.LightningModule):
     @property
     def counters(self) -> dict[str, float]:
         """Its state beyond weights and optimizer."""
-        return {name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")}
-
-
-def recompute(model, on: bool) -> None:
-    """Whether layers drop their activations and compute them anew in the backward pass, from now on until somebody calls eval().
-
-    transformers does so in training mode alone, which would switch dropout on: the sampler's and the trainer's log-probs would differ.
-    So only the layers themselves are put into it, nothing inside them.
-    """
-    if on and not model.is_gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = on
+        return {
+            name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")
+        }

@@ -1,8 +1,8 @@
 """Agents: generators that yield prompts and are sent turns. The words of the project, and MemAgent itself, on one page.
 
 Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; all templates, `AgentConfig`; MemAgent.
-Leaves out: the other agents (rememr1.py, agents.py), engines (rollout.py, slots.py), losses (grpo.py). No torch.
-Exercise it: `python cli.py ask FILE "question"`. Read next: rememr1.py.
+Leaves out: the other agents (agents/rememr1.py, agents/baselines.py), engines (rollout.py, engines/hf.py), losses (grpo.py). No torch.
+Exercise it: `python cli.py ask FILE "question"`. Read next: agents/rememr1.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-from data import Task
+from config.errors import UserError
+from data import Task, score
 from memory import Recall, overwrite
-from text import Codec, Text, UserError
+from tokens.codec import Codec, Text
 
 
 class Finish(StrEnum):
@@ -68,7 +69,9 @@ class Turn:
     finish: Finish
     response: Text  # without the end-of-sequence id
     error: str = ""
-    step: Step | None = None  # what the agent has read out of the response, where it reads more than a memory
+    step: Step | None = (
+        None  # what the agent has read out of the response, where it reads more than a memory
+    )
 
 
 @dataclass(slots=True)
@@ -143,7 +146,12 @@ _LOOKED_BACK = {
     '"Therefore, the answer is (...)".',
 }
 EXAMPLE = "the year in which the bridge was opened"
-SLOTS = {"problem": "problem", "memory": "memory", "recalled_memory": "recalled_memory", "section": "section"}
+SLOTS = {
+    "problem": "problem",
+    "memory": "memory",
+    "recalled_memory": "recalled_memory",
+    "section": "section",
+}
 SLOTS |= {"prompt": "problem", "chunk": "section"}  # the names that MemAgent and ReMemR1 have
 
 
@@ -159,11 +167,18 @@ def default_template(turn: str, layout: str, form: str, example: str = EXAMPLE) 
         "paper": ("problem", "recalled_memory", "memory", "section"),
     }[layout]
     head, cue = {
-        "update": (_UPDATE, "Updated memory:"), "final": (_FINAL[form], "Your answer:"), "full": (_FULL[form], "Your answer:"),
-        "none": (_NONE[form], "Your answer:"), "recall_update": (_LOOK_BACK.replace("{example}", example), "Updated memory:"),
+        "update": (_UPDATE, "Updated memory:"),
+        "final": (_FINAL[form], "Your answer:"),
+        "full": (_FULL[form], "Your answer:"),
+        "none": (_NONE[form], "Your answer:"),
+        "recall_update": (_LOOK_BACK.replace("{example}", example), "Updated memory:"),
         "recall_final": (_LOOKED_BACK[form], "Your answer:"),
-    }[turn]  # fmt: skip
-    return f"{head}\n\n" + "".join(_block(slot) for slot in order if slot not in WITHOUT[turn]) + f"{cue}\n"
+    }[turn]
+    return (
+        f"{head}\n\n"
+        + "".join(_block(slot) for slot in order if slot not in WITHOUT[turn])
+        + f"{cue}\n"
+    )
 
 
 def split_template(template: str) -> tuple[tuple[str, bool], ...]:
@@ -187,9 +202,13 @@ def split_template(template: str) -> tuple[tuple[str, bool], ...]:
 
 # the prompts, and the slots that each has not
 WITHOUT = {
-    "update": ("recalled_memory",), "final": ("section", "recalled_memory"), "full": ("memory", "recalled_memory"),
-    "none": ("section", "memory", "recalled_memory"), "recall_update": (), "recall_final": ("section",),
-}  # fmt: skip
+    "update": ("recalled_memory",),
+    "final": ("section", "recalled_memory"),
+    "full": ("memory", "recalled_memory"),
+    "none": ("section", "memory", "recalled_memory"),
+    "recall_update": (),
+    "recall_final": ("section",),
+}
 TEMPLATES = tuple(WITHOUT)
 
 
@@ -268,15 +287,28 @@ class AgentConfig:
             ("boxed_literal", ("single", "double")),
         ):
             if getattr(self, name) not in allowed:
-                raise UserError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name in ("chunk_tokens", "memory_tokens", "final_tokens", "top_k", "recall_k", "query_tokens"):
+                raise UserError(
+                    f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}."
+                )
+        for name in (
+            "chunk_tokens",
+            "memory_tokens",
+            "final_tokens",
+            "top_k",
+            "recall_k",
+            "query_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if {*"{}<>"} & {*self.example_query}:
-            raise UserError(f"example_query must be plain text without braces and tags, not {self.example_query!r}.")
+            raise UserError(
+                f"example_query must be plain text without braces and tags, not {self.example_query!r}."
+            )
         for name in ("max_sections", "window", "step_tokens"):
             if (getattr(self, name) or 0) < 0:
-                raise UserError(f"{name} must be at least 1, or 0 for no limit, not {getattr(self, name)}.")
+                raise UserError(
+                    f"{name} must be at least 1, or 0 for no limit, not {getattr(self, name)}."
+                )
         if self.templates:
             if not any(Path(self.templates, f"{turn}.txt").is_file() for turn in TEMPLATES):
                 raise UserError(
@@ -290,14 +322,22 @@ class AgentConfig:
         path = Path(self.templates, f"{turn}.txt")
         if not (self.templates and path.is_file()):
             text = default_template(turn, self.layout, self.form, self.example_query)
-            return _pieces(text.replace("{}", "{{}}") if turn == "recall_final" and self.boxed_literal == "double" else text)
+            return _pieces(
+                text.replace("{}", "{{}}")
+                if turn == "recall_final" and self.boxed_literal == "double"
+                else text
+            )
         try:
             pieces = _pieces(path.read_bytes().decode())
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
+            raise UserError(
+                f"The template {path} cannot be read as UTF-8 text ({error})."
+            ) from error
         slots = {piece for piece, constant in pieces if not constant}
         if turn in ("update", "full", "recall_update") and "section" not in slots:
-            raise UserError(f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}}).")
+            raise UserError(
+                f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}})."
+            )
         if turn.startswith("recall") and "recalled_memory" not in slots and self.callback != "off":
             raise UserError(
                 f"The template {path} does not show what was recalled: it needs the slot {{recalled_memory}}, or --callback off."
@@ -338,8 +378,12 @@ def fill(
     recalled: Recall | None = None,
     **slots: str,
 ) -> Prompt:
-    pieces = tuple((piece, True) if constant else (slots[piece], False) for piece, constant in template)
-    return Prompt(pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut, recalled)
+    pieces = tuple(
+        (piece, True) if constant else (slots[piece], False) for piece, constant in template
+    )
+    return Prompt(
+        pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut, recalled
+    )
 
 
 # ---------------------------------------------------------------- agents
@@ -352,6 +396,22 @@ def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt,
     sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
     memory, cut = first, sections.left_out
     for section in sections:
-        turn = yield fill(update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory)
+        turn = yield fill(
+            update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory
+        )
         memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
     yield fill(final, config.final_tokens, final=True, cut=cut, problem=problem, memory=memory)
+
+
+def reward(form: str, outcome: str = "exact"):
+    """The outcome reward: the final answer's box (or sentence) equals an accepted answer, or the share of the answers it holds where all
+    are asked for; nothing else counts (spec memagent.md 4). outcome: `GRPOConfig.outcome`."""
+    name = {"exact": "reward"}.get(outcome, outcome)
+
+    def of(trajectory: Trajectory) -> float:
+        scores = score(
+            trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all
+        )
+        return scores.reward if trajectory.task.asks_for_all else getattr(scores, name)
+
+    return of

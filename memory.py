@@ -7,15 +7,21 @@ Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
-from array import array
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container
 from dataclasses import dataclass, field
-from itertools import islice
+from typing import Protocol
 
-from graders import separate_words
+
+class Retriever(Protocol):
+    """What looks back through the memories of one trajectory (agents/retrieval.py)."""
+
+    def add(self, item: str) -> int:
+        """Take in an item; returns its index."""
+
+    def top_k(
+        self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False
+    ) -> list[tuple[int, float]]:
+        """List the k best items as (index, score), the best first."""
 
 
 def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str:
@@ -32,126 +38,15 @@ def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str
     return {"placeholder": first, "keep": old, "empty": new}[empty]
 
 
-# ---------------------------------------------------------------- looking back
-
-
-def words(text: str) -> list[str]:
-    """List the words of a text: lower case, no punctuation, no articles, no tags of responses."""
-    return separate_words(text).split()
-
-
-class Retriever(ABC):
-    """Items in the order in which they were added, and the best of them for a query. One belongs to one trajectory.
-
-    Ties go to the most recent item, and what shares nothing with the query is not found: nothing depends on hashes or on the order of a
-    set (D-10). Each item is taken apart once.
-    """
-
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
-        self.tokens, self.n = tokens, 0
-        for item in items:
-            self.add(item)
-
-    def add(self, item: str) -> int:
-        """Returns its index."""
-        self._index(self.n, self.tokens(item))
-        self.n += 1
-        return self.n - 1
-
-    def top_k(self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False) -> list[tuple[int, float]]:
-        """The k best items as (index, score), the best first. without: indices that are no candidates. at_zero: candidates that share
-        nothing with the query follow, the most recent first."""
-        asked = self.tokens(query)
-        found = {i: score for i, score in self._scores(asked, without).items() if score > 0 and i not in without} if asked else {}
-        best = sorted(found.items(), key=lambda hit: (-hit[1], -hit[0]))[:k]
-        if at_zero and len(best) < k:
-            rest = (i for i in reversed(range(self.n)) if i not in found and i not in without)
-            best += [(i, 0.0) for i in islice(rest, k - len(best))]
-        return best
-
-    @abstractmethod
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
-        """Take in the tokens of item i."""
-
-    @abstractmethod
-    def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        """Index -> score, of those that may score above 0."""
-
-
-class WordRecall(Retriever):
-    """The share of the query's different words that an item has (ReMemR1, arXiv 2509.23040, section 3.1), by an index of words: a query costs
-    what it finds.
-
-    >>> WordRecall(["Anna met Otto.", "Otto left.", "Anna met Ida."]).top_k("who met Anna?")
-    [(2, 0.6666666666666666)]
-    """
-
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
-        self.places: dict[str, array] = {}  # word -> items that have it
-        super().__init__(items, tokens)
-
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
-        for token in dict.fromkeys(tokens):
-            self.places.setdefault(token, array("I")).append(i)
-
-    def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        asked = dict.fromkeys(query)
-        shared = Counter(i for word in asked for i in self.places.get(word, ()))
-        return {i: n / len(asked) for i, n in shared.items()}
-
-
-class _Fitted(Retriever):
-    """One that is fitted on the candidates at every query: what a word weighs depends on all of them."""
-
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
-        self.items: list[list[str]] = []
-        super().__init__(items, tokens)
-
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
-        self.items.append([sys.intern(token) for token in tokens])
-
-    def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        at = [i for i in range(self.n) if i not in without]
-        items = [self.items[i] for i in at]
-        return dict(zip(at, self._fit(query, items), strict=True)) if any(items) else {}
-
-    @abstractmethod
-    def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        """The score of each item."""
-
-
-class Tfidf(_Fitted):
-    """Cosine of TF-IDF vectors (scikit-learn)."""
-
-    def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        vectorizer = TfidfVectorizer(analyzer=list)
-        found = vectorizer.fit_transform(items) @ vectorizer.transform([query]).T  # rows have length 1: cosines
-        return found.toarray()[:, 0].tolist()
-
-
-class BM25(_Fitted):
-    """Lucene's BM25 (bm25s)."""
-
-    def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        import bm25s
-
-        index = bm25s.BM25()
-        index.index(items, show_progress=False)
-        return index.get_scores(list(query)).tolist()
-
-
-RETRIEVERS = {"word_recall": WordRecall, "tfidf": Tfidf, "bm25": BM25}
-
-
 @dataclass(frozen=True, slots=True)
 class Recall:
     """What a look back has brought, as it stands in the next prompt."""
 
     text: str = ""  # the stored memories, "" = nothing was recalled
     query: str = ""  # "" = nothing was asked
-    steps: tuple[int, ...] = ()  # after which update, from 1, each recalled memory was written, the best one first
+    steps: tuple[
+        int, ...
+    ] = ()  # after which update, from 1, each recalled memory was written, the best one first
     score: float = 0.0  # of the best one
     age: int = 0  # updates between the writing of the best one and the query; 1 = it was overwritten just now
     current: bool = False  # the memory that the prompt shows anyway is among them
@@ -163,14 +58,25 @@ class MemoryState:
 
     memory: str
     retriever: Retriever
-    placeholder: str = ""  # a memory without content, such as the first one: never stored, so never recalled
+    placeholder: str = (
+        ""  # a memory without content, such as the first one: never stored, so never recalled
+    )
     recalled: Recall = Recall()
-    history: list[tuple[int, str]] = field(default_factory=list)  # (update, from 1; memory), only what an update has written
+    history: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # (update, from 1; memory), only what an update has written
     step: int = 0  # updates so far
     _place: dict[str, int] = field(default_factory=dict)  # memory -> its last place in the history
     _older: set[int] = field(default_factory=set)  # places whose memory was written anew later
 
-    def update(self, new: str | None, query: str | None, k: int = 1, scope: str = "exclude_current", at_zero: bool = False) -> None:
+    def update(
+        self,
+        new: str | None,
+        query: str | None,
+        k: int = 1,
+        scope: str = "exclude_current",
+        at_zero: bool = False,
+    ) -> None:
         """Take over a new memory (None: the old one stays), then look back for `query` (None: nothing is recalled).
 
         scope: exclude_current = the memory that the next prompt shows anyway is never a candidate (spec rememr1.md 3), so the first update
@@ -198,6 +104,10 @@ class MemoryState:
         found = self.retriever.top_k(query, k, without, at_zero)
         hits = [self.history[i] for i, _ in found]
         self.recalled = Recall(
-            "\n\n".join(text for _, text in sorted(hits)), query, tuple(step for step, _ in hits), found[0][1] if found else 0.0,
-            self.step - hits[0][0] if hits else 0, any(i == current for i, _ in found),
-        )  # fmt: skip
+            "\n\n".join(text for _, text in sorted(hits)),
+            query,
+            tuple(step for step, _ in hits),
+            found[0][1] if found else 0.0,
+            self.step - hits[0][0] if hits else 0,
+            any(i == current for i, _ in found),
+        )

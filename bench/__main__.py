@@ -41,14 +41,26 @@ def main() -> None:
         began = time.perf_counter()
         run(name)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    results = [json.loads(path.read_text()) for name in ORDER if (path := RESULTS / f"{name}.json").exists()]
+    results = [
+        json.loads(path.read_text())
+        for name in ORDER
+        if (path := RESULTS / f"{name}.json").exists()
+    ]
     where = results[-1]["machine"]
-    commits = ", ".join(sorted({r["machine"]["commit"] for r in results}))  # several, if only some were run again
+    commits = ", ".join(
+        sorted({r["machine"]["commit"] for r in results})
+    )  # several, if only some were run again
     versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items())
-    text = [f"{where['date']}, {where['cpu']}, {where['cores']} cores, one thread each; {versions}; commit {commits}", "",
-            "| measured | value | asked | |", "|---|---|---|---|"]  # fmt: skip
+    text = [
+        f"{where['date']}, {where['cpu']}, {where['cores']} cores, one thread each; {versions}; commit {commits}",
+        "",
+        "| measured | value | asked | |",
+        "|---|---|---|---|",
+    ]
     text += [
-        f"| {x['what']} | {x['measured']} | {x['bar']} | {'' if x['met'] else 'missed'} |" for r in results for x in r["lines"]
+        f"| {x['what']} | {x['measured']} | {x['bar']} | {'' if x['met'] else 'missed'} |"
+        for r in results
+        for x in r["lines"]
     ]
     (RESULTS / "table.md").write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))

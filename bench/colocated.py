@@ -30,13 +30,24 @@ import torch
 
 from bench.common import line, random_qwen3, table
 from bench.parts import Benchmark
-from plan import KNOWN, Geometry
+from models.plan import KNOWN, Geometry
 
 SMALL = Geometry(4, 256, 8, 4, 32, 512, 512, True)
 ENGINE = "vllm"  # of the steps
 LEVELS = [("full", "2"), ("lora", "1"), ("full", "1"), ("full", "never"), ("lora", "never")]
-BAR = {"cpu": 1e-5, "cuda": 0.02}  # mean |log-prob of the sampler - of the trainer|: float32, bfloat16
-STEP = {"sections": 4, "chunk": 2048, "memory": 512, "final": 128, "tasks": 4, "group": 8, "steps": 3}
+BAR = {
+    "cpu": 1e-5,
+    "cuda": 0.02,
+}  # mean |log-prob of the sampler - of the trainer|: float32, bfloat16
+STEP = {
+    "sections": 4,
+    "chunk": 2048,
+    "memory": 512,
+    "final": 128,
+    "tasks": 4,
+    "group": 8,
+    "steps": 3,
+}
 NOISE = 0.02  # standard deviation of what is added to every weight between rounds
 TINY = {"sections": 2, "chunk": 64, "memory": 12, "final": 12, "tasks": 2, "group": 2, "steps": 2}
 
@@ -46,7 +57,7 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
 
     Nothing of it stays on the GPU.
     """
-    import base
+    from embedded import tiny as embedded_tiny
 
     on_gpu = torch.cuda.is_available()
     random_qwen3(sizes, dtype, "cuda" if on_gpu else "cpu", window=8192).save_pretrained(folder)
@@ -54,7 +65,7 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    base.make_tokenizer().save_pretrained(folder)
+    embedded_tiny.make_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -64,14 +75,14 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
     mode: full or lora. sleep: a level of `ColocatedEngine`. dtype: empty = bfloat16 on a GPU,
     float32 on a CPU.
     """
-    import worlds
-    from colocated import ColocatedEngine
-    from grpo import Row, differences, logprobs, pack
+    from config.options import GRPOConfig
+    from engines.vllm_colocated import ColocatedEngine
     from memagent import AgentConfig, memagent
-    from models import inner, load_model, with_lora
+    from models.load import inner, load_model, with_lora
+    from models.logprobs import Row, differences, logprobs, pack
     from rollout import Sampling, rollout
-    from settings import GRPOConfig
-    from text import Codec
+    from tasks import worlds
+    from tokens.codec import Codec
 
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", dtype or "bfloat16") if on_gpu else ("cpu", dtype or "float32")
@@ -82,14 +93,27 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
         folder = model_folder(Path(temporary), SMALL, torch.float32)
         codec, policy = Codec.load(folder), load_model(folder, dtype, device)
         policy = with_lora(policy, GRPOConfig(lora_rank=8)) if mode == "lora" else policy
-        engine = ColocatedEngine(folder, codec, 512, 64, 0.5 if on_gpu else 0.05, 0.3, dtype, 8 if mode == "lora" else 0, sleep)
+        engine = ColocatedEngine(
+            folder,
+            codec,
+            512,
+            64,
+            0.5 if on_gpu else 0.05,
+            0.3,
+            dtype,
+            8 if mode == "lora" else 0,
+            sleep,
+        )
 
         def apart(turns) -> float:
             rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
             found = []
             with torch.no_grad():
                 for batch in pack(rows, 4096):
-                    flat, some = logprobs(inner(policy), batch).tolist(), [rows[i] for i in batch.index]
+                    flat, some = (
+                        logprobs(inner(policy), batch).tolist(),
+                        [rows[i] for i in batch.index],
+                    )
                     for row in some:
                         mine, flat = flat[: len(row.response_ids)], flat[len(row.response_ids) :]
                         found += differences([row], [mine])
@@ -101,7 +125,11 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
             asleep = free()
             with engine.awake(policy):
                 awake = free()
-                done = list(rollout(engine, memagent, [(task, 0) for task in tasks], agent, Sampling(), step))
+                done = list(
+                    rollout(
+                        engine, memagent, [(task, 0) for task in tasks], agent, Sampling(), step
+                    )
+                )
             turns = [turn for t in done for turn in t.turns if turn.response_ids]
             seconds = {phase: round(s - before[phase], 4) for phase, s in engine.seconds.items()}
             mean = apart(turns)
@@ -109,7 +137,14 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
                 for name, p in policy.named_parameters():
                     if p.requires_grad and "lora_A" not in name:
                         p.add_(NOISE * torch.randn_like(p))
-            rounds.append({"mean": mean, "stale": apart(turns), "gib_given_back": round(asleep - awake, 3), "seconds": seconds})
+            rounds.append(
+                {
+                    "mean": mean,
+                    "stale": apart(turns),
+                    "gib_given_back": round(asleep - awake, 3),
+                    "seconds": seconds,
+                }
+            )
             print(f"round {step}", rounds[-1], flush=True)
         engine.close()
     return {"mode": mode, "sleep": sleep, "device": device, "rounds": rounds}
@@ -117,43 +152,79 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
 
 def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     """Real training steps: documents of random words, made-up rewards. Medians would need more steps: every one is kept."""
-    from dryrun import made_up
+    from commands.dryrun import made_up
+    from commands.train import train
+    from config.errors import UserError
+    from config.options import GRPOConfig, RunConfig
     from memagent import AgentConfig
-    from plan import plan
-    from settings import GRPOConfig, RunConfig
-    from text import UserError
-    from train import train
+    from models.plan import plan
 
     shape, rng = TINY if tiny else STEP, random.Random(0)
     config = GRPOConfig(
-        steps=shape["steps"], tasks_per_step=(shape["tasks"],), group_size=shape["group"], lora_rank=16 if mode == "lora" else 0,
-        lr=1e-6, recompute=True,
+        steps=shape["steps"],
+        tasks_per_step=(shape["tasks"],),
+        group_size=shape["group"],
+        lora_rank=16 if mode == "lora" else 0,
+        lr=1e-6,
+        recompute=True,
         # two bfloat16 passes of these random weights are .03 apart; the levels prove the weights
         max_mismatch=1.0,
-    )  # fmt: skip
-    agent = AgentConfig(chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"])
+    )
+    agent = AgentConfig(
+        chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"]
+    )
     sizes = SMALL if tiny else KNOWN[model]
     if torch.cuda.is_available():
         gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         if not plan(sizes, mode, gib, 1, config, agent).fits:  # `train` says so after writing 8 GB
-            raise UserError(f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights does not fit {gib:.1f} GiB.")
+            raise UserError(
+                f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights does not fit {gib:.1f} GiB."
+            )
     with tempfile.TemporaryDirectory() as temporary:
-        folder = model_folder(Path(temporary, "base"), sizes, torch.float32 if tiny else torch.bfloat16)
+        folder = model_folder(
+            Path(temporary, "base"), sizes, torch.float32 if tiny else torch.bfloat16
+        )
         tasks = Path(temporary, "tasks.jsonl")
         words = ["Anna", "Boris", "Clara", "Lima", "Oslo", "reached", "joined"]  # each a token
         with tasks.open("w") as file:
             for i in range(shape["tasks"] * shape["steps"]):
-                text = " ".join(rng.choice(words) for _ in range(shape["sections"] * shape["chunk"] - 8))
-                file.write(json.dumps({"question": f"Where is {i}?", "answer": "Lima", "context": text}) + "\n")
+                text = " ".join(
+                    rng.choice(words) for _ in range(shape["sections"] * shape["chunk"] - 8)
+                )
+                file.write(
+                    json.dumps({"question": f"Where is {i}?", "answer": "Lima", "context": text})
+                    + "\n"
+                )
         run = RunConfig(
-            name="step", runs=temporary, model=str(folder), data=str(tasks), engine=ENGINE, keep_checkpoints=0, keep_trajectories=0,
+            name="step",
+            runs=temporary,
+            model=str(folder),
+            data=str(tasks),
+            engine=ENGINE,
+            keep_checkpoints=0,
+            keep_trajectories=0,
             kv_gib=0.1 if tiny else 0.0,
-        )  # fmt: skip
+        )
         train(run, config, agent, rewards=made_up)
         with Path(temporary, "step", "metrics.csv").open() as file:
-            rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    keys = ("mismatch_mean", "read_tokens", "reused_tokens", "written_tokens", "computed_tokens", "share_saved", "rollout_s", "switch_s",
-            "update_s", "step_s", "tokens_per_s", "mfu", "peak_gib")  # fmt: skip
+            rows = [
+                {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
+            ]
+    keys = (
+        "mismatch_mean",
+        "read_tokens",
+        "reused_tokens",
+        "written_tokens",
+        "computed_tokens",
+        "share_saved",
+        "rollout_s",
+        "switch_s",
+        "update_s",
+        "step_s",
+        "tokens_per_s",
+        "mfu",
+        "peak_gib",
+    )
     return {
         "mode": mode,
         "model": "tiny" if tiny else model,
@@ -169,9 +240,14 @@ def show(part: str, result: dict) -> None:
         rows = [(name, *(x[name] for x in result["steps"])) for name in names]
         table(f"Training steps, {part}", ("", *map(str, range(len(result["steps"])))), rows)
         return
-    rows = [(f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values()) for x in result["rounds"]]
+    rows = [
+        (f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
+        for x in result["rounds"]
+    ]
     columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
-    table(f"Three rounds, {part}", ("", *columns), [(number, *row) for number, row in enumerate(rows)])
+    table(
+        f"Three rounds, {part}", ("", *columns), [(number, *row) for number, row in enumerate(rows)]
+    )
 
 
 def lines(part: str, result: dict) -> list[dict]:
@@ -179,7 +255,10 @@ def lines(part: str, result: dict) -> list[dict]:
     if part.startswith("step"):
         return []
     bar = BAR[result["device"]]
-    worst, stale = max(x["mean"] for x in result["rounds"]), min(x["stale"] for x in result["rounds"])
+    worst, stale = (
+        max(x["mean"] for x in result["rounds"]),
+        min(x["stale"] for x in result["rounds"]),
+    )
     what = f"{result['mode']}, sleep {result['sleep']}: sampler from trainer"
     return [line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar < stale)]
 
@@ -191,7 +270,10 @@ STEPS = {
 }
 BENCHMARK = Benchmark(
     "colocated",
-    {f"{mode}-{sleep}": lambda tiny, mode=mode, sleep=sleep: level(mode, sleep) for mode, sleep in LEVELS}
+    {
+        f"{mode}-{sleep}": lambda tiny, mode=mode, sleep=sleep: level(mode, sleep)
+        for mode, sleep in LEVELS
+    }
     | {name: partial(step, mode, model=model) for name, (mode, model) in STEPS.items()},
     show,
     lines,

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from plan import Geometry
+from models.plan import Geometry
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -34,7 +34,13 @@ torch.set_num_threads(1)
 
 def _git(*words: str) -> str:
     try:
-        run = subprocess.run(["git", "--no-optional-locks", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            ["git", "--no-optional-locks", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
     return run.stdout.strip()
@@ -66,7 +72,9 @@ def machine() -> dict:
     }
 
 
-def paired(functions: dict[Name, Callable[[], object]], repeats: int = 7) -> dict[Name, list[float]]:
+def paired(
+    functions: dict[Name, Callable[[], object]], repeats: int = 7
+) -> dict[Name, list[float]]:
     """Seconds of every call, [repeats] per name: a warm-up each, then a, b, c, a, b, c, ..: what disturbs one disturbs all."""
     seconds: dict[Name, list[float]] = {name: [] for name in functions}
     for function in functions.values():
@@ -81,7 +89,11 @@ def paired(functions: dict[Name, Callable[[], object]], repeats: int = 7) -> dic
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
     """Median, least and largest."""
-    return {"median": round(median(values), digits), "min": round(min(values), digits), "max": round(max(values), digits)}
+    return {
+        "median": round(median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
 
 
 def show(values: Sequence[float], digits: int = 3) -> str:
@@ -93,7 +105,11 @@ def against(peer: Sequence[float], ours: Sequence[float], bar: float | None = No
     """How many times faster ours is: the ratio of the medians, the least and largest ratio of a round, and whether a bar is met."""
     rounds = [a / b for a, b in zip(peer, ours, strict=True)]
     ratio = median(peer) / median(ours)
-    out = {"ratio": round(ratio, 2), "ratio_min": round(min(rounds), 2), "ratio_max": round(max(rounds), 2)}
+    out = {
+        "ratio": round(ratio, 2),
+        "ratio_min": round(min(rounds), 2),
+        "ratio_max": round(max(rounds), 2),
+    }
     return out if bar is None else out | {"bar": bar, "met": ratio >= bar}
 
 
@@ -136,10 +152,17 @@ def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int =
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        hidden_size=sizes.hidden, intermediate_size=sizes.intermediate, num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads, head_dim=sizes.head_dim, vocab_size=sizes.vocab, max_position_embeddings=window,
-        tie_word_embeddings=sizes.tied, dtype=str(dtype).removeprefix("torch."),
-    )  # fmt: skip
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=window,
+        tie_word_embeddings=sizes.tied,
+        dtype=str(dtype).removeprefix("torch."),
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)

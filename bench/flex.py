@@ -1,7 +1,7 @@
 """The packed row's attention: FlexAttention against the bucket path.
 
 Holds: `flex`, a part of gpu.py: log-probs, gradients, graphs compiled, speed of attention alone.
-Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: trie.py.
+Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: tokens/trie.py.
 
 Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: the mask,
 the layout and the graphs are tried, the kernels are not.
@@ -18,9 +18,11 @@ from unittest.mock import patch
 
 import torch
 
-import trie
 from bench.common import line, table
-from grpo import Batch, Row, logprobs, pack, recompute
+from models.load import recompute
+from models.logprobs import Batch, Row, logprobs, pack
+from tokens import attention as tokens_attention
+from tokens import trie
 
 ROWS = (
     (200, 30, 30, 4),
@@ -64,13 +66,27 @@ def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
         )
     if head == 64:
         sizes["hidden_size"] = 576
-    config, model = (Qwen3Config, Qwen3ForCausalLM) if heads == (32, 8) or tiny else (LlamaConfig, LlamaForCausalLM)
+    config, model = (
+        (Qwen3Config, Qwen3ForCausalLM)
+        if heads == (32, 8) or tiny
+        else (LlamaConfig, LlamaForCausalLM)
+    )
     torch.manual_seed(0)
     with torch.device(device):
-        return model(
-            config(**sizes, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=head, tie_word_embeddings=True,
-                   max_position_embeddings=40_960)
-        ).to(dtype).eval()  # fmt: skip
+        return (
+            model(
+                config(
+                    **sizes,
+                    num_attention_heads=heads[0],
+                    num_key_value_heads=heads[1],
+                    head_dim=head,
+                    tie_word_embeddings=True,
+                    max_position_embeddings=40_960,
+                )
+            )
+            .to(dtype)
+            .eval()
+        )
 
 
 @lru_cache(maxsize=1)
@@ -84,12 +100,12 @@ def traced():
 @contextmanager
 def path(flex: bool, device: str) -> Iterator[None]:
     """Have the trie's attention take one path: FlexAttention, or buckets."""
-    with patch.object(trie, "takes_flex", lambda _: flex):
+    with patch.object(tokens_attention, "takes_flex", lambda _: flex):
         if device == "cuda" or not flex:
             yield
             return
         refusal = "torch.nn.attention.flex_attention._validate_device"
-        with patch.object(trie, "_flex", traced), patch(refusal, lambda *_: None):
+        with patch.object(tokens_attention, "_flex", traced), patch(refusal, lambda *_: None):
             yield
 
 
@@ -98,7 +114,9 @@ def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
     logp = logprobs(model, batch)
     logp.sum().backward()
-    return logp.detach().float(), {name: p.grad.float().clone() for name, p in model.named_parameters()}
+    return logp.detach().float(), {
+        name: p.grad.float().clone() for name, p in model.named_parameters()
+    }
 
 
 def compare(model, batch: Batch, device: str) -> dict:
@@ -120,9 +138,13 @@ def compare(model, batch: Batch, device: str) -> dict:
     norm = sum(g.pow(2).sum() for g in reference.values()) ** 0.5
     apart = sum((gradient[name] - reference[name]).pow(2).sum() for name in reference) ** 0.5
     return {
-        "tokens": len(batch.trie), "logp": (ours - expected).abs().mean().item(), "again": (ours - again).abs().max().item(),
-        "grad": (apart / norm).item(), "seconds": round(seconds, 2), "graphs": counters["stats"]["unique_graphs"],
-    }  # fmt: skip
+        "tokens": len(batch.trie),
+        "logp": (ours - expected).abs().mean().item(),
+        "again": (ours - again).abs().max().item(),
+        "grad": (apart / norm).item(),
+        "seconds": round(seconds, 2),
+        "graphs": counters["stats"]["unique_graphs"],
+    }
 
 
 def speed(batch: Batch) -> dict:
@@ -132,11 +154,14 @@ def speed(batch: Batch) -> dict:
     """
     device, heads, head = torch.device("cuda"), 32, 128
     start = time.perf_counter()
-    attention = trie.Attention(batch.trie, trie.Cost(1, 1, 1), device)
+    attention = tokens_attention.Attention(batch.trie, trie.Cost(1, 1, 1), device)
     torch.cuda.synchronize()
     built = time.perf_counter() - start
-    n = len(batch.trie) + trie.padding(batch.trie, device)
-    q, k, v = (torch.randn(1, h, n, head, device=device, dtype=torch.bfloat16, requires_grad=True) for h in (heads, 8, 8))
+    n = len(batch.trie) + tokens_attention.padding(batch.trie, device)
+    q, k, v = (
+        torch.randn(1, h, n, head, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for h in (heads, 8, 8)
+    )
     upstream = torch.randn(1, n, heads, head, device=device, dtype=torch.bfloat16)
 
     def forward() -> torch.Tensor:
@@ -159,10 +184,13 @@ def speed(batch: Batch) -> dict:
     pairs = sum(s.depth * len(s) + len(s) * (len(s) + 1) / 2 for s in batch.trie.segments)
     flop = 4 * heads * head * pairs
     return {
-        "tokens": len(batch.trie), "mask_ms": round(built * 1e3, 1), "forward_ms": round(took["forward"], 3),
-        "both_ms": round(took["both"], 3), "forward_tflops": round(flop / took["forward"] / 1e9, 1),
+        "tokens": len(batch.trie),
+        "mask_ms": round(built * 1e3, 1),
+        "forward_ms": round(took["forward"], 3),
+        "both_ms": round(took["both"], 3),
+        "forward_tflops": round(flop / took["forward"] / 1e9, 1),
         "backward_tflops": round(2.5 * flop / (took["both"] - took["forward"]) / 1e9, 1),
-    }  # fmt: skip
+    }
 
 
 def flex(tiny: bool) -> dict:
@@ -176,9 +204,13 @@ def flex(tiny: bool) -> dict:
         model = model_of(head, dtype, tiny, device)
         recompute(model, True)
         for rows in TINY_ROWS if tiny else ROWS:
-            with torch._dynamo.config.patch(recompile_limit=64):  # four models in one process; the product has one
+            with torch._dynamo.config.patch(
+                recompile_limit=64
+            ):  # four models in one process; the product has one
                 result = compare(model, batch_of(*rows, model.config.vocab_size - 8), device)
-            found.append({"head": model.config.head_dim, "dtype": str(dtype).removeprefix("torch.")} | result)
+            found.append(
+                {"head": model.config.head_dim, "dtype": str(dtype).removeprefix("torch.")} | result
+            )
             print(found[-1], flush=True)
     alone = {} if tiny else {name: speed(batch_of(*rows, 8000)) for name, rows in ATTENTION.items()}
     return {"paths": found, "attention": alone, "graphs": found[-1]["graphs"]}
@@ -186,7 +218,9 @@ def flex(tiny: bool) -> dict:
 
 def show_flex(result: dict) -> None:
     """Print both tables."""
-    rows = [[f"{x:.2g}" if isinstance(x, float) else x for x in p.values()] for p in result["paths"]]
+    rows = [
+        [f"{x:.2g}" if isinstance(x, float) else x for x in p.values()] for p in result["paths"]
+    ]
     table("FlexAttention against buckets", list(result["paths"][0]), rows)
     if result["attention"]:
         names = list(next(iter(result["attention"].values())))
@@ -196,7 +230,10 @@ def show_flex(result: dict) -> None:
 
 def flex_lines(result: dict) -> list[dict]:
     """Say for each type how far the gradients are apart at most."""
-    worst = {bar: max((x["grad"] for x in result["paths"] if x["dtype"] == bar), default=None) for bar in BARS}
+    worst = {
+        bar: max((x["grad"] for x in result["paths"] if x["dtype"] == bar), default=None)
+        for bar in BARS
+    }
     return [
         line(
             f"flex: gradients from the buckets', {dtype}",

@@ -3,7 +3,7 @@
 Holds: seconds, tokens a second, utilisation and peak memory of LoRA and of full fine-tuning, each
 as `train` does it on one GPU, in both layouts; the mean difference of log-probs between the packed
 row and one sequence at a time; the kernels that a LoRA update spends its time in. Leaves out:
-rollouts and whole steps (colocated.py), the packed row's attention (flex.py, a part of this one).
+rollouts and whole steps (engines/vllm_colocated.py), the packed row's attention (flex.py, a part of this one).
 Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without one
 (does it run?). Read next: parts.py.
 
@@ -30,15 +30,16 @@ from statistics import median
 
 import torch
 
-import ranks
 from bench.common import line, random_qwen3, table
 from bench.flex import flex, flex_lines, show_flex
 from bench.parts import Benchmark
-from grpo import Row, logprobs, pack, policy_loss, recompute, score, token_weights
-from models import inner, optimizer_of, with_lora
-from plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib
-from settings import GRPOConfig
-from text import UserError
+from config.errors import UserError
+from config.options import GRPOConfig
+from grpo import policy_loss, token_weights
+from models import ranks
+from models.load import inner, optimizer_of, recompute, with_lora
+from models.logprobs import Row, logprobs, pack, score
+from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
@@ -78,13 +79,17 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     """
     on_gpu = device == "cuda"
     if mode == "lora":
-        yield with_lora(random_qwen3(sizes, torch.bfloat16 if on_gpu else torch.float32, device), CONFIG)
+        yield with_lora(
+            random_qwen3(sizes, torch.bfloat16 if on_gpu else torch.float32, device), CONFIG
+        )
         return
     from torch.distributed.device_mesh import init_device_mesh
 
     with ranks.joined(on_gpu):
         model = random_qwen3(sizes, torch.float32, device)
-        ranks.shard(model, init_device_mesh(device, (1,)), mixed=on_gpu, logprobs=logprobs, alone=alone)
+        ranks.shard(
+            model, init_device_mesh(device, (1,)), mixed=on_gpu, logprobs=logprobs, alone=alone
+        )
         yield model
 
 
@@ -164,7 +169,9 @@ def rounding(policy, rows: list[Row], row_tokens: int) -> float:
     one = model.alone if hasattr(model, "alone") else partial(alone, model)
     for batch in pack(rows, row_tokens):
         packed = score(model, batch).float().split([len(rows[i].response_ids) for i in batch.index])
-        differences += [(ours - one(rows[i])).abs() for i, ours in zip(batch.index, packed, strict=True)]
+        differences += [
+            (ours - one(rows[i])).abs() for i, ours in zip(batch.index, packed, strict=True)
+        ]
     return torch.cat(differences).mean().item()
 
 
@@ -180,7 +187,9 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     shape, sizes, vocab, device = setting(tiny, model)
     out: dict = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape}
     if mode == "full" and device == "cuda":
-        out["plan_gib"] = check_fits(sizes, shape["row_tokens"], torch.cuda.get_device_properties(0).total_memory / GIB)
+        out["plan_gib"] = check_fits(
+            sizes, shape["row_tokens"], torch.cuda.get_device_properties(0).total_memory / GIB
+        )
     with policy_of(mode, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
         out["mean_dlogp"] = rounding(policy, turns("shared", 1, shape, vocab), shape["row_tokens"])
@@ -188,7 +197,9 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
         layers = [p for name, p in policy.named_parameters() if ".layers." in name]
         per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
         card = torch.cuda.get_device_name() if device == "cuda" else ""
-        peak = next((tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan)
+        peak = next(
+            (tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan
+        )
         for layout in LAYOUTS:
             rows, found = turns(layout, 2, shape, vocab), []
             for _ in range(REPEATS + 1):  # the first one compiles
@@ -196,16 +207,28 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
                     torch.cuda.reset_peak_memory_stats()
                 found.append(update(policy, rows, optimizer, shape["row_tokens"]))
             first, *found = found
-            phases = {name: round(median(x[name] for x in found), 4) for name in ("passes_s", "clip_s", "optimizer_s")}
+            phases = {
+                name: round(median(x[name] for x in found), 4)
+                for name in ("passes_s", "clip_s", "optimizer_s")
+            }
             tokens, s = first["tokens"], median(x["seconds"] for x in found)
             out[layout] = {
-                "first_s": round(first["seconds"], 4), "seconds": [round(x["seconds"], 4) for x in found], **phases,
-                "turn_tokens": sum(map(len, rows)), "computed_tokens": tokens, "tokens_per_s": round(tokens / s),
-                "conversations_per_s": round(len(rows) / s, 3), "mfu": round(tokens / s * per_token / peak, 4),
-                "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else None,
-            }  # fmt: skip
+                "first_s": round(first["seconds"], 4),
+                "seconds": [round(x["seconds"], 4) for x in found],
+                **phases,
+                "turn_tokens": sum(map(len, rows)),
+                "computed_tokens": tokens,
+                "tokens_per_s": round(tokens / s),
+                "conversations_per_s": round(len(rows) / s, 3),
+                "mfu": round(tokens / s * per_token / peak, 4),
+                "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)
+                if device == "cuda"
+                else None,
+            }
             print(layout, out[layout], flush=True)
-    out["shared_over_paper"] = round(out["shared"]["conversations_per_s"] / out["paper"]["conversations_per_s"], 2)
+    out["shared_over_paper"] = round(
+        out["shared"]["conversations_per_s"] / out["paper"]["conversations_per_s"], 2
+    )
     return out
 
 
@@ -245,11 +268,16 @@ def profile(tiny: bool) -> dict:
         out[kind] = {
             "ms": round(total / 1e3, 3),
             "most": [
-                {"name": e.key, "shapes": str([s for s in e.input_shapes or () if s]), "calls": e.count, "ms": round(getattr(e, own) / 1e3, 3),
-                 "share": round(getattr(e, own) / max(total, 1e-9), 4)}
+                {
+                    "name": e.key,
+                    "shapes": str([s for s in e.input_shapes or () if s]),
+                    "calls": e.count,
+                    "ms": round(getattr(e, own) / 1e3, 3),
+                    "share": round(getattr(e, own) / max(total, 1e-9), 4),
+                }
                 for e in chosen
             ],
-        }  # fmt: skip
+        }
     return out
 
 
@@ -260,7 +288,10 @@ def show(part: str, result: dict) -> None:
     elif part == "profile":
         print(f"A LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
         for kind in ("operators", "kernels"):
-            rows = [(x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}") for x in result[kind]["most"]]
+            rows = [
+                (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
+                for x in result[kind]["most"]
+            ]
             if rows:
                 table(
                     f"{kind}: {result[kind]['ms']:,} ms in all",
@@ -278,7 +309,9 @@ def show(part: str, result: dict) -> None:
             "optimizer_s",
             "first_s",
         )
-        rows = [(f"{part}, {layout}", *(result[layout][name] for name in columns)) for layout in LAYOUTS]
+        rows = [
+            (f"{part}, {layout}", *(result[layout][name] for name in columns)) for layout in LAYOUTS
+        ]
         table("Update in packed rows", ("", *columns), rows)
         print(f"{part}: mean |log-prob of the packed row - alone| = {result['mean_dlogp']:.2g}")
 
@@ -306,7 +339,10 @@ def lines(part: str, result: dict) -> list[dict]:
         "peak GiB": gib,
         "shared / paper, conversations/s": f"{ratio}x",
     }
-    return [line(f"{part}: {what}", value, *bar) for (what, value), bar in zip(measured.items(), asked, strict=True)]
+    return [
+        line(f"{part}: {what}", value, *bar)
+        for (what, value), bar in zip(measured.items(), asked, strict=True)
+    ]
 
 
 BENCHMARK = Benchmark(

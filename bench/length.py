@@ -18,15 +18,16 @@ import time
 from pathlib import Path
 from statistics import median
 
-import worlds
+from agents.find import resolve
 from bench.common import RESULTS, finish, line, table
+from config.options import EMBEDDED
 from data import Task
+from engines.hf import TransformersEngine
 from memagent import memagent
-from models import load_model
+from models.load import load_model
 from rollout import Sampling, follow
-from settings import EMBEDDED, resolve
-from slots import TransformersEngine
-from text import Codec
+from tasks import worlds
+from tokens.codec import Codec
 
 LENGTHS = (7_000, 56_000, 448_000, 3_500_000)
 SECTION_TOKENS, STRETCH = 1536, 200_000  # tokens read between two looks at the clock
@@ -68,7 +69,13 @@ def read(n_tokens: int) -> dict:
                 rates.append(tokens / (now - start))
                 tokens, start = 0, now
         done += n_tokens
-    return {"tokens": n_tokens, "turns": turns, "tokens_per_s": rates, "mib_before": before, "mib_peak": peak}
+    return {
+        "tokens": n_tokens,
+        "turns": turns,
+        "tokens_per_s": rates,
+        "mib_before": before,
+        "mib_peak": peak,
+    }
 
 
 def main() -> None:
@@ -76,28 +83,63 @@ def main() -> None:
         print(json.dumps(read(int(sys.argv[1]))))
         return
     runs: dict[int, list[dict]] = {n: [] for n in LENGTHS}
-    for n in (*LENGTHS, *LENGTHS[-2::-1]):  # up and down again: what disturbs the machine disturbs all
-        out = subprocess.run([sys.executable, "-m", "bench.length", str(n)], capture_output=True, text=True, check=True).stdout
+    for n in (
+        *LENGTHS,
+        *LENGTHS[-2::-1],
+    ):  # up and down again: what disturbs the machine disturbs all
+        out = subprocess.run(
+            [sys.executable, "-m", "bench.length", str(n)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         runs[n].append(json.loads(out.splitlines()[-1]))
     rates = {n: [r for run in runs[n] for r in run["tokens_per_s"]] for n in LENGTHS}
     middle = median(median(r) for r in rates.values())
     cells = []
     for n in LENGTHS:
         grown = [run["mib_peak"] - run["mib_before"] for run in runs[n]]
-        cells.append({
-            "tokens": n, "tokens_per_s": round(median(rates[n])), "min": round(min(rates[n])), "max": round(max(rates[n])),
-            "looks": len(rates[n]), "against_median": round(median(rates[n]) / middle - 1, 4),
-            "mib_peak": round(max(run["mib_peak"] for run in runs[n])), "mib_grown_while_reading": round(max(grown), 1),
-        })  # fmt: skip
+        cells.append(
+            {
+                "tokens": n,
+                "tokens_per_s": round(median(rates[n])),
+                "min": round(min(rates[n])),
+                "max": round(max(rates[n])),
+                "looks": len(rates[n]),
+                "against_median": round(median(rates[n]) / middle - 1, 4),
+                "mib_peak": round(max(run["mib_peak"] for run in runs[n])),
+                "mib_grown_while_reading": round(max(grown), 1),
+            }
+        )
     met = {
         "speed": all(abs(c["against_median"]) <= BAR for c in cells),
         "memory": all(c["mib_grown_while_reading"] <= 0.1 * c["mib_peak"] for c in cells),
     }
     long = runs[LENGTHS[-1]][0]["tokens_per_s"]
-    table("One document, sections of 1,536 tokens, one thread, float32",
-          ("tokens", "tokens/s", "least", "largest", "against the median", "MiB at most", "grown while reading"),
-          [(f"{c['tokens']:,}", f"{c['tokens_per_s']:,}", f"{c['min']:,}", f"{c['max']:,}", f"{c['against_median']:+.1%}", c["mib_peak"],
-            c["mib_grown_while_reading"]) for c in cells])  # fmt: skip
+    table(
+        "One document, sections of 1,536 tokens, one thread, float32",
+        (
+            "tokens",
+            "tokens/s",
+            "least",
+            "largest",
+            "against the median",
+            "MiB at most",
+            "grown while reading",
+        ),
+        [
+            (
+                f"{c['tokens']:,}",
+                f"{c['tokens_per_s']:,}",
+                f"{c['min']:,}",
+                f"{c['max']:,}",
+                f"{c['against_median']:+.1%}",
+                c["mib_peak"],
+                c["mib_grown_while_reading"],
+            )
+            for c in cells
+        ],
+    )
     furthest = max((c["against_median"] for c in cells), key=abs)
     grown = f"{cells[-1]['mib_grown_while_reading']} of {cells[-1]['mib_peak']} MiB"
     lines = [
@@ -110,8 +152,17 @@ def main() -> None:
         line("memory grown while reading 3.5 million tokens", grown, "at most 10 %", met["memory"]),
     ]
     plot(cells, long)
-    finish("length", {"met": all(met.values()), "met_each": met, "section_tokens": SECTION_TOKENS, "cells": cells,
-                      "long_document_tokens_per_s": [round(x) for x in long]}, lines)  # fmt: skip
+    finish(
+        "length",
+        {
+            "met": all(met.values()),
+            "met_each": met,
+            "section_tokens": SECTION_TOKENS,
+            "cells": cells,
+            "long_document_tokens_per_s": [round(x) for x in long],
+        },
+        lines,
+    )
 
 
 def plot(cells: list[dict], long: list[float]) -> None:
@@ -122,12 +173,22 @@ def plot(cells: list[dict], long: list[float]) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     x = [c["tokens"] for c in cells]
-    for axes, name, label in ((left, "tokens_per_s", "tokens/s"), (right, "mib_peak", "MiB at most")):
+    for axes, name, label in (
+        (left, "tokens_per_s", "tokens/s"),
+        (right, "mib_peak", "MiB at most"),
+    ):
         axes.plot(x, [c[name] for c in cells], "o-")
         axes.set(xscale="log", xlabel="tokens of the document", ylabel=label, ylim=(0, None))
         axes.grid(alpha=0.3)
     left.fill_between(x, [c["min"] for c in cells], [c["max"] for c in cells], alpha=0.2)
-    left.plot([STRETCH * (k + 1) for k in range(len(long))], long, ".", color="gray", markersize=3, label="inside the longest")
+    left.plot(
+        [STRETCH * (k + 1) for k in range(len(long))],
+        long,
+        ".",
+        color="gray",
+        markersize=3,
+        label="inside the longest",
+    )
     left.legend(loc="lower left", frameon=False)
     figure.savefig(RESULTS / "length.png", dpi=120)
 

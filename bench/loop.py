@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import worlds
 from bench.common import finish, line, show, spread, table
+from config.options import EMBEDDED
+from engines.scripted import ScriptedEngine
 from memagent import AgentConfig, memagent
-from rollout import ScriptedEngine, rollout
-from settings import EMBEDDED
-from text import Codec
+from rollout import rollout
+from tasks import worlds
+from tokens.codec import Codec
 
 BAR_MS = 0.5
 TASKS, GROUP, SECTIONS, SECTION_TOKENS, REPEATS = 8, 16, 16, 2048, 7
@@ -34,9 +35,15 @@ def main() -> None:
     per_turn, turns = [], 0
     for _ in range(REPEATS):
         codec = Codec.load(EMBEDDED)  # one that remembers nothing
-        engine = ScriptedEngine(codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.", per_step=64)
+        engine = ScriptedEngine(
+            codec,
+            lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.",
+            per_step=64,
+        )
         start = time.perf_counter()
-        done = list(rollout(engine, memagent, ((task, g) for task in tasks for g in range(GROUP)), config))
+        done = list(
+            rollout(engine, memagent, ((task, g) for task in tasks for g in range(GROUP)), config)
+        )
         turns = sum(len(t.turns) for t in done)
         per_turn.append(1000 * (time.perf_counter() - start) / turns)
     result = {
@@ -47,8 +54,19 @@ def main() -> None:
         "met": spread(per_turn)["median"] <= BAR_MS,
     }
     said = f"at most {BAR_MS} ms: {'met' if result['met'] else 'MISSED'}"
-    table("rollout() with the scripted engine", ("turns", "ms a turn: median (min-max)", "bar"), [(turns, show(per_turn), said)])
-    lines = [line("Python of rollout(), ms a turn", result["ms_per_turn"]["median"], f"at most {BAR_MS}", result["met"])]
+    table(
+        "rollout() with the scripted engine",
+        ("turns", "ms a turn: median (min-max)", "bar"),
+        [(turns, show(per_turn), said)],
+    )
+    lines = [
+        line(
+            "Python of rollout(), ms a turn",
+            result["ms_per_turn"]["median"],
+            f"at most {BAR_MS}",
+            result["met"],
+        )
+    ]
     finish("loop", result, lines)
 
 

@@ -1,6 +1,6 @@
 """Benchmarks of several parts: each has a process of its own and is kept as it ends.
 
-Holds: `Benchmark`, `streamed`. Leaves out: what is measured (gpu.py, colocated.py).
+Holds: `Benchmark`, `streamed`. Leaves out: what is measured (gpu.py, engines/vllm_colocated.py).
 Exercise it: `python -m bench.gpu --tiny --part lora`. Read next: gpu.py.
 
 Time on a GPU is lent by the minute. bench/results/NAME.json is replaced after each part, so that
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from bench import common
-from text import UserError
+from config.errors import UserError
 
 
 def streamed(command: Sequence[str]) -> tuple[dict | None, str]:
@@ -139,14 +139,20 @@ class Benchmark:
             raise SystemExit(f"bench.{self.name} needs a GPU; --tiny shows on a CPU that it runs.")
         if args.part:
             return {args.part: self.here(args.part, args.tiny)}
-        results = {} if args.tiny or args.again else {p: r for p, r in self.kept().items() if "failed" not in r}
+        results = (
+            {}
+            if args.tiny or args.again
+            else {p: r for p, r in self.kept().items() if "failed" not in r}
+        )
         for part in self.parts:
             if part in results:
                 print(f"{part}: there is a result", flush=True)
                 continue
             print(f"{part} ...", flush=True)
             module = self.module or f"bench.{self.name}"
-            found, said = streamed([sys.executable, "-m", module, "--part", part, *["--tiny"] * args.tiny])
+            found, said = streamed(
+                [sys.executable, "-m", module, "--part", part, *["--tiny"] * args.tiny]
+            )
             results[part] = found or {"failed": said[-800:]}
             if not found and not args.tiny:
                 self.keep(part, results[part])

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import torch
 
-import worlds
 from bench.common import finish, line, table
-from grpo import Row, pack
+from config.options import EMBEDDED
+from engines.hf import TransformersEngine
 from memagent import AgentConfig, memagent
+from models.logprobs import Row, pack
 from rollout import Sampling, rollout
-from settings import EMBEDDED
-from slots import TransformersEngine
-from text import Codec
+from tasks import worlds
+from tokens.codec import Codec
 
 TASKS, GROUP, SECTIONS, SECTION_TOKENS, MEMORY, ANSWER, ROW_TOKENS = 8, 8, 14, 2048, 512, 256, 16384
 BARS = {"prefill": 0.35, "training": 1 / 2.2}  # shared / paper, at most
@@ -30,10 +30,17 @@ def policy(codec: Codec, ends: float):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(codec.tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=4096, tie_word_embeddings=False,
-    )).eval()  # fmt: skip
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(codec.tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+        )
+    ).eval()
     head = torch.nn.Linear(16, len(codec.tokenizer))
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
@@ -48,14 +55,28 @@ def count(layout: str, ends: float) -> dict:
     """Tokens of one rollout, and of training on all its turns."""
     codec = Codec.load(EMBEDDED)
     config = AgentConfig(
-        chunk_tokens=SECTION_TOKENS, memory_tokens=MEMORY, final_tokens=ANSWER, max_sections=SECTIONS, over="head", layout=layout
+        chunk_tokens=SECTION_TOKENS,
+        memory_tokens=MEMORY,
+        final_tokens=ANSWER,
+        max_sections=SECTIONS,
+        over="head",
+        layout=layout,
     )
-    tasks = [worlds.make_task(str(i), SECTIONS * SECTION_TOKENS // 24 + 1, "one_fact") for i in range(TASKS)]
+    tasks = [
+        worlds.make_task(str(i), SECTIONS * SECTION_TOKENS // 24 + 1, "one_fact")
+        for i in range(TASKS)
+    ]
     engine = TransformersEngine(policy(codec, ends), codec)
     jobs = ((task, g) for task in tasks for g in range(GROUP))
-    done = sorted(rollout(engine, memagent, jobs, config, Sampling(1.0)), key=lambda t: (t.task.id, t.sample))
+    done = sorted(
+        rollout(engine, memagent, jobs, config, Sampling(1.0)), key=lambda t: (t.task.id, t.sample)
+    )
     turns = [turn for t in done for turn in t.turns]
-    assert len(done) == TASKS * GROUP and len(turns) == len(done) * (SECTIONS + 1) and not any(t.error for t in done)
+    assert (
+        len(done) == TASKS * GROUP
+        and len(turns) == len(done) * (SECTIONS + 1)
+        and not any(t.error for t in done)
+    )
     rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
     return {
         "turns": len(turns),
@@ -77,16 +98,38 @@ def main() -> None:
         }
         for layout, c in both.items():
             shown.append((f"{memories}, {layout}", *(f"{c[name]:,}" for name in list(c)[1:])))
-        shown.append(("shared / paper", "", "", f"{ratios['prefill']:.3f}", "", "", f"{ratios['training']:.3f}"))
+        shown.append(
+            (
+                "shared / paper",
+                "",
+                "",
+                f"{ratios['prefill']:.3f}",
+                "",
+                "",
+                f"{ratios['training']:.3f}",
+            )
+        )
         cells[memories] = both | {"ratios": {name: round(x, 4) for name, x in ratios.items()}}
-    table("8 tasks x 8 members x 14 sections of 2,048 tokens, memories of at most 512: exact counts",
-          ("memories, layout", "prompts", "written", "prefilled", "reused", "turns", "trained in"), shown)  # fmt: skip
+    table(
+        "8 tasks x 8 members x 14 sections of 2,048 tokens, memories of at most 512: exact counts",
+        ("memories, layout", "prompts", "written", "prefilled", "reused", "turns", "trained in"),
+        shown,
+    )
     ratios = cells["full"]["ratios"]
     lines = [
-        line(f"{name} tokens, shared / paper", f"{ratios[name]:.3f}", f"at most {bar:.3f}", ratios[name] <= bar)
+        line(
+            f"{name} tokens, shared / paper",
+            f"{ratios[name]:.3f}",
+            f"at most {bar:.3f}",
+            ratios[name] <= bar,
+        )
         for name, bar in BARS.items()
     ]
-    finish("prefill", {"met": all(each["met"] for each in lines), "row_tokens": ROW_TOKENS, "cells": cells}, lines)
+    finish(
+        "prefill",
+        {"met": all(each["met"] for each in lines), "row_tokens": ROW_TOKENS, "cells": cells},
+        lines,
+    )
 
 
 if __name__ == "__main__":

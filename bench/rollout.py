@@ -16,15 +16,16 @@ from statistics import median
 
 import torch
 
-import worlds
+from agents.find import resolve
 from bench.common import against, finish, line, spread, table, verdict
+from config.options import EMBEDDED
 from data import Task
+from engines.hf import TransformersEngine
 from memagent import Finish, Trajectory, Turn, memagent
-from models import load_model
+from models.load import load_model
 from rollout import Sampling, rollout
-from settings import EMBEDDED, resolve
-from slots import TransformersEngine
-from text import Codec
+from tasks import worlds
+from tokens.codec import Codec
 
 TRAJECTORIES, SECTIONS, REPEATS, BAR = 64, (2, 32), 5, 2.0
 
@@ -40,7 +41,15 @@ def with_barrier(model, codec: Codec, jobs: list[tuple[Task, int]], config) -> l
         padded = torch.tensor([[codec.pad_id] * (width - len(x)) + x for x in ids])
         mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in ids])
         limit = prompts[chosen[0]].max_tokens
-        out = model.generate(padded, attention_mask=mask, max_new_tokens=limit, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+        out = model.generate(
+            padded,
+            attention_mask=mask,
+            max_new_tokens=limit,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+        )
         for k, x, row in zip(chosen, ids, out[:, width:].tolist(), strict=True):
             end = next((n + 1 for n, token in enumerate(row) if token in codec.eos_ids), len(row))
             finish = Finish.STOP if row[end - 1] in codec.eos_ids else Finish.LENGTH
@@ -71,12 +80,17 @@ def main() -> None:
         before = engine.counts()
         for repeat in range(-1, REPEATS):  # the first one warms up
             rng = random.Random(f"{kind}/{repeat}")
-            tasks = [worlds.make_task(f"{kind}.{repeat}.{i}", rng.randint(*SECTIONS), "two_hop") for i in range(n_tasks)]
+            tasks = [
+                worlds.make_task(f"{kind}.{repeat}.{i}", rng.randint(*SECTIONS), "two_hop")
+                for i in range(n_tasks)
+            ]
             jobs = [(task, g) for task in tasks for g in range(TRAJECTORIES // n_tasks)]
             if not repeat:
                 before = engine.counts()
             for task in tasks:
-                next(memagent(task, config, codec))  # cut and encoded once for both sides, which remember it
+                next(
+                    memagent(task, config, codec)
+                )  # cut and encoded once for both sides, which remember it
             for side in rates:
                 torch.manual_seed(repeat)
                 start = time.perf_counter()
@@ -91,18 +105,54 @@ def main() -> None:
         counts = {name: n - before[name] for name, n in engine.counts().items()}
         ratio = against(rates["ours"], rates["generate"], BAR)  # of rates: the larger one first
         reused = counts["reused_tokens"] / (counts["reused_tokens"] + counts["prefilled_tokens"])
-        results.append({"trajectories": kind, "tasks": n_tasks, **ratio, "share_of_prompts_reused": round(reused, 3)})
+        results.append(
+            {
+                "trajectories": kind,
+                "tasks": n_tasks,
+                **ratio,
+                "share_of_prompts_reused": round(reused, 3),
+            }
+        )
         for side in rates:
-            results[-1][side] = {"tokens_per_s": spread(rates[side], 0), "written_per_s": spread(written[side], 0)}
-            shown.append((f"{kind}, {side}", f"{median(rates[side]):,.0f}", f"{median(written[side]):,.0f}",
-                          f"{ratio['ratio']}x ({ratio['ratio_min']}-{ratio['ratio_max']})" if side == "ours" else "",
-                          f"{reused:.0%}" if side == "ours" else "", verdict(ratio) if side == "ours" else ""))  # fmt: skip
-    header = ("64 trajectories", "tokens/s read and written", "tokens/s written", "faster", "of the prompts reused", "bar")
+            results[-1][side] = {
+                "tokens_per_s": spread(rates[side], 0),
+                "written_per_s": spread(written[side], 0),
+            }
+            shown.append(
+                (
+                    f"{kind}, {side}",
+                    f"{median(rates[side]):,.0f}",
+                    f"{median(written[side]):,.0f}",
+                    f"{ratio['ratio']}x ({ratio['ratio_min']}-{ratio['ratio_max']})"
+                    if side == "ours"
+                    else "",
+                    f"{reused:.0%}" if side == "ours" else "",
+                    verdict(ratio) if side == "ours" else "",
+                )
+            )
+    header = (
+        "64 trajectories",
+        "tokens/s read and written",
+        "tokens/s written",
+        "faster",
+        "of the prompts reused",
+        "bar",
+    )
     table("Rollout, 2 to 32 sections, one thread, float32", header, shown)
     lines = [
-        line(f"rollout, {c['trajectories']}: ours / generate", f"{c['ratio']}x", f"at least {BAR:g}x", c["met"]) for c in results
+        line(
+            f"rollout, {c['trajectories']}: ours / generate",
+            f"{c['ratio']}x",
+            f"at least {BAR:g}x",
+            c["met"],
+        )
+        for c in results
     ]
-    finish("rollout", {"met": all(c["met"] for c in results), "repeats": REPEATS, "cells": results}, lines)
+    finish(
+        "rollout",
+        {"met": all(c["met"] for c in results), "repeats": REPEATS, "cells": results},
+        lines,
+    )
 
 
 if __name__ == "__main__":

@@ -37,18 +37,18 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
-import base
-import settings
+from agents import find
 from bench.common import against, finish, line, show, spread, table, verdict
+from config.options import EMBEDDED
 from data import Task
+from embedded import tiny
+from engines.hf import TransformersEngine
 from grpo import GRPO
 from memagent import Agent, Finish, Prompt, Turn, memagent
-from models import load_model
+from models.load import load_model
 from rollout import Sampling, follow
-from settings import EMBEDDED
-from slots import TransformersEngine
-from text import Codec
-from train import WorldTasks
+from tasks.sources import WorldTasks
+from tokens.codec import Codec
 
 TASKS, GROUP, SECTIONS = 8, 16, 2
 TURNS = SECTIONS + 1
@@ -60,7 +60,7 @@ WHAT = {
     "agent": "memory agents of 3 turns in a rollout_func of ours; TRL takes a turn for a completion of its own (G x 3 a group)",
 }
 # the embedded policy's own settings, but for a policy that stays the same, sampled as it is evaluated
-CONFIG, _ = settings.resolve("demo", EMBEDDED, {"temperature": (1.0,), "lr": 1e-9}, {})
+CONFIG, _ = find.resolve("demo", EMBEDDED, {"temperature": (1.0,), "lr": 1e-9}, {})
 CODEC = Codec.load(EMBEDDED)
 
 
@@ -81,14 +81,16 @@ class Shape:
 
 
 def make_shapes() -> list[Shape]:
-    def tasks(name: str) -> list[Task]:  # those of the demo, step after step; the first step is a warm-up
+    def tasks(
+        name: str,
+    ) -> list[Task]:  # those of the demo, step after step; the first step is a warm-up
         world = WorldTasks((SECTIONS,), ("one_fact", "two_hop"), seed=0)
         return [task for step in range(1 + STEPS[name]) for task in world.batch(step, 0, TASKS)]
 
     engine = TransformersEngine(load_model(EMBEDDED, device="cpu"), CODEC)
     second: dict[str, Prompt] = {}
     for task in tasks("single"):
-        turns = follow(engine, memagent, task, base.AGENT, Sampling(1.0))
+        turns = follow(engine, memagent, task, tiny.AGENT, Sampling(1.0))
         next(turns)
         second[task.id] = next(turns).prompt
 
@@ -96,8 +98,8 @@ def make_shapes() -> list[Shape]:
         yield second[task.id]
 
     return [
-        Shape("single", one_turn, tasks("single"), 1, base.AGENT.memory_tokens),
-        Shape("agent", memagent, tasks("agent"), TURNS, base.AGENT.final_tokens),
+        Shape("single", one_turn, tasks("single"), 1, tiny.AGENT.memory_tokens),
+        Shape("agent", memagent, tasks("agent"), TURNS, tiny.AGENT.final_tokens),
     ]
 
 
@@ -132,7 +134,7 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
     """One call = one `training_step` of the real module, without a Lightning Trainer around it."""
     model = load_model(EMBEDDED, device="cpu")
     engine = TransformersEngine(model, CODEC, max_rows=CONFIG.in_flight)
-    grpo = GRPO(model, engine, shape.agent, score, shape, CONFIG, base.AGENT)
+    grpo = GRPO(model, engine, shape.agent, score, shape, CONFIG, tiny.AGENT)
     optimizer = grpo.configure_optimizers()
     grpo.optimizers = lambda: optimizer
     grpo.manual_backward = lambda loss: loss.backward()
@@ -142,7 +144,10 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
         times.step.append(grpo.metrics["step_s"])
         times.rollout.append(grpo.metrics["rollout_s"])
         times.written.append(grpo.metrics["written_tokens"])
-        assert grpo.metrics["trained_rows"] == TASKS * GROUP * shape.turns and not grpo.metrics["skipped_updates"]
+        assert (
+            grpo.metrics["trained_rows"] == TASKS * GROUP * shape.turns
+            and not grpo.metrics["skipped_updates"]
+        )
 
     return step
 
@@ -182,8 +187,10 @@ def agents_in_trl(shape: Shape):
     tasks = {task.id: task for task in shape.tasks}
 
     def rollout(names: list[str], trainer: GRPOTrainer) -> dict[str, list | None]:
-        assert all(len(set(names[k : k + shape.turns])) == 1 for k in range(0, len(names), shape.turns))
-        agents = [shape.agent(tasks[name], base.AGENT, CODEC) for name in names[:: shape.turns]]
+        assert all(
+            len(set(names[k : k + shape.turns])) == 1 for k in range(0, len(names), shape.turns)
+        )
+        agents = [shape.agent(tasks[name], tiny.AGENT, CODEC) for name in names[:: shape.turns]]
         asked = [next(agent) for agent in agents]
         turns: list[list[Turn]] = [[] for _ in agents]
         for n in range(1, shape.turns + 1):
@@ -191,7 +198,9 @@ def agents_in_trl(shape: Shape):
             prompts = [CODEC.chat(prompt.pieces) for prompt in asked]
             responses, _ = trainer._generate_single_turn(prompts, None, {}, 1)
             for k, (ids, response) in enumerate(zip(prompts, responses, strict=True)):
-                turns[k].append(Turn(asked[k], ids, response, [], Finish.STOP, CODEC.response(response)))
+                turns[k].append(
+                    Turn(asked[k], ids, response, [], Finish.STOP, CODEC.response(response))
+                )
                 if n < shape.turns:
                     asked[k] = agents[k].send(turns[k][-1])
         flat = [turn for of_one in turns for turn in of_one]
@@ -205,7 +214,9 @@ def agents_in_trl(shape: Shape):
     return rollout
 
 
-def reward_in_trl(completion_ids: list[list[int]], reward: list[float] | None = None, **_) -> list[float]:
+def reward_in_trl(
+    completion_ids: list[list[int]], reward: list[float] | None = None, **_
+) -> list[float]:
     """What `agents_in_trl` gave every turn, or a reward for every response."""
     return reward or [score() for _ in completion_ids]
 
@@ -219,30 +230,61 @@ VARIANTS: dict[str, dict] = {
 
 
 def trl_run(
-    shape: Shape, steps: int, folder: str, times: Times, other: Callable[[], None], parts: int = 1, cache: dict | None = None
+    shape: Shape,
+    steps: int,
+    folder: str,
+    times: Times,
+    other: Callable[[], None],
+    parts: int = 1,
+    cache: dict | None = None,
 ) -> None:
     """`steps` steps of TRL's own `train()`, one step of `other` after each of them. parts: batches that the update is made in."""
     if shape.turns == 1:
-        prompts = [next(shape.agent(task, base.AGENT, CODEC)) for task in shape.tasks]
+        prompts = [next(shape.agent(task, tiny.AGENT, CODEC)) for task in shape.tasks]
         names = [prompt.text for prompt in prompts]
-        assert CODEC.tokenizer(text=names)["input_ids"] == [CODEC.chat(p.pieces) for p in prompts], "TRL would read other tokens"
+        assert CODEC.tokenizer(text=names)["input_ids"] == [
+            CODEC.chat(p.pieces) for p in prompts
+        ], "TRL would read other tokens"
     else:
         names = [task.id for task in shape.tasks]
     args = TRLConfig(
-        output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
-        loss_type="dapo", beta=0.0, epsilon=CONFIG.clip_low, epsilon_high=CONFIG.clip_high, temperature=1.0, scale_rewards="none",
-        num_generations=GROUP * shape.turns, max_completion_length=shape.max_tokens,
-        per_device_train_batch_size=TASKS * GROUP * shape.turns // parts, gradient_accumulation_steps=parts,
-        max_steps=steps, shuffle_dataset=False, learning_rate=CONFIG.lr, lr_scheduler_type="constant",
-        adam_beta1=CONFIG.betas[0], adam_beta2=CONFIG.betas[1], max_grad_norm=CONFIG.grad_clip,
-        use_transformers_continuous_batching=bool(cache), transformers_continuous_batching_config=cache,
-        report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no",
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
+        loss_type="dapo",
+        beta=0.0,
+        epsilon=CONFIG.clip_low,
+        epsilon_high=CONFIG.clip_high,
+        temperature=1.0,
+        scale_rewards="none",
+        num_generations=GROUP * shape.turns,
+        max_completion_length=shape.max_tokens,
+        per_device_train_batch_size=TASKS * GROUP * shape.turns // parts,
+        gradient_accumulation_steps=parts,
+        max_steps=steps,
+        shuffle_dataset=False,
+        learning_rate=CONFIG.lr,
+        lr_scheduler_type="constant",
+        adam_beta1=CONFIG.betas[0],
+        adam_beta2=CONFIG.betas[1],
+        max_grad_norm=CONFIG.grad_clip,
+        use_transformers_continuous_batching=bool(cache),
+        transformers_continuous_batching_config=cache,
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+    )
     trainer = Timed(
-        load_model(EMBEDDED, device="cpu"), reward_funcs=reward_in_trl, args=args,
-        train_dataset=Dataset.from_dict({"prompt": names}), processing_class=Codec.load(EMBEDDED).tokenizer,
-        rollout_func=agents_in_trl(shape) if shape.turns > 1 else None, callbacks=[SideBySide(times, other)],
-    )  # fmt: skip
+        load_model(EMBEDDED, device="cpu"),
+        reward_funcs=reward_in_trl,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": names}),
+        processing_class=Codec.load(EMBEDDED).tokenizer,
+        rollout_func=agents_in_trl(shape) if shape.turns > 1 else None,
+        callbacks=[SideBySide(times, other)],
+    )
     trainer.times = times
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -267,9 +309,13 @@ def cell(shape: Shape, folder: str) -> dict:
         "rows": TASKS * GROUP * shape.turns,
         "steps": STEPS[shape.name],
         "trl_variant": best,
-        "trl_trials": {name: {"step": spread(t.step), "rollout": spread(t.rollout)} for name, t in trials.items()},
+        "trl_trials": {
+            name: {"step": spread(t.step), "rollout": spread(t.rollout)}
+            for name, t in trials.items()
+        },
         "seconds": {
-            side: {"step": spread(t.step), "rollout": spread(t.rollout), "update": spread(t.update)} for side, t in sides.items()
+            side: {"step": spread(t.step), "rollout": spread(t.rollout), "update": spread(t.update)}
+            for side, t in sides.items()
         },
         "tokens_written": {side: spread(t.written) for side, t in sides.items()},
         "ratio_rollout": against(sides["trl"].rollout, sides["ours"].rollout)["ratio"],
@@ -288,14 +334,49 @@ def main() -> None:
         for side, t in c.pop("shown").items():
             times = [show(values) for values in (t.step, t.rollout, t.update)]
             name = c["trl_variant"] if side == "trl" else ""
-            rows.append((f"{c['shape']}: {side}", name, c["rows"], f"{median(t.written):.0f}", *times, "", "", ""))
-        rows[-1] = (*rows[-1][:-3], f"{c['ratio']:.2f}", f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}", verdict(c))
+            rows.append(
+                (
+                    f"{c['shape']}: {side}",
+                    name,
+                    c["rows"],
+                    f"{median(t.written):.0f}",
+                    *times,
+                    "",
+                    "",
+                    "",
+                )
+            )
+        rows[-1] = (
+            *rows[-1][:-3],
+            f"{c['ratio']:.2f}",
+            f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}",
+            verdict(c),
+        )
     table(
         "Step: rollout and update, seconds, median (least-largest)",
-        ("side", "TRL's way", "rows", "written", "step", "rollout", "update", "TRL/ours", "steps", "bar"),
+        (
+            "side",
+            "TRL's way",
+            "rows",
+            "written",
+            "step",
+            "rollout",
+            "update",
+            "TRL/ours",
+            "steps",
+            "bar",
+        ),
         rows,
     )
-    lines = [line(f"step, {c['shape']}: TRL / ours", f"{c['ratio']:.2f}x", f"at least {c['bar']:g}x", c["met"]) for c in cells]
+    lines = [
+        line(
+            f"step, {c['shape']}: TRL / ours",
+            f"{c['ratio']:.2f}x",
+            f"at least {c['bar']:g}x",
+            c["met"],
+        )
+        for c in cells
+    ]
     finish("step", {"met": all(c["met"] for c in cells), "unit": "s", "cells": cells}, lines)
 
 

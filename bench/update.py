@@ -33,22 +33,27 @@ from datasets import Dataset
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
-import settings
+from agents import find
 from bench.common import against, finish, line, paired, show, spread, table, verdict
-from grpo import Row, logprobs, pack, policy_loss, token_weights
-from models import load_model
-from settings import EMBEDDED
-from text import Codec
-from trie import Cost
+from config.options import EMBEDDED
+from grpo import policy_loss, token_weights
+from models.load import load_model
+from models.logprobs import Row, logprobs, pack
+from tokens.codec import Codec
+from tokens.trie import Cost
 
 COMMON, OWN, RESPONSE = 512, 128, (32, 128)
 BARS = {"paper": 3.0, "shared": 6.0}
 REPEATS, TRIALS = 7, 1  # of the comparison; of each size of TRL's batches
 WIDE, WIDE_REPEATS = 32_000, 3
-CONFIG, _ = settings.resolve("demo", EMBEDDED, {}, {})  # the embedded policy's own settings; token_mean is DAPO's normaliser
+CONFIG, _ = find.resolve(
+    "demo", EMBEDDED, {}, {}
+)  # the embedded policy's own settings; token_mean is DAPO's normaliser
 
 
-SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))["vocab_size"]  # the embedded policy's vocabulary
+SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))[
+    "vocab_size"
+]  # the embedded policy's vocabulary
 
 
 def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
@@ -62,7 +67,15 @@ def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
     rows = []
     for k in range(group):
         own, response = some(OWN), some(rng.randint(*RESPONSE))
-        rows.append(Row(common + own if layout == "shared" else own + common, response, [], rng.gauss(0, 1), trajectory=k))
+        rows.append(
+            Row(
+                common + own if layout == "shared" else own + common,
+                response,
+                [],
+                rng.gauss(0, 1),
+                trajectory=k,
+            )
+        )
     mean = sum(r.advantage for r in rows) / group
     for row in rows:
         row.advantage -= mean
@@ -79,7 +92,9 @@ def obvious(model, rows: list[Row]) -> None:
     for r in rows:
         ids = torch.tensor([r.prompt_ids + r.response_ids])
         p = len(r.prompt_ids)
-        logp = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+        logp = torch.log_softmax(
+            model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1], -1
+        ).gather(1, ids[0, p:, None])[:, 0]
         r.sampler = logp.tolist()
         (-r.advantage * (logp - logp.detach()).exp().sum() / total).backward()
 
@@ -94,7 +109,9 @@ def ours(model, rows: list[Row]) -> int:
         logp = logprobs(model, batch, temperature=1.0)
         lengths = torch.tensor([len(rows[i].response_ids) for i in batch.index])
         sampler = torch.tensor([lp for i in batch.index for lp in rows[i].sampler])
-        advantage = torch.tensor([rows[i].advantage for i in batch.index]).repeat_interleave(lengths)
+        advantage = torch.tensor([rows[i].advantage for i in batch.index]).repeat_interleave(
+            lengths
+        )
         weight = torch.tensor([weights[i] for i in batch.index]).repeat_interleave(lengths)
         loss, _ = policy_loss(logp, logp.detach(), sampler, advantage, weight, CONFIG)
         loss.backward()
@@ -104,15 +121,31 @@ def ours(model, rows: list[Row]) -> int:
 def trl_trainer(model, group: int, micro: int, folder: str) -> GRPOTrainer:
     """A real trainer for groups of `group` turns in micro-batches of `micro`, with everything off that can be and costs time."""
     args = TRLConfig(
-        output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
-        loss_type="dapo", beta=0.0, epsilon=CONFIG.clip_low, epsilon_high=CONFIG.clip_high, temperature=1.0,
-        num_generations=group, per_device_train_batch_size=micro, gradient_accumulation_steps=group // micro,
-        max_completion_length=RESPONSE[1], report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no",
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
+        loss_type="dapo",
+        beta=0.0,
+        epsilon=CONFIG.clip_low,
+        epsilon_high=CONFIG.clip_high,
+        temperature=1.0,
+        num_generations=group,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=group // micro,
+        max_completion_length=RESPONSE[1],
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+    )
     trainer = GRPOTrainer(
-        model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["x"]}), processing_class=Codec.load(EMBEDDED).tokenizer,
-    )  # fmt: skip
+        model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["x"]}),
+        processing_class=Codec.load(EMBEDDED).tokenizer,
+    )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = group // micro  # what the training loop sets
     return trainer
@@ -121,7 +154,10 @@ def trl_trainer(model, group: int, micro: int, folder: str) -> GRPOTrainer:
 def trl_inputs(rows: list[Row], micro: int) -> list[dict[str, torch.Tensor]]:
     """What TRL's trainer hands to its loss: prompts padded left, completions right to one width, then cut into micro-batches."""
     width = max(len(r.prompt_ids) for r in rows), max(len(r.response_ids) for r in rows)
-    prompts, completions = torch.zeros(len(rows), width[0], dtype=torch.long), torch.zeros(len(rows), width[1], dtype=torch.long)
+    prompts, completions = (
+        torch.zeros(len(rows), width[0], dtype=torch.long),
+        torch.zeros(len(rows), width[1], dtype=torch.long),
+    )
     prompt_mask, completion_mask = torch.zeros_like(prompts), torch.zeros_like(completions)
     for k, r in enumerate(rows):
         prompts[k, width[0] - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
@@ -129,10 +165,16 @@ def trl_inputs(rows: list[Row], micro: int) -> list[dict[str, torch.Tensor]]:
         completions[k, : len(r.response_ids)] = torch.tensor(r.response_ids)
         completion_mask[k, : len(r.response_ids)] = 1
     whole = {
-        "prompt_ids": prompts, "prompt_mask": prompt_mask, "completion_ids": completions, "completion_mask": completion_mask,
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completions,
+        "completion_mask": completion_mask,
         "advantages": torch.tensor([r.advantage for r in rows]),
-    }  # fmt: skip
-    cut = [{name: value[k : k + micro] for name, value in whole.items()} for k in range(0, len(rows), micro)]
+    }
+    cut = [
+        {name: value[k : k + micro] for name, value in whole.items()}
+        for k in range(0, len(rows), micro)
+    ]
     return [part | {"num_items_in_batch": completion_mask.sum()} for part in cut]
 
 
@@ -177,14 +219,19 @@ def cell(vocabulary: int, group: int, layout: str, folder: str) -> dict:
     peers: dict[int | str, Callable[[], object]] = {}  # by the size of TRL's batches
     theirs = {}
     for micro in (group, group // 4, 1) if small else (1,):
-        trainer, inputs = trl_trainer(make_model(vocabulary), group, micro, folder), trl_inputs(rows, micro)
+        trainer, inputs = (
+            trl_trainer(make_model(vocabulary), group, micro, folder),
+            trl_inputs(rows, micro),
+        )
         peers[micro] = partial(trl, trainer, inputs)
         theirs[micro] = trainer.model
     sides = {"obvious": partial(obvious, model, rows)} | (peers if small else {})
     trials = paired(sides, TRIALS)
     best = min(peers, key=lambda micro: median(trials[micro])) if small else 1
     repeats = REPEATS if small else WIDE_REPEATS
-    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, repeats) | {"obvious": trials.pop("obvious")}
+    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, repeats) | {
+        "obvious": trials.pop("obvious")
+    }
     reference = gradient(theirs[best])
     return {
         "vocabulary": vocabulary,
@@ -213,13 +260,40 @@ def main() -> None:
     shown = [c.pop("shown") for c in cells]
     table(
         "Update: loss and gradient of one group, seconds, median (least-largest)",
-        ("layout", "vocabulary", "G", "tokens", "in ours", "ours", "TRL", "batch", "obvious, of 2", "TRL/ours", "rounds", "bar", "gradients"),
+        (
+            "layout",
+            "vocabulary",
+            "G",
+            "tokens",
+            "in ours",
+            "ours",
+            "TRL",
+            "batch",
+            "obvious, of 2",
+            "TRL/ours",
+            "rounds",
+            "bar",
+            "gradients",
+        ),
         [
-            (c["layout"], c["vocabulary"], c["group"], c["tokens"], c["tokens_computed_ours"], s["ours"], s["trl"], c["trl_batch"], s["obvious"],
-             f"{c['ratio']:.2f}", f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}", verdict(c), c["gradient_ours_trl"])
+            (
+                c["layout"],
+                c["vocabulary"],
+                c["group"],
+                c["tokens"],
+                c["tokens_computed_ours"],
+                s["ours"],
+                s["trl"],
+                c["trl_batch"],
+                s["obvious"],
+                f"{c['ratio']:.2f}",
+                f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}",
+                verdict(c),
+                c["gradient_ours_trl"],
+            )
             for c, s in zip(cells, shown, strict=True)
         ],
-    )  # fmt: skip
+    )
     agree = all(c["gradient_ours_trl"] < 1e-4 for c in cells)
     lines = [
         line(
@@ -230,8 +304,24 @@ def main() -> None:
         )
         for c in cells
     ]
-    lines.append(line("gradients of TRL and ours, relative", max(c["gradient_ours_trl"] for c in cells), "", agree))
-    finish("update", {"met": all(c["met"] for c in cells), "gradients_agree": agree, "unit": "s", "cells": cells}, lines)
+    lines.append(
+        line(
+            "gradients of TRL and ours, relative",
+            max(c["gradient_ours_trl"] for c in cells),
+            "",
+            agree,
+        )
+    )
+    finish(
+        "update",
+        {
+            "met": all(c["met"] for c in cells),
+            "gradients_agree": agree,
+            "unit": "s",
+            "cells": cells,
+        },
+        lines,
+    )
 
 
 if __name__ == "__main__":

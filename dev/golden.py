@@ -45,7 +45,9 @@ def run(checkout: Path, runs: Path) -> None:
             text=True,
         )
         if told.returncode:
-            raise SystemExit(f"{checkout}: cli.py {arguments} failed:\n{told.stdout[-2000:]}{told.stderr[-4000:]}")
+            raise SystemExit(
+                f"{checkout}: cli.py {arguments} failed:\n{told.stdout[-2000:]}{told.stderr[-4000:]}"
+            )
 
 
 def digest(runs: Path) -> dict[str, object]:
@@ -55,16 +57,28 @@ def digest(runs: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in ("memagent", "rememr1"):
         for key, tensor in load_file(runs / name / "model" / "model.safetensors").items():
-            found[f"{name}: weights of {key}"] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            found[f"{name}: weights of {key}"] = hashlib.sha256(
+                tensor.numpy().tobytes()
+            ).hexdigest()
         for number, line in enumerate(csv.DictReader((runs / name / "metrics.csv").open())):
-            found |= {f"{name}: step {number}, {column}": value for column, value in line.items() if not column.endswith(TIMES)}
+            found |= {
+                f"{name}: step {number}, {column}": value
+                for column, value in line.items()
+                if not column.endswith(TIMES)
+            }
         with gzip.open(runs / name / "trajectories.jsonl.gz", "rt", encoding="utf-8") as lines:
             for number, record in enumerate(map(json.loads, lines)):
                 found[f"{name}: trajectory {number}"] = _without(record)
     for name in ("eval", "trained"):
-        rows = [json.loads(line) for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         for row in rows:
-            key = " ".join(str(row[part]) for part in ("agent", "question", "temperature", "length", "id", "sample"))
+            key = " ".join(
+                str(row[part])
+                for part in ("agent", "question", "temperature", "length", "id", "sample")
+            )
             found[f"{name}: row {key}"] = _without(row)
     return found
 
@@ -89,8 +103,12 @@ def differences(before: dict[str, object], after: dict[str, object]) -> list[str
 
 def main(
     against: Annotated[str, typer.Option(help="the commit to compare this checkout with")] = "",
-    keep: Annotated[Path | None, typer.Option(help="write this checkout's digest to a file and compare nothing")] = None,
-    before: Annotated[Path | None, typer.Option(help="compare with a digest written by --keep on this machine")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="write this checkout's digest to a file and compare nothing")
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="compare with a digest written by --keep on this machine")
+    ] = None,
 ) -> None:
     """Compare the results of this checkout with those of another commit."""
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
@@ -103,11 +121,16 @@ def main(
             old = json.loads(before.read_text(encoding="utf-8"))
         else:
             checkout = Path(folder, "checkout")
-            subprocess.run(["git", "-C", HERE, "worktree", "add", "--detach", "-q", checkout, against], check=True)
+            subprocess.run(
+                ["git", "-C", HERE, "worktree", "add", "--detach", "-q", checkout, against],
+                check=True,
+            )
             try:
                 run(checkout, Path(folder, "before"))
             finally:
-                subprocess.run(["git", "-C", HERE, "worktree", "remove", "--force", checkout], check=True)
+                subprocess.run(
+                    ["git", "-C", HERE, "worktree", "remove", "--force", checkout], check=True
+                )
             old = digest(Path(folder, "before"))
     lines = differences(old, json.loads(json.dumps(after)))
     typer.echo("\n".join(lines[:100]) or f"{len(after)} values, all the same")

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from commands import is_known
-from graders import (
+from commands.taskfiles import is_known
+from data import (
     TAIL_CHARACTERS,
     _bare,
     answer_recall,
@@ -52,28 +52,146 @@ Pair = tuple[str, list[str]]  # response, accepted answers
 # ---------------------------------------------------------------- pairs
 
 ANSWERS = [
-    ["Lima"], ["Paris", "Lutetia"], ["New York City", "New York"], ["the Beatles"], ["The Old Mill"], ["yes"], ["no"], ["1994"], ["7 May 1812"], ["12.5"],
-    ["1,200", "1200"], ["U.S.A.", "United States"], ["O'Brien"], ["AT&T"], ["Jean-Luc Moreau"], ["Washington, D.C."], ["A"], ["a cat"], ["Montréal"],
-    ["noanswer"], ["3:45 p.m."], ["$40"], ["7%"], ["John Q. Public, Jr."], ["\"Heat\""], ["Chicago (IL)"], ["Ida Cole and Otto Berg"], ["x^2"], ["N/A"],
+    ["Lima"],
+    ["Paris", "Lutetia"],
+    ["New York City", "New York"],
+    ["the Beatles"],
+    ["The Old Mill"],
+    ["yes"],
+    ["no"],
+    ["1994"],
+    ["7 May 1812"],
+    ["12.5"],
+    ["1,200", "1200"],
+    ["U.S.A.", "United States"],
+    ["O'Brien"],
+    ["AT&T"],
+    ["Jean-Luc Moreau"],
+    ["Washington, D.C."],
+    ["A"],
+    ["a cat"],
+    ["Montréal"],
+    ["noanswer"],
+    ["3:45 p.m."],
+    ["$40"],
+    ["7%"],
+    ["John Q. Public, Jr."],
+    ['"Heat"'],
+    ["Chicago (IL)"],
+    ["Ida Cole and Otto Berg"],
+    ["x^2"],
+    ["N/A"],
     ["The Art of the Long Walk Home, Volume II"],
-]  # fmt: skip
+]
 FORMS = [
-    "{a}", "{a}", "{l}", "{u}", "the {a}", "{a}.", "{a}, France", "old {a}", "{first}", "{last}", "{a} or Rome", "Rome", "yes", "no", "", " ", "\n", ".", "...",
-    "The", "a", "{a}{a}", "{spaced}", "\\text{{{a}}}", "\\left {a} \\right", "{{{a}}}", "{{{a}", "**{a}**", "{a}\n", "  {a} ", "{alias}", ".5 {a}", "\"{a}\"",
-]  # fmt: skip
+    "{a}",
+    "{a}",
+    "{l}",
+    "{u}",
+    "the {a}",
+    "{a}.",
+    "{a}, France",
+    "old {a}",
+    "{first}",
+    "{last}",
+    "{a} or Rome",
+    "Rome",
+    "yes",
+    "no",
+    "",
+    " ",
+    "\n",
+    ".",
+    "...",
+    "The",
+    "a",
+    "{a}{a}",
+    "{spaced}",
+    "\\text{{{a}}}",
+    "\\left {a} \\right",
+    "{{{a}}}",
+    "{{{a}",
+    "**{a}**",
+    "{a}\n",
+    "  {a} ",
+    "{alias}",
+    ".5 {a}",
+    '"{a}"',
+]
 WRAPPINGS = [
-    "\\boxed{{{x}}}", "So it is \\boxed{{{x}}}.", "$\\boxed{{{x}}}$", "\\boxed {x}", "$\\boxed {x}$ is it", "\\boxed{{{x}", "\\BOXED{{{x}}}", "\\fbox{{{x}}}",
-    "\\boxed\\text{{{x}}}", "\\boxed{{Rome}} or rather \\boxed{{{x}}}", "\\boxed{{{x}}} or rather \\boxed{{Rome}}", "{x}", "It is {x}.",
-    "the answer is {x}", "Therefore, the answer is {x}.", "the answer is **{x}**.", "the answer is ..{x}..", "The answer is {x}", "the answer is Rome. No, the answer is {x}",
-    "the answer is ({x})<｜end▁of▁sentence｜>", "the answer is <｜Assistant｜>{x}", "\\boxed{{{x}}} the answer is {x}",
-    "<think>{x}</think>\\boxed{{{x}}}, the answer is {x}", "<think>the answer is {x} \\boxed{{{x}}}</think>", "<think>the answer is {x} \\boxed{{{x}}}",
-    "hm</think>the answer is {x} \\boxed{{{x}}}", "<think>\\boxed{{{x}}}</think>the answer is Rome \\boxed{{Rome}}", "the answer is {x} \\boxed{{{x}}}<think>or",
-    "<think>the answer is {x}</think>\n", "\\boxed{{{x}}}{tail}", "{tail}\\boxed{{{x}}}", "the answer is {x}{tail}", "", " ", "<update>{x}</update>", "I do not know",
-]  # fmt: skip
+    "\\boxed{{{x}}}",
+    "So it is \\boxed{{{x}}}.",
+    "$\\boxed{{{x}}}$",
+    "\\boxed {x}",
+    "$\\boxed {x}$ is it",
+    "\\boxed{{{x}",
+    "\\BOXED{{{x}}}",
+    "\\fbox{{{x}}}",
+    "\\boxed\\text{{{x}}}",
+    "\\boxed{{Rome}} or rather \\boxed{{{x}}}",
+    "\\boxed{{{x}}} or rather \\boxed{{Rome}}",
+    "{x}",
+    "It is {x}.",
+    "the answer is {x}",
+    "Therefore, the answer is {x}.",
+    "the answer is **{x}**.",
+    "the answer is ..{x}..",
+    "The answer is {x}",
+    "the answer is Rome. No, the answer is {x}",
+    "the answer is ({x})<｜end▁of▁sentence｜>",
+    "the answer is <｜Assistant｜>{x}",
+    "\\boxed{{{x}}} the answer is {x}",
+    "<think>{x}</think>\\boxed{{{x}}}, the answer is {x}",
+    "<think>the answer is {x} \\boxed{{{x}}}</think>",
+    "<think>the answer is {x} \\boxed{{{x}}}",
+    "hm</think>the answer is {x} \\boxed{{{x}}}",
+    "<think>\\boxed{{{x}}}</think>the answer is Rome \\boxed{{Rome}}",
+    "the answer is {x} \\boxed{{{x}}}<think>or",
+    "<think>the answer is {x}</think>\n",
+    "\\boxed{{{x}}}{tail}",
+    "{tail}\\boxed{{{x}}}",
+    "the answer is {x}{tail}",
+    "",
+    " ",
+    "<update>{x}</update>",
+    "I do not know",
+]
 LATEX = [
-    "\\boxed{", "\\boxed ", "\\boxed", "\\fbox{", "{", "}", "}", "}", "$", "\\text{", "\\left", "\\right", "\\!", "\\\\", "tfrac", "dfrac", "^{\\circ}", "^\\circ",
-    "\\$", "\\%", " .", "{.", " ", "\n", "Lima", "lima", "the ", "5", ".", ",", "yes", "no", "a", "-",
-]  # fmt: skip
+    "\\boxed{",
+    "\\boxed ",
+    "\\boxed",
+    "\\fbox{",
+    "{",
+    "}",
+    "}",
+    "}",
+    "$",
+    "\\text{",
+    "\\left",
+    "\\right",
+    "\\!",
+    "\\\\",
+    "tfrac",
+    "dfrac",
+    "^{\\circ}",
+    "^\\circ",
+    "\\$",
+    "\\%",
+    " .",
+    "{.",
+    " ",
+    "\n",
+    "Lima",
+    "lima",
+    "the ",
+    "5",
+    ".",
+    ",",
+    "yes",
+    "no",
+    "a",
+    "-",
+]
 
 
 def wrapped(n: int, seed: int) -> Iterator[Pair]:
@@ -83,7 +201,13 @@ def wrapped(n: int, seed: int) -> Iterator[Pair]:
         answers = rng.choice(ANSWERS)
         a = answers[0]
         x = rng.choice(FORMS).format(
-            a=a, l=a.lower(), u=a.upper(), first=a.split()[0], last=a.split()[-1], spaced=" ".join(a), alias=answers[-1]
+            a=a,
+            l=a.lower(),
+            u=a.upper(),
+            first=a.split()[0],
+            last=a.split()[-1],
+            spaced=" ".join(a),
+            alias=answers[-1],
         )
         yield rng.choice(WRAPPINGS).format(x=x, tail=" and so on" * rng.randint(1, 40)), answers
 
@@ -92,7 +216,10 @@ def fuzz(n: int, seed: int) -> Iterator[Pair]:
     """n strings of pieces of LaTeX, and an answer of the same kind."""
     rng = random.Random(f"fuzz {seed}")
     for _ in range(n):
-        yield "".join(rng.choices(LATEX, k=rng.randint(1, 12))), ["".join(rng.choices(LATEX[4:], k=rng.randint(1, 3)))]
+        yield (
+            "".join(rng.choices(LATEX, k=rng.randint(1, 12))),
+            ["".join(rng.choices(LATEX[4:], k=rng.randint(1, 3)))],
+        )
 
 
 # ---------------------------------------------------------------- the originals
@@ -131,7 +258,15 @@ def pipeline_of(
     memagent: Path, utils: ModuleType, script: str = "ruler_hqa"
 ) -> Callable[[str, Sequence[str], str], dict | str | None]:
     """MemAgent's whole `get_pred` for one response: the fields that it writes, None where it writes nothing, `RAISED` where it ends."""
-    stubs = ("tqdm", "datasets", "transformers", "tiktoken", "torch", "torch.multiprocessing", "utils.envs")
+    stubs = (
+        "tqdm",
+        "datasets",
+        "transformers",
+        "tiktoken",
+        "torch",
+        "torch.multiprocessing",
+        "utils.envs",
+    )
     with mock.patch.dict(sys.modules, {"utils": utils}):
         module = imported(memagent / f"taskutils/memory_eval/{script}.py", stubs)
     module.AutoTokenizer = mock.MagicMock()
@@ -144,9 +279,15 @@ def pipeline_of(
 
     def get_pred(response: str, answers: Sequence[str], api: str) -> dict | None:
         said[:] = [response]
-        module.args = SimpleNamespace(model="m", tokenizer="t", api=api, n_proc=1, force=True, length=0, split="niah")
+        module.args = SimpleNamespace(
+            model="m", tokenizer="t", api=api, n_proc=1, force=True, length=0, split="niah"
+        )
         with mock.patch.dict(sys.modules, lent), contextlib.suppress(ZeroDivisionError):
-            module.get_pred([{"answers": [*answers], "outputs": [*answers], "context": ""}], module.args, str(out))
+            module.get_pred(
+                [{"answers": [*answers], "outputs": [*answers], "context": ""}],
+                module.args,
+                str(out),
+            )
         lines = out.read_text(encoding="utf-8").splitlines()
         return json.loads(lines[0]) if lines else None
 
@@ -172,7 +313,13 @@ class Comparison:
         rules: dict[str, Rule] | None = None,
         same: Callable = lambda a, b: a == b,
     ):
-        self.name, self.ours, self.theirs, self.rules, self.same = name, ours, quietly(theirs), rules or {}, same
+        self.name, self.ours, self.theirs, self.rules, self.same = (
+            name,
+            ours,
+            quietly(theirs),
+            rules or {},
+            same,
+        )
 
     def run(self, pairs: Iterable[Pair]) -> None:
         n, why, examples = 0, Counter(), []
@@ -181,7 +328,14 @@ class Comparison:
             ours, theirs = self.ours(response, answers), self.theirs(response, answers)
             if self.same(ours, theirs):
                 continue
-            rule = next((name for name, holds in self.rules.items() if holds(response, answers, ours, theirs)), "UNEXPLAINED")
+            rule = next(
+                (
+                    name
+                    for name, holds in self.rules.items()
+                    if holds(response, answers, ours, theirs)
+                ),
+                "UNEXPLAINED",
+            )
             why[rule] += 1
             if rule == "UNEXPLAINED":
                 examples.append((response, answers, ours, theirs))
@@ -228,25 +382,38 @@ def tidied(response: str) -> str:
 
 def rewards(name: str, theirs: Callable[[str, list[str]], float]) -> Comparison:
     rules = {
-        "think tags (ours drops thinking first)": lambda r, a, ours, _: thinks(r) and theirs(strip_thinking(r), a) == ours,
-        "an empty box, an answer that clean-up empties (ours 0)": lambda r, a, ours, _: ours == 0
-        and extract_boxed(r.lower()[-TAIL_CHARACTERS:]) == "" and "" in (_bare(gold.lower()) for gold in a),
-    }  # fmt: skip
+        "think tags (ours drops thinking first)": lambda r, a, ours, _: (
+            thinks(r) and theirs(strip_thinking(r), a) == ours
+        ),
+        "an empty box, an answer that clean-up empties (ours 0)": lambda r, a, ours, _: (
+            ours == 0
+            and extract_boxed(r.lower()[-TAIL_CHARACTERS:]) == ""
+            and "" in (_bare(gold.lower()) for gold in a)
+        ),
+    }
     return Comparison(f"boxed_reward / {name}", boxed_reward, theirs, rules)
 
 
 def extractions(utils: ModuleType) -> list[Comparison]:
     boxed = Comparison(
-        "extract_boxed / MemAgent extract_boxed_answer", lambda r, a: extract_boxed(r), lambda r, a: utils.extract_boxed_answer(r),
+        "extract_boxed / MemAgent extract_boxed_answer",
+        lambda r, a: extract_boxed(r),
+        lambda r, a: utils.extract_boxed_answer(r),
         {"theirs raises (ours None)": lambda r, a, ours, theirs: theirs == RAISED and ours is None},
-    )  # fmt: skip
+    )
     sentence = Comparison(
-        "extract_sentence / MemAgent extract_answer", lambda r, a: extract_sentence(r), lambda r, a: utils.extract_answer(r),
+        "extract_sentence / MemAgent extract_answer",
+        lambda r, a: extract_sentence(r),
+        lambda r, a: utils.extract_answer(r),
         {
-            "dots before the answer": lambda r, a, ours, theirs: without_tokens(r) == r and extract_sentence(tidied(r)) == theirs,
-            "DeepSeek's special tokens": lambda r, a, ours, theirs: extract_sentence(tidied(r)) == theirs,
+            "dots before the answer": lambda r, a, ours, theirs: (
+                without_tokens(r) == r and extract_sentence(tidied(r)) == theirs
+            ),
+            "DeepSeek's special tokens": lambda r, a, ours, theirs: (
+                extract_sentence(tidied(r)) == theirs
+            ),
         },
-    )  # fmt: skip
+    )
     return [boxed, sentence]
 
 
@@ -260,14 +427,30 @@ def metrics(utils: ModuleType) -> list[Comparison]:
         return ours == 0 and not (extract_boxed(r) or r)
 
     pairs = [
-        ("normalize_answer", lambda p, g: normalize_answer(p), lambda p, g: utils.normalize_answer(p)),
-        ("exact_match / exact_match_score", lambda p, g: exact_match(p, [g]), utils.exact_match_score),
+        (
+            "normalize_answer",
+            lambda p, g: normalize_answer(p),
+            lambda p, g: utils.normalize_answer(p),
+        ),
+        (
+            "exact_match / exact_match_score",
+            lambda p, g: exact_match(p, [g]),
+            utils.exact_match_score,
+        ),
         ("f1 / f1_score", lambda p, g: f1(p, [g]), lambda p, g: utils.f1_score(p, g)[0]),
-        ("sub_em_upstream / sub_exact_match_score", lambda p, g: sub_em_upstream(p, [g]), utils.sub_exact_match_score),
+        (
+            "sub_em_upstream / sub_exact_match_score",
+            lambda p, g: sub_em_upstream(p, [g]),
+            utils.sub_exact_match_score,
+        ),
     ]
     return [
         Comparison(
-            name, on_pred(ours), on_pred(theirs), {"empty": blank}, close if "normalize" not in name else lambda a, b: a == b
+            name,
+            on_pred(ours),
+            on_pred(theirs),
+            {"empty": blank},
+            close if "normalize" not in name else lambda a, b: a == b,
         )
         for name, ours, theirs in pairs
     ]
@@ -288,20 +471,34 @@ def pipelines(pipeline: Callable) -> list[Comparison]:
 
             def thought(r: str, a: list[str], mine: float, _, theirs=theirs) -> bool:
                 without = theirs(strip_thinking(r), a)
-                return thinks(r) and (near(without, mine) or (without in (None, RAISED) and mine == 0))
+                return thinks(r) and (
+                    near(without, mine) or (without in (None, RAISED) and mine == 0)
+                )
 
             def token(r: str, a: list[str], _, other: object, form=form, ours=ours) -> bool:
                 return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
 
             rules = {
-                "empty output (theirs leaves it out of n)": lambda r, a, mine, other: other is None and mine == 0,
-                "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
+                "empty output (theirs leaves it out of n)": lambda r, a, mine, other: (
+                    other is None and mine == 0
+                ),
+                "theirs ends with an error": lambda r, a, mine, other: (
+                    other == RAISED and mine == 0
+                ),
                 "thinking (theirs grades thoughts without an end or an answer)": thought,
                 "special tokens, dots before the answer": token,
-                "a box of blanks equals an answer of articles (ours 0)": lambda r, a, mine, other: mine == 0 and other == 1
-                and not normalize_answer(a[0]) and not (extract_boxed(strip_thinking(r)) or "x").strip(),
-            }  # fmt: skip
-            found.append(Comparison(f"score, {form}: {field} / get_pred judge_{field}", ours, theirs, rules, near))
+                "a box of blanks equals an answer of articles (ours 0)": lambda r, a, mine, other: (
+                    mine == 0
+                    and other == 1
+                    and not normalize_answer(a[0])
+                    and not (extract_boxed(strip_thinking(r)) or "x").strip()
+                ),
+            }
+            found.append(
+                Comparison(
+                    f"score, {form}: {field} / get_pred judge_{field}", ours, theirs, rules, near
+                )
+            )
     return found
 
 
@@ -325,12 +522,18 @@ def asked_for_all(pipeline: Callable) -> list[Comparison]:
             return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
 
         rules = {
-            "empty output (theirs leaves it out of n)": lambda r, a, mine, other: other is None and mine == 0,
+            "empty output (theirs leaves it out of n)": lambda r, a, mine, other: (
+                other is None and mine == 0
+            ),
             "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
             "thinking": thought,
             "special tokens, dots before the answer": token,
         }
-        found.append(Comparison(f"score, {form}: all asked / ruler_general get_pred", ours, theirs, rules, near))
+        found.append(
+            Comparison(
+                f"score, {form}: all asked / ruler_general get_pred", ours, theirs, rules, near
+            )
+        )
     return found
 
 
@@ -351,11 +554,16 @@ def headline(pipeline: Callable) -> list[Comparison]:
         rules = {
             "another accepted answer": alias,
             "their other direction: the prediction in the answer": two_way,
-            "as for sub_em_upstream above": lambda r, a, mine, other: other in (None, RAISED) or thinks(r) or without_tokens(r) != r or ".." in r,
-        }  # fmt: skip
+            "as for sub_em_upstream above": lambda r, a, mine, other: (
+                other in (None, RAISED) or thinks(r) or without_tokens(r) != r or ".." in r
+            ),
+        }
         found.append(
             Comparison(
-                f"score, {form}: headline sub_em / judge_sub_em", lambda r, a, form=form: score(r, a, form).sub_em, theirs, rules
+                f"score, {form}: headline sub_em / judge_sub_em",
+                lambda r, a, form=form: score(r, a, form).sub_em,
+                theirs,
+                rules,
             )
         )
     return found
@@ -365,7 +573,9 @@ def filters(memagent: Path) -> list[Comparison]:
     folder = memagent / "taskutils/memory_data"
     verifier = imported(folder / "hotpotqa_verifier.py")
     with mock.patch.dict(sys.modules, {"hotpotqa_verifier": verifier}):
-        script = imported(folder / "filter.py", ("openai", "rich", "fire", "memory_data", "memory_data.utils"))
+        script = imported(
+            folder / "filter.py", ("openai", "rich", "fire", "memory_data", "memory_data.utils")
+        )
 
     def one(function: Callable, response: str, answers: list[str]) -> bool:
         return bool(function(([response], {"ground_truth": answers}))[0])
@@ -373,7 +583,10 @@ def filters(memagent: Path) -> list[Comparison]:
     boxed, contains = partial(one, quietly(script.scores)), partial(one, script.contains)
 
     def known(rule: str, response: str, answers: list[str]) -> bool:
-        return is_known({"response": response, "reward": boxed_reward(response, answers), "answers": answers}, rule)
+        return is_known(
+            {"response": response, "reward": boxed_reward(response, answers), "answers": answers},
+            rule,
+        )
 
     def thought(theirs: Callable) -> dict[str, Rule]:
         def holds(r: str, a: list[str], ours: object, _) -> bool:
@@ -382,22 +595,46 @@ def filters(memagent: Path) -> list[Comparison]:
         return {"think tags (ours drops thinking before it looks at the box)": holds}
 
     return [
-        Comparison("data filter --rule right / filter.py scores", partial(known, "right"), boxed, thought(lambda r, a, rest: boxed(rest, a))),
         Comparison(
-            "data filter --rule contains / filter.py scores or contains", partial(known, "contains"), lambda r, a: boxed(r, a) or contains(r, a),
+            "data filter --rule right / filter.py scores",
+            partial(known, "right"),
+            boxed,
+            thought(lambda r, a, rest: boxed(rest, a)),
+        ),
+        Comparison(
+            "data filter --rule contains / filter.py scores or contains",
+            partial(known, "contains"),
+            lambda r, a: boxed(r, a) or contains(r, a),
             thought(lambda r, a, rest: boxed(rest, a) or contains(r, a)),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def held(n: int, seed: int) -> None:
     """The answers that are seen in memories as ReMemR1's code keeps them, tags and all. Ours alone: upstream does not look."""
     rng, missed = random.Random(seed), Counter()
     for _ in range(n):
-        answer = rng.choice([a for answers in ANSWERS for a in answers if normalize_answer(a) not in ("", "yes", "no")])
-        memory = rng.choice(["<update>{}</update>", "<update>Otto is in {}</update>", "<update>{}.</update>", "<update>so \\boxed{{{}}}</update>", "<update>({}) it is</update>"])  # fmt: skip
+        answer = rng.choice(
+            [
+                a
+                for answers in ANSWERS
+                for a in answers
+                if normalize_answer(a) not in ("", "yes", "no")
+            ]
+        )
+        memory = rng.choice(
+            [
+                "<update>{}</update>",
+                "<update>Otto is in {}</update>",
+                "<update>{}.</update>",
+                "<update>so \\boxed{{{}}}</update>",
+                "<update>({}) it is</update>",
+            ]
+        )
         memory = memory.format(answer)
-        missed.update(stand=not stand(phrases([answer]), memory), recall=answer_recall([answer], memory) != 1)
+        missed.update(
+            stand=not stand(phrases([answer]), memory), recall=answer_recall([answer], memory) != 1
+        )
     Comparison.missed += missed.total()
     print(
         f"{'memories with tags: the answer is not seen by stand; recall':<58} {n:>7,} {missed['stand']:>7,}  {missed['recall']:,} by answer_recall"
@@ -406,8 +643,14 @@ def held(n: int, seed: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, repository in (("memagent", "BytedTsinghua-SIA/MemAgent"), ("rememr1", "syr-cn/ReMemR1"), ("ruler", "NVIDIA/RULER")):
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=f"a checkout of {repository}")
+    for name, repository in (
+        ("memagent", "BytedTsinghua-SIA/MemAgent"),
+        ("rememr1", "syr-cn/ReMemR1"),
+        ("ruler", "NVIDIA/RULER"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="FOLDER", help=f"a checkout of {repository}"
+        )
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--fuzz", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -437,7 +680,9 @@ def main() -> int:
         module = imported(args.rememr1 / "verl/utils/reward_score/hotpotqa.py")
         rewards("ReMemR1 compute_score, em", quietly(module.compute_score)).run(pairs)
         rewards("ReMemR1 compute_score, em, fuzz", quietly(module.compute_score)).run(strings)
-        for comparison in metrics(imported(args.rememr1 / "taskutils/memory_eval/utils/__init__.py")):
+        for comparison in metrics(
+            imported(args.rememr1 / "taskutils/memory_eval/utils/__init__.py")
+        ):
             comparison.name += ", ReMemR1's"
             comparison.run(pairs)
     if args.ruler:

@@ -2,12 +2,12 @@
 
 import pytest
 
-import presets
-import settings
+from agents import find
+from config import options, presets
+from config.options import GRPOConfig
 from data import Task
 from grpo import advantages_of, rows_of, token_weights
 from memagent import Finish, Group, Prompt, Trajectory, Turn
-from settings import GRPOConfig
 
 TASK = Task("t", "Where is Otto?", ("Lima",), "Otto reached Lima.")
 OUTCOMES = [1, 0, 0, 1]
@@ -21,24 +21,39 @@ GOLDEN = {
 def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
     trajectories = []
     for i, outcome in enumerate(outcomes):
-        turns = [Turn(Prompt((), 8, final=k == len(r_state) - 1), [2], [3], [-1.0], Finish.STOP, "") for k in range(len(r_state))]
+        turns = [
+            Turn(Prompt((), 8, final=k == len(r_state) - 1), [2], [3], [-1.0], Finish.STOP, "")
+            for k in range(len(r_state))
+        ]
         of_turns = [{"state": float(by_step[i])} for by_step in r_state]
         trajectories.append(Trajectory(TASK, turns, i, float(outcome), of_turns))
     return Group(TASK, trajectories)
 
 
-@pytest.mark.parametrize(("compat", "preset", "scale"), [
-    ("", "default", 1.0), ("paper", "default", 1.0), ("upstream", "default", 2.0), ("", "rememr1", 1.0), ("upstream", "rememr1", 2.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("compat", "preset", "scale"),
+    [
+        ("", "default", 1.0),
+        ("paper", "default", 1.0),
+        ("upstream", "default", 2.0),
+        ("", "rememr1", 1.0),
+        ("upstream", "rememr1", 2.0),
+    ],
+)
 def test_golden_advantages(compat, preset, scale):
     """D-3: the default has scale 1; upstream's doubling is a setting of its own. As the commands resolve them."""
     fields = presets.compat_fields(compat, training=True).get("grpo", {})
-    config, _ = settings.resolve(preset, settings.EMBEDDED, fields, {}, "rememr1")
+    config, _ = find.resolve(preset, options.EMBEDDED, fields, {}, "rememr1")
     each = advantages_of(group(), config)
     for step, wanted in enumerate(GOLDEN[scale]):
         assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
-    rows = rows_of([group()], GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4))
-    assert [row.advantage for row in rows] == pytest.approx([GOLDEN[scale][k][i] for i in range(4) for k in range(3)])
+    rows = rows_of(
+        [group()],
+        GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4),
+    )
+    assert [row.advantage for row in rows] == pytest.approx(
+        [GOLDEN[scale][k][i] for i in range(4) for k in range(3)]
+    )
 
 
 def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
@@ -49,8 +64,13 @@ def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
 
 
 def test_with_std_the_doubling_cancels():
-    one, two = (advantages_of(group(), GRPOConfig(normalisation="std", state_reward_scale=scale)) for scale in (1.0, 2.0))
-    assert [x for of_turns in one for x in of_turns] == pytest.approx([x for of_turns in two for x in of_turns], abs=1e-5)
+    one, two = (
+        advantages_of(group(), GRPOConfig(normalisation="std", state_reward_scale=scale))
+        for scale in (1.0, 2.0)
+    )
+    assert [x for of_turns in one for x in of_turns] == pytest.approx(
+        [x for of_turns in two for x in of_turns], abs=1e-5
+    )
 
 
 def test_a_group_of_one_has_no_baseline():
@@ -80,7 +100,9 @@ def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
 def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
     for value in (1 / 3, 0.1, 0.2, 0.7):
         same = group([value] * 16, [[0.1 + 0.2] * 8 + [0.3] * 8] * 3)
-        assert rows_of([same], GRPOConfig(normalisation="mean")) == rows_of([same], GRPOConfig()) == []
+        assert (
+            rows_of([same], GRPOConfig(normalisation="mean")) == rows_of([same], GRPOConfig()) == []
+        )
         for trajectory in same.trajectories:
             trajectory.states = []
         assert rows_of([same], GRPOConfig(normalisation="mean")) == []
@@ -88,11 +110,14 @@ def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
 
 def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():
     share, split = (
-        advantages_of(group(), GRPOConfig(normalisation="mean", alpha=0.8, credit=credit)) for credit in ("share", "split")
+        advantages_of(group(), GRPOConfig(normalisation="mean", alpha=0.8, credit=credit))
+        for credit in ("share", "split")
     )
     outcome = [0.5, -0.5, -0.5, 0.5]
     for a, both, divided in zip(outcome, share, split, strict=True):
-        assert [x - y for x, y in zip(both, divided, strict=True)] == pytest.approx([0.8 * (a - a / 3)] * 3)
+        assert [x - y for x, y in zip(both, divided, strict=True)] == pytest.approx(
+            [0.8 * (a - a / 3)] * 3
+        )
 
 
 def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns():
@@ -103,4 +128,6 @@ def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns()
     config = GRPOConfig(normalisation="mean", aggregation="state_mean", group_size=4)
     rows = rows_of([g], config)
     for row, weight in zip(rows, token_weights(rows, config), strict=True):
-        assert weight == pytest.approx(1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4))
+        assert weight == pytest.approx(
+            1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4)
+        )

@@ -21,10 +21,10 @@ from conftest import cell_of, parts_of
 from typer.testing import CliRunner
 
 import cli
-import demo
-import downloads
-import settings
-from settings import EMBEDDED
+from agents import find
+from commands import demo
+from config.options import EMBEDDED
+from tasks import downloads
 
 ROOT = Path(cli.__file__).parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -40,21 +40,30 @@ def run(*arguments, code=0):
 
 
 def python(code, **kwargs):
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, **kwargs).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, **kwargs
+    ).stdout
 
 
 @pytest.fixture
 def own(tmp_path):
     path = tmp_path / "own.jsonl"
     rows = [
-        {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. Otto joined Emil."}
+        {
+            "question": f"Where is {p}?",
+            "answer": "Lima",
+            "context": f"{p} reached Lima. Otto joined Emil.",
+        }
         for p in ("Anna", "Boris")
     ]
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data", "data build"])
+@pytest.mark.parametrize(
+    "command",
+    ["", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data", "data build"],
+)
 def test_help_names_every_flag_and_imports_no_torch(command):
     code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert "Usage" in python(code)
@@ -64,7 +73,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("commands.look", full)
+    monkeypatch.setattr("commands.taskfiles.look", full)
     assert "the disk is full; make room" in run("data", "look", "world", code=2)
 
 
@@ -72,7 +81,9 @@ def test_help_answers_within_a_second():
     def seconds():
         """Processor time of one call: on a machine with nothing else to do that is how long it takes."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "cli.py", "train", "--help"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "cli.py", "train", "--help"], cwd=ROOT, capture_output=True, check=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -156,13 +167,20 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("base", "--out", f"{__file__}/base"), "test_cli.py"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(tmp_path, monkeypatch, arguments, words):
+def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
+    tmp_path, monkeypatch, arguments, words
+):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.app, list(arguments))
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     message = result.stderr.strip()
-    assert message.startswith("memagent: ") and "\n" not in message and words in message and "Traceback" not in result.output
+    assert (
+        message.startswith("memagent: ")
+        and "\n" not in message
+        and words in message
+        and "Traceback" not in result.output
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,32 +202,57 @@ NO_PATHS = {
 
 
 @pytest.mark.parametrize("path", NO_PATHS.values(), ids=[*NO_PATHS])
-def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(tmp_path, monkeypatch, own, path):
+def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
+    tmp_path, monkeypatch, own, path
+):
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     records = [
-        {"id": str(i), "question": f"Who is {i}?", "answers": ["a"], "paragraphs": [{"title": f"{i} {k}", "text": "t"} for k in range(9)]}
+        {
+            "id": str(i),
+            "question": f"Who is {i}?",
+            "answers": ["a"],
+            "paragraphs": [{"title": f"{i} {k}", "text": "t"} for k in range(9)],
+        }
         for i in range(2)
-    ]  # fmt: skip
+    ]
     Path("set.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     Path("run/checkpoints/step-1").mkdir(parents=True)
     Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     there = sorted(tmp_path.rglob("*"))
     for line in PATHS.replace("\n", "|").split("|"):
-        words = [{"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word) for word in line.split()]
+        words = [
+            {"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word)
+            for word in line.split()
+        ]
         if path.endswith("/x") and "--name P" in line:
             continue  # inside the folder of all runs there is neither file nor link
-        words += "--steps 1 --tasks-per-step 1 --group-size 2".split() if words[0] == "train" and "--resume" not in words else []
+        words += (
+            "--steps 1 --tasks-per-step 1 --group-size 2".split()
+            if words[0] == "train" and "--resume" not in words
+            else []
+        )
         result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (line, result.output, result.exception)
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (
+            line,
+            result.output,
+            result.exception,
+        )
         message = result.stderr.strip()
-        if "\0" not in path:  # which no shell can give; the library refuses some of these itself, in its own form
-            assert message.startswith("memagent: ") and "\n" not in message and len(message) < 2100, line
+        if (
+            "\0" not in path
+        ):  # which no shell can give; the library refuses some of these itself, in its own form
+            assert (
+                message.startswith("memagent: ") and "\n" not in message and len(message) < 2100
+            ), line
         assert "Traceback" not in result.output, line
         assert sorted(tmp_path.rglob("*")) == there, line
 
 
-@pytest.mark.parametrize("content", ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"],
+)
 def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(content)
@@ -218,16 +261,38 @@ def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
 
 
 def test_plan_prints_a_line_a_mode_and_its_formulas():
-    out = " ".join(run("plan", "--model", "Qwen/Qwen3-4B", "--gpu-gib", "24", "--chunk-tokens", "512", "--preset", "vime").split())
+    out = " ".join(
+        run(
+            "plan",
+            "--model",
+            "Qwen/Qwen3-4B",
+            "--gpu-gib",
+            "24",
+            "--chunk-tokens",
+            "512",
+            "--preset",
+            "vime",
+        ).split()
+    )
     assert "4.02 billion weights" in out and "512 tokens" in out and "layout paper" in out
     assert "fits │ yes │ yes │ no │" in out and "--sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
 
 
-@pytest.mark.parametrize(("words", "said"), [((), "1 GPU(s) of 80 GiB (H100)"), (("--gpu-gib", 24), "1 GPU(s) of 24 GiB (RTX 4090)"),
-                                             (("--card", "L4"), "1 GPU(s) of 24 GiB (L4)")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "1 GPU(s) of 80 GiB (H100)"),
+        (("--gpu-gib", 24), "1 GPU(s) of 24 GiB (RTX 4090)"),
+        (("--card", "L4"), "1 GPU(s) of 24 GiB (L4)"),
+    ],
+)
 def test_plan_is_for_one_card(words, said):
     out = " ".join(run("plan", "--model", "Qwen/Qwen3-0.6B", *words).split())
-    assert said in out and f"Seconds are an estimate for the {said.partition('(')[2].partition('(')[2].rstrip(')')}:" in out
+    assert (
+        said in out
+        and f"Seconds are an estimate for the {said.partition('(')[2].partition('(')[2].rstrip(')')}:"
+        in out
+    )
 
 
 def test_look_and_convert(own, tmp_path):
@@ -240,7 +305,19 @@ def test_look_and_convert(own, tmp_path):
 
 def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run("train", "--name", "a", "--steps", 2, "--tasks-per-step", 2, "--group-size", 4, "--lengths", "1,2")
+    run(
+        "train",
+        "--name",
+        "a",
+        "--steps",
+        2,
+        "--tasks-per-step",
+        2,
+        "--group-size",
+        4,
+        "--lengths",
+        "1,2",
+    )
     folder = tmp_path / "runs" / "a"
     assert {p.name for p in folder.iterdir()} >= {
         "config.yaml",
@@ -256,14 +333,50 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     assert (tmp_path / "runs/b/model/model.safetensors").read_bytes() == (
         folder / "model/model.safetensors"
     ).read_bytes()  # replayed
-    out = run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
+    out = run(
+        "eval",
+        "--model",
+        folder / "model",
+        "--lengths",
+        "1,2",
+        "--n",
+        4,
+        "--name",
+        "e",
+        "--temperatures",
+        "1.0",
+    )
     summary = json.loads((tmp_path / "runs/e/summary.json").read_text())
     assert cell_of(summary, "memagent", "two_hop", "1.0", 2)["n"] == 4 and "memagent" in out
     assert "<html" in (tmp_path / "runs/e/report.html").read_text()
     rows = (tmp_path / "runs/e/rows.jsonl").read_text()
-    run("eval", "--model", folder / "model", "--lengths", "1,2", "--n", 4, "--name", "e", "--temperatures", "1.0")
+    run(
+        "eval",
+        "--model",
+        folder / "model",
+        "--lengths",
+        "1,2",
+        "--n",
+        4,
+        "--name",
+        "e",
+        "--temperatures",
+        "1.0",
+    )
     assert (tmp_path / "runs/e/rows.jsonl").read_text() == rows  # nothing is asked twice
-    run("eval", "--data", own, "--n", 2, "--name", "own", "--agents", "memagent", "--temperatures", "0")
+    run(
+        "eval",
+        "--data",
+        own,
+        "--n",
+        2,
+        "--name",
+        "own",
+        "--agents",
+        "memagent",
+        "--temperatures",
+        "0",
+    )
     (tmp_path / "doc.txt").write_text(
         "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. Paula met Leon."
     )
@@ -272,7 +385,10 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     assert "section 1" in run("ask", tmp_path / "doc.txt", "Where is Anna?")
 
 
-@pytest.mark.skipif(not (SHARED / "hotpotqa_tiny.jsonl.gz").exists(), reason="needs ../shared/data, which is not there")
+@pytest.mark.skipif(
+    not (SHARED / "hotpotqa_tiny.jsonl.gz").exists(),
+    reason="needs ../shared/data, which is not there",
+)
 def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(
@@ -327,7 +443,9 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch):
     Path("runs/d/old").touch()  # an earlier demo is replaced
     Path("runs/other").mkdir()
     Path("runs/other/config.yaml").touch()
-    run("demo", "--short", "--name", "other", code=2)  # a folder that is no demo, a training run for one, is not
+    run(
+        "demo", "--short", "--name", "other", code=2
+    )  # a folder that is no demo, a training run for one, is not
     run("demo", "--short", "--name", "d")
     summary = json.loads(Path("runs/d/summary.json").read_text())
     for agent in ("trained", "untrained", "full"):
@@ -345,7 +463,10 @@ def test_the_demo_says_what_to_expect_from_a_rate_that_it_measures():
     quick, slow = (demo.expected(plan, rate, 2, 2) for rate in (200_000, 100_000))
     assert 120 < quick < slow < 360 and slow - demo.START == pytest.approx(2 * (quick - demo.START))
     assert demo.expected(plan, 100_000, 1, 1) - demo.START == pytest.approx(2 * (slow - demo.START))
-    assert demo.expected(plan, 100_000, 2, 16) < slow and demo.expected(demo.PLANS["short"], 100_000, 2, 2) == 0
+    assert (
+        demo.expected(plan, 100_000, 2, 16) < slow
+        and demo.expected(demo.PLANS["short"], 100_000, 2, 2) == 0
+    )
     assert demo.speed() > 1000
 
 
@@ -375,20 +496,37 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
     folder = Path("runs/demo-rememr1")
     summary = json.loads((folder / "summary.json").read_text())
-    agents = ["rememr1", "memagent", "untrained rememr1", "untrained memagent", "full", "rememr1, not looking back"]
+    agents = [
+        "rememr1",
+        "memagent",
+        "untrained rememr1",
+        "untrained memagent",
+        "full",
+        "rememr1, not looking back",
+    ]
     assert (
         parts_of(summary, "agent")[:2] == agents[:2]
         and parts_of(summary, "temperature", agent="full") == ["1.0", "0.0"]
         and {*parts_of(summary, "agent")} == {*agents}
     )
-    assert len(summary["cells"]) == 12 and parts_of(summary, "n") == [4] and parts_of(summary, "length") == [4]
+    assert (
+        len(summary["cells"]) == 12
+        and parts_of(summary, "n") == [4]
+        and parts_of(summary, "length") == [4]
+    )
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
         (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
     ]
-    assert {cell["agent"] for cell in summary["cells"] if "recalls" in cell} == {agents[0], agents[2], agents[5]}
+    assert {cell["agent"] for cell in summary["cells"] if "recalls" in cell} == {
+        agents[0],
+        agents[2],
+        agents[5],
+    }
     assert cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)["recalls"]["queries"] == 0
     for name in ("rememr1-0", "memagent-0"):
-        assert (folder / name / "report.html").exists() and (folder / name / "model" / "model.safetensors").exists()
+        assert (folder / name / "report.html").exists() and (
+            folder / name / "model" / "model.safetensors"
+        ).exists()
     page = (folder / "report.html").read_text()
     assert "Seed by seed" in page and "Looking back" in page
     run("demo", "--agent", "rememr1", "--short")  # and again, over it
@@ -396,19 +534,70 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
 
 def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
     work = demo.trainings(demo.VERSUS["default"], 3, tmp_path)
-    assert [(t.run.agent, t.grpo.seed) for t in work] == [(arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")]
-    assert len({(t.grpo.steps, t.grpo.tasks_per_step, t.grpo.group_size, t.grpo.lr, t.run.model, t.config) for t in work}) == 1
-    asked = [{(j.agent, j.kinds, j.seed, j.sections, j.asks) for j in t.then if j.config.callback == "learned"} for t in work]
-    assert all({q[1:] for q in questions} == {q[1:] for q in asked[0]} and len(questions) == 3 for questions in asked)
-    assert all(j.trained == t.grpo.seed and Path(j.model).parent.name == t.run.name for t in work for j in t.then)
-    assert {j.agent for t in work for j in t.then if j.config.callback == "off"} == {"rememr1, not looking back"}
+    assert [(t.run.agent, t.grpo.seed) for t in work] == [
+        (arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")
+    ]
+    assert (
+        len(
+            {
+                (
+                    t.grpo.steps,
+                    t.grpo.tasks_per_step,
+                    t.grpo.group_size,
+                    t.grpo.lr,
+                    t.run.model,
+                    t.config,
+                )
+                for t in work
+            }
+        )
+        == 1
+    )
+    asked = [
+        {
+            (j.agent, j.kinds, j.seed, j.sections, j.asks)
+            for j in t.then
+            if j.config.callback == "learned"
+        }
+        for t in work
+    ]
+    assert all(
+        {q[1:] for q in questions} == {q[1:] for q in asked[0]} and len(questions) == 3
+        for questions in asked
+    )
+    assert all(
+        j.trained == t.grpo.seed and Path(j.model).parent.name == t.run.name
+        for t in work
+        for j in t.then
+    )
+    assert {j.agent for t in work for j in t.then if j.config.callback == "off"} == {
+        "rememr1, not looking back"
+    }
 
 
 def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ("--steps", 1, "--tasks-per-step", 1, "--group-size", 2, "--lengths", "1")
-    out = run("train", "--name", "a", "--preset", "rememr1", "--compat", "upstream", "--chunk-tokens", 24, "--step-tokens", 20, "--final-tokens", 20,
-              "--updates-per-rollout", 1, "--alpha", 0.5, *small)  # fmt: skip
+    out = run(
+        "train",
+        "--name",
+        "a",
+        "--preset",
+        "rememr1",
+        "--compat",
+        "upstream",
+        "--chunk-tokens",
+        24,
+        "--step-tokens",
+        20,
+        "--final-tokens",
+        20,
+        "--updates-per-rollout",
+        1,
+        "--alpha",
+        0.5,
+        *small,
+    )
     for words in (
         "history_scope exclude_new",
         "query_text greedy",
@@ -419,9 +608,23 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "not as upstream: ",
     ):
         assert words in out
-    stored = settings.begun(Path("runs/a"))
-    assert (stored["run"]["agent"], stored["grpo"]["memory_reward"], stored["grpo"]["kl"]) == ("rememr1", "level", 1e-3)
-    out = run("train", "--name", "b", "--config", "runs/a/config.yaml", "--compat", "paper", "--history-scope", "exclude_current")
+    stored = find.begun(Path("runs/a"))
+    assert (stored["run"]["agent"], stored["grpo"]["memory_reward"], stored["grpo"]["kl"]) == (
+        "rememr1",
+        "level",
+        1e-3,
+    )
+    out = run(
+        "train",
+        "--name",
+        "b",
+        "--config",
+        "runs/a/config.yaml",
+        "--compat",
+        "paper",
+        "--history-scope",
+        "exclude_current",
+    )
     for words in (
         "history_scope exclude_current",
         "boxed_literal single",
@@ -433,11 +636,11 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     ):
         assert words in out
     run("train", "--name", "b", "--resume", "--steps", 2)
-    assert settings.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
+    assert find.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
     # unless it is said, the agent that the model was trained with
     for name, said, agent in (("c", (), "rememr1"), ("d", ("--agent", "memagent"), "memagent")):
         run("train", "--name", name, "--model", "runs/a/model", *said, *small)
-        assert settings.begun(Path("runs", name))["run"]["agent"] == agent
+        assert find.begun(Path("runs", name))["run"]["agent"] == agent
     out = run(
         "eval",
         "--name",
@@ -456,12 +659,18 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "0",
     )
     assert "not as upstream: " in out and "query_text greedy" in out
-    assert "history_scope include_current" in out and "boxed_literal single" in out and "memory_reward" not in out
+    assert (
+        "history_scope include_current" in out
+        and "boxed_literal single" in out
+        and "memory_reward" not in out
+    )
     assert "looked back" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(
         "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
-    assert "rememr1: memory_text update" in run("ask", "notes.txt", "Where is Anna?", "--agent", "rememr1")
+    assert "rememr1: memory_text update" in run(
+        "ask", "notes.txt", "Where is Anna?", "--agent", "rememr1"
+    )
     assert "rememr1: memory_text response_minus_recall" in run(
         "ask", "notes.txt", "Where is Anna?", "--model", "runs/a/model"
     )  # as it was trained
@@ -494,12 +703,22 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     """In their order, each with small numbers on top, on files of the names and forms that it speaks of."""
     monkeypatch.chdir(tmp_path)
     questions = [
-        {"id": str(i), "question": f"Where is person {10 * i}?", "answer": "Lima", "type": "bridge", "level": "easy",
-         "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
-         "context": {"title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
-                     "sentences": [[f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)]}}
+        {
+            "id": str(i),
+            "question": f"Where is person {10 * i}?",
+            "answer": "Lima",
+            "type": "bridge",
+            "level": "easy",
+            "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
+            "context": {
+                "title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
+                "sentences": [
+                    [f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)
+                ],
+            },
+        }
         for i in range(44)
-    ]  # fmt: skip
+    ]
 
     def get(name, out, revision, say):
         say(f"{name} comes from a hub")
@@ -514,26 +733,38 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     for target in re.findall(r"^ *make (\w+)", text, re.M):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
     lines = re.findall(r"^ *python cli\.py (.+)$", text, re.M)
-    demos = [line for line in lines if line.startswith("demo ")]  # that they run is the test of their short forms
-    assert any("demo --long" in line for line in demos) and "demo --agent rememr1" in demos and "--long" in run("demo", "--help")
+    demos = [
+        line for line in lines if line.startswith("demo ")
+    ]  # that they run is the test of their short forms
+    assert (
+        any("demo --long" in line for line in demos)
+        and "demo --agent rememr1" in demos
+        and "--long" in run("demo", "--help")
+    )
     lines = [line for line in lines if line not in demos]
     assert {name for name in SMALL for line in lines if line.startswith(name)} == SMALL.keys()
     for line in lines:
         words = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(EMBEDDED)), comments=True)
         name = " ".join(words[: 1 + (words[0] == "data")])
-        small = [] if "--resume" in words else SMALL[name].split()  # a run is resumed with its own settings
+        small = (
+            [] if "--resume" in words else SMALL[name].split()
+        )  # a run is resumed with its own settings
         out = run(*words, *small)
         assert out.strip(), line
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
     shown = next(shlex.split(line, comments=True) for line in lines if line.startswith("show"))
     trained = next(shlex.split(line, comments=True) for line in lines if line.startswith("train"))
-    assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"  # of a step that there is without the small numbers
+    assert (
+        shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
+    )  # of a step that there is without the small numbers
     assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
     evaluated = json.loads(Path("runs/eval/summary.json").read_text())
     (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
     assert (
-        asked["policy"] == "runs/real/model" and asked["known"] == 2 and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
+        asked["policy"] == "runs/real/model"
+        and asked["known"] == 2
+        and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
     )
     assert parts_of(evaluated, "agent") == ["memagent", "full", "bm25", "none", "oracle"]
     assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
@@ -549,26 +780,37 @@ def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_pa
 
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = (
-        "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 --save-every 1 --chunk-tokens 30 --name".split()
-    )
+    words = "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 --save-every 1 --chunk-tokens 30 --name".split()
     metrics = Path("runs/killed/metrics.csv")
-    with subprocess.Popen([sys.executable, ROOT / "cli.py", *words, "killed"], stdout=subprocess.DEVNULL) as process:
-        while (metrics.read_text().count("\n") if metrics.exists() else 0) < 3 and process.poll() is None:
+    with subprocess.Popen(
+        [sys.executable, ROOT / "cli.py", *words, "killed"], stdout=subprocess.DEVNULL
+    ) as process:
+        while (
+            metrics.read_text().count("\n") if metrics.exists() else 0
+        ) < 3 and process.poll() is None:
             time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     before = Path("runs/killed/config.yaml").read_bytes()
     result = CliRunner().invoke(cli.app, "train --name killed --resume --seed 9 --lr 0.5".split())
-    assert result.exit_code == 2 and "grpo.lr 0.001, not 0.5" in result.stderr and "grpo.seed 0, not 9" in result.stderr
-    assert "Traceback" not in result.output and Path("runs/killed/config.yaml").read_bytes() == before
+    assert (
+        result.exit_code == 2
+        and "grpo.lr 0.001, not 0.5" in result.stderr
+        and "grpo.seed 0, not 9" in result.stderr
+    )
+    assert (
+        "Traceback" not in result.output and Path("runs/killed/config.yaml").read_bytes() == before
+    )
     run("train", "--name", "killed", "--resume")
     assert Path("runs/killed/config.yaml").read_bytes() == before
     run(*words, "whole")
 
     def numbers(name):
         with Path("runs", name, "metrics.csv").open(newline="") as file:
-            rows = [{k: v for k, v in row.items() if not k.endswith("_s")} for row in csv.DictReader(file)]
+            rows = [
+                {k: v for k, v in row.items() if not k.endswith("_s")}
+                for row in csv.DictReader(file)
+            ]
         return rows, Path("runs", name, "model", "model.safetensors").read_bytes()
 
     assert numbers("killed") == numbers("whole") and len(numbers("killed")[0]) == 4
@@ -577,7 +819,9 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
 
 
-def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_and_nothing_is_lost(tmp_path, monkeypatch):
+def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_and_nothing_is_lost(
+    tmp_path, monkeypatch
+):
     """And one is killed: the third finishes what they left, every row once."""
     monkeypatch.chdir(tmp_path)
     words = [
@@ -590,13 +834,18 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_an
     def lines():
         return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
-    processes = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = [
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     while lines() < 10 and all(process.poll() is None for process in processes):
         time.sleep(0.01)
     processes[0].send_signal(signal.SIGINT)
     begun = time.monotonic()
     _, said = processes[0].communicate(timeout=60)
-    assert processes[0].returncode == 130 and time.monotonic() - begun < 10  # about one second alone
+    assert (
+        processes[0].returncode == 130 and time.monotonic() - begun < 10
+    )  # about one second alone
     assert "stopped" in said and "Traceback" not in said
     processes[1].kill()
     processes[1].communicate()
@@ -610,11 +859,17 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_an
 
 def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():
     result = CliRunner().invoke(cli.app, ["train", "--data", "\x1b]0;title\x07file"])
-    assert result.exit_code == 2 and "file" in result.stderr and not set("\x1b\x07") & set(result.stderr)
+    assert (
+        result.exit_code == 2
+        and "file" in result.stderr
+        and not set("\x1b\x07") & set(result.stderr)
+    )
 
 
 def test_nothing_goes_to_the_network_without_being_asked(own):
     """Reading a file of the user's works where every connection is refused."""
-    refuse = "import socket\ndef no(*a, **k): raise OSError('no network')\nsocket.socket.connect = no\n"
-    code = f"{refuse}import data\nprint(len(data.read({str(own)!r})))"
+    refuse = (
+        "import socket\ndef no(*a, **k): raise OSError('no network')\nsocket.socket.connect = no\n"
+    )
+    code = f"{refuse}from tasks import readers\nprint(len(readers.read({str(own)!r})))"
     assert python(code, env=os.environ | {"HF_HUB_OFFLINE": "0"}).strip() == "2"

@@ -14,21 +14,23 @@ import pytest
 from conftest import cell_of
 from rich.console import Console
 
-import base
-import eval as evaluation
+import eval
 import rollout
-import rows as rows_module
-import worlds
-from agents import full_context
+from agents.baselines import full_context
+from agents.rememr1 import rememr1
+from config.errors import UserError
+from config.presets import compat_fields
 from data import Task
-from eval import EDGE, Cell, evaluate, fate, row_of
+from embedded import tiny
+from engines.scripted import ScriptedEngine
+from eval import evaluate
 from memagent import AgentConfig, Finish, Trajectory, Turn, fill, memagent
-from presets import compat_fields
-from rememr1 import rememr1
-from rollout import Sampling, ScriptedEngine
-from rows import Rows
-from tally import cells, summarise, table
-from text import UserError
+from report import rows as report_rows
+from report.reading import EDGE, row_of
+from report.rows import Cell, Rows, fate
+from report.summary import cells, summarise, table
+from rollout import Sampling
+from tasks import worlds
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
 
@@ -41,7 +43,11 @@ def script(prompt):
     """Remembers the last sentence of the section; right or wrong by a rule of the prompt alone."""
     if not prompt.final:
         return prompt.section.strip().rpartition(". ")[2]
-    return "\\boxed{ " + ("Lima" if len(prompt.text) % 2 else "Oslo") + "}" if len(prompt.text) % 3 else "unknown"
+    return (
+        "\\boxed{ " + ("Lima" if len(prompt.text) % 2 else "Oslo") + "}"
+        if len(prompt.text) % 3
+        else "unknown"
+    )
 
 
 class Failing(ScriptedEngine):
@@ -53,7 +59,11 @@ class Failing(ScriptedEngine):
         done = super().step()
         for _, turn in done:
             if self.word and self.word in turn.prompt.text:
-                turn.finish, turn.error, turn.response = Finish.ERROR, "the endpoint is gone", self.codec.text("")
+                turn.finish, turn.error, turn.response = (
+                    Finish.ERROR,
+                    "the endpoint is gone",
+                    self.codec.text(""),
+                )
         return done
 
 
@@ -65,7 +75,16 @@ class Counting(ScriptedEngine):
         return super().add(prompt, *rest)
 
 
-def run(codec, path, some=None, engine=None, agent=memagent, config=base.AGENT, sampling=Sampling(), **other):
+def run(
+    codec,
+    path,
+    some=None,
+    engine=None,
+    agent=memagent,
+    config=tiny.AGENT,
+    sampling=Sampling(),
+    **other,
+):
     engine = engine or Counting(codec, script, per_step=2)
     return evaluate(engine, agent, some or tasks(), config, sampling, rows=path, **(CELL | other))
 
@@ -82,14 +101,38 @@ def timeless(rows):
 
 
 def test_a_row_says_what_happened(codec, tmp_path):
-    task = Task("a", "Where is Anna?", ("Lima", "Oslo"), text=("Anna reached Lima. " * 12).strip(), gold=(0, 11))
+    task = Task(
+        "a",
+        "Where is Anna?",
+        ("Lima", "Oslo"),
+        text=("Anna reached Lima. " * 12).strip(),
+        gold=(0, 11),
+    )
     answers = iter(["Anna reached Lima. " * 5, " ", "It is \\boxed{lima}."])
-    (row,) = run(codec, tmp_path / "rows", [task], ScriptedEngine(codec, lambda prompt: next(answers)))
+    (row,) = run(
+        codec, tmp_path / "rows", [task], ScriptedEngine(codec, lambda prompt: next(answers))
+    )
     expected = {
-        "agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2, "id": "a", "sample": 0, "prediction": "lima",
-        "answers": ["Lima", "Oslo"], "finish": "stop", "error": "", "reward": 1.0, "em": 1.0, "f1": 1.0, "sub_em": 1.0, "sub_em_upstream": 1.0,
-        "sections": 2, "memory_cut": 1, "memory_empty": 1, "gold": [0, 11],
-    }  # fmt: skip
+        "agent": "trained",
+        "question": "one_fact",
+        "temperature": "1.0",
+        "length": 2,
+        "id": "a",
+        "sample": 0,
+        "prediction": "lima",
+        "answers": ["Lima", "Oslo"],
+        "finish": "stop",
+        "error": "",
+        "reward": 1.0,
+        "em": 1.0,
+        "f1": 1.0,
+        "sub_em": 1.0,
+        "sub_em_upstream": 1.0,
+        "sections": 2,
+        "memory_cut": 1,
+        "memory_empty": 1,
+        "gold": [0, 11],
+    }
     assert {k: row[k] for k in expected} == expected
     assert row["tokens_written"] == 13 + 2 + len(codec.encode("It is \\boxed{lima}.")) + 1
     assert row["tokens_read"] > 2 * 24 and row["seconds"] >= 0
@@ -98,10 +141,15 @@ def test_a_row_says_what_happened(codec, tmp_path):
 
 def test_rulers_own_tasks_are_graded_by_the_share_of_their_answers(codec, tmp_path):
     engine = ScriptedEngine(codec, lambda prompt: "\\boxed{12, 56}")
-    some = [Task(kind, "q?", ("12", "34"), text="x", kind=kind, dataset="ruler") for kind in ("vt", "qa_1")]
+    some = [
+        Task(kind, "q?", ("12", "34"), text="x", kind=kind, dataset="ruler")
+        for kind in ("vt", "qa_1")
+    ]
     rows = run(codec, tmp_path / "rows", some, engine)
     assert [row["reward"] for row in rows] == [0.5, 0.0]
-    assert cell_of(summarise(rows), "trained", "one_fact", "1.0", 2)["mean"] == 0.75  # by sub_em, "12" is in it
+    assert (
+        cell_of(summarise(rows), "trained", "one_fact", "1.0", 2)["mean"] == 0.75
+    )  # by sub_em, "12" is in it
 
 
 def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
@@ -111,21 +159,25 @@ def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
         ("b", memagent, {"max_sections": 2}, 24),
         ("c", full_context, {"window": 100}, None),
     ):
-        rows = run(codec, tmp_path / name, some, agent=agent, config=replace(base.AGENT, **change))
+        rows = run(codec, tmp_path / name, some, agent=agent, config=replace(tiny.AGENT, **change))
         assert all(row["cut"] == cut if cut is not None else row["cut"] > 0 for row in rows)
         summary = summarise(rows)
         assert cell_of(summary, "trained", "one_fact", "1.0", 2)["cut"] == rows[0]["cut"]
         console = Console(width=200, record=True, file=io.StringIO())
         console.print(table(summary))
-        assert ("documents not read whole, by a cap or a window, in 1 of 1 cells" in " ".join(console.export_text().split())) == (
-            cut != 0
-        )
+        assert (
+            "documents not read whole, by a cap or a window, in 1 of 1 cells"
+            in " ".join(console.export_text().split())
+        ) == (cut != 0)
 
 
 def test_thoughts_are_no_memory(codec, tmp_path):
     answers = iter(["<think>hm", "\\boxed{Lima}"])
     (found,) = run(
-        codec, tmp_path / "rows", [Task("a", "q?", ("Lima",), text="x")], ScriptedEngine(codec, lambda prompt: next(answers))
+        codec,
+        tmp_path / "rows",
+        [Task("a", "q?", ("Lima",), text="x")],
+        ScriptedEngine(codec, lambda prompt: next(answers)),
     )
     assert found["memory_empty"] == 1
 
@@ -135,7 +187,11 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     engine = Failing(
         codec,
         lambda p: (
-            "\\boxed{}" if some[1].question in p.text else "nothing" if some[2].question in p.text else f"\\boxed{{{gold(p)}}}"
+            "\\boxed{}"
+            if some[1].question in p.text
+            else "nothing"
+            if some[2].question in p.text
+            else f"\\boxed{{{gold(p)}}}"
         ),
     )
 
@@ -149,40 +205,73 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
     assert [row["reward"] for row in rows] == [0, 0, 0, 1, 1, 1, 1, 1]
     assert all(row[m] == 0 for row in rows[:3] for m in ("em", "f1", "sub_em"))
     # the tokenizer writes the empty box with a blank in it, which is right for MemAgent
-    assert [row["sub_em_upstream"] for row in rows[:3]] == [0, 1, 0] and rows[1]["response"] == "\\boxed{ }"
-    assert rows[0]["error"] == "the endpoint is gone" and rows[0]["prediction"] is None and rows[0]["finish"] == "error"
+    assert [row["sub_em_upstream"] for row in rows[:3]] == [0, 1, 0] and rows[1][
+        "response"
+    ] == "\\boxed{ }"
+    assert (
+        rows[0]["error"] == "the endpoint is gone"
+        and rows[0]["prediction"] is None
+        and rows[0]["finish"] == "error"
+    )
     summary = summarise(rows)
     cell = cell_of(summary, "trained", "one_fact", "1.0", 2)
     assert (cell["mean"], cell["n"], cell["failed"], cell["empty"]) == (5 / 8, 8, 1 / 8, 2 / 8)
 
 
 def test_a_failed_trajectory_is_wrong_even_with_the_answer_in_hand(codec):
-    prompt = fill(base.AGENT.template("final"), 24, final=True, problem="q?", memory="m")
+    prompt = fill(tiny.AGENT.template("final"), 24, final=True, problem="q?", memory="m")
     turn = Turn(prompt, [1, 2], [3], [0.0], Finish.ERROR, codec.text("\\boxed{Lima}"), "gone")
     failed = Trajectory(Task("a", "q?", ("Lima",), text="x"), [turn], error="gone")
     assert failed.answer == "\\boxed{Lima}"
     found = row_of(failed, Cell("trained", "one_fact", "1.0", 2), "boxed")
-    assert (found["reward"], found["sub_em"], found["prediction"], found["finish"]) == (0.0, 0.0, None, "error")
+    assert (found["reward"], found["sub_em"], found["prediction"], found["finish"]) == (
+        0.0,
+        0.0,
+        None,
+        "error",
+    )
 
 
 def test_kinds_side_by_side_are_the_cells_that_they_are_apart(codec, tmp_path):
     def all_rows(name, question, tasks):
-        found = evaluate(ScriptedEngine(codec, script), memagent, tasks, base.AGENT, Sampling(), name="a", question=question, length=2,
-                         rows=tmp_path / name, record_to=tmp_path / "records", n_records=2)  # fmt: skip
-        return [{k: v for k, v in row.items() if k not in ("seconds", "mib", "settings")} for row in found]
+        found = evaluate(
+            ScriptedEngine(codec, script),
+            memagent,
+            tasks,
+            tiny.AGENT,
+            Sampling(),
+            name="a",
+            question=question,
+            length=2,
+            rows=tmp_path / name,
+            record_to=tmp_path / "records",
+            n_records=2,
+        )
+        return [
+            {k: v for k, v in row.items() if k not in ("seconds", "mib", "settings")}
+            for row in found
+        ]
 
     kinds = ("two_hop", "one_fact")
-    mixed = [task for pair in zip(*(worlds.make_tasks(0, 4, 2, kind) for kind in kinds), strict=True) for task in pair]
+    mixed = [
+        task
+        for pair in zip(*(worlds.make_tasks(0, 4, 2, kind) for kind in kinds), strict=True)
+        for task in pair
+    ]
     together = all_rows("together", "", mixed)
     records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
     assert {record["cell"]["question"] for record in records} == set(kinds)
     for kind in kinds:
-        assert [row for row in together if row["question"] == kind] == all_rows(kind, kind, worlds.make_tasks(0, 4, 2, kind))
+        assert [row for row in together if row["question"] == kind] == all_rows(
+            kind, kind, worlds.make_tasks(0, 4, 2, kind)
+        )
 
 
 def test_a_question_that_does_not_fit_the_window_is_a_failed_row(codec, tmp_path):
-    rows = run(codec, tmp_path / "rows", agent=full_context, config=replace(base.AGENT, window=20))
-    assert [row["reward"] for row in rows] == [0] * 6 and all("does not fit" in row["error"] for row in rows)
+    rows = run(codec, tmp_path / "rows", agent=full_context, config=replace(tiny.AGENT, window=20))
+    assert [row["reward"] for row in rows] == [0] * 6 and all(
+        "does not fit" in row["error"] for row in rows
+    )
 
 
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
@@ -191,7 +280,7 @@ def test_the_form_of_the_answer_decides(codec, tmp_path, form):
     say = {"boxed": "\\boxed{Lima}", "sentence": "Therefore, the answer is Lima."}
     for said, right in ((form, 1.0), ("sentence" if form == "boxed" else "boxed", 0.0)):
         engine = ScriptedEngine(codec, lambda p, said=said: say[said] if p.final else "x")
-        config = replace(base.AGENT, form=form, final_tokens=99)
+        config = replace(tiny.AGENT, form=form, final_tokens=99)
         assert run(codec, tmp_path / said, [task], engine, config=config)[0]["reward"] == right
 
 
@@ -200,12 +289,24 @@ def test_the_form_of_the_answer_decides(codec, tmp_path, form):
 
 def test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run(codec, tmp_path):
     whole = run(codec, tmp_path / "whole", samples=2)
-    assert len(whole) == 12 and [(r["id"], r["sample"]) for r in whole] == [(t.id, s) for t in tasks() for s in (0, 1)]
-    assert {r["reward"] for r in whole} == {0.0, 1.0} or {r["prediction"] for r in whole} > {None}  # there is something to mix up
+    assert len(whole) == 12 and [(r["id"], r["sample"]) for r in whole] == [
+        (t.id, s) for t in tasks() for s in (0, 1)
+    ]
+    assert {r["reward"] for r in whole} == {0.0, 1.0} or {r["prediction"] for r in whole} > {
+        None
+    }  # there is something to mix up
     content = (tmp_path / "whole").read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     rng = random.Random(0)
-    for cut in [0, 1, ends[0] - 1, ends[0], ends[0] + 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(40))]:
+    for cut in [
+        0,
+        1,
+        ends[0] - 1,
+        ends[0],
+        ends[0] + 1,
+        len(content) - 1,
+        *(rng.randrange(len(content)) for _ in range(40)),
+    ]:
         path = tmp_path / "cut"
         path.write_bytes(content[:cut])
         engine = Counting(codec, script, per_step=3)
@@ -248,19 +349,28 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"config": replace(base.AGENT, memory_tokens=12)}, {"config": replace(base.AGENT, layout="paper")}, {"sampling": Sampling(1.0, 0.9)},
-        {"sampling": Sampling(0.5)}, {"seed": 1}, {"model": "step 20"}, {"name": "other"}, {"question": "two_hop"}, {"length": 3},
-        {"agent": full_context}, {"some": [replace(t, text=t.document + " Anna met Otto.", pool=None) for t in tasks()]},
-        {"some": [replace(t, answers=("Quito",)) for t in tasks()]}, {"templates": "Read {section} for {problem}; you have {memory}"},
+        {"config": replace(tiny.AGENT, memory_tokens=12)},
+        {"config": replace(tiny.AGENT, layout="paper")},
+        {"sampling": Sampling(1.0, 0.9)},
+        {"sampling": Sampling(0.5)},
+        {"seed": 1},
+        {"model": "step 20"},
+        {"name": "other"},
+        {"question": "two_hop"},
+        {"length": 3},
+        {"agent": full_context},
+        {"some": [replace(t, text=t.document + " Anna met Otto.", pool=None) for t in tasks()]},
+        {"some": [replace(t, answers=("Quito",)) for t in tasks()]},
+        {"templates": "Read {section} for {problem}; you have {memory}"},
     ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
     path = tmp_path / "rows"
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "final.txt").write_text("{problem} {memory}")
-    config = replace(base.AGENT, templates=str(folder))
+    config = replace(tiny.AGENT, templates=str(folder))
     first = run(codec, path, config=config)
     if template := change.pop("templates", ""):
         (folder / "update.txt").write_text(template)
@@ -269,15 +379,25 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
         codec,
         path,
         engine=engine,
-        **({"config": config} | {k: replace(v, templates=str(folder)) if k == "config" else v for k, v in change.items()}),
+        **(
+            {"config": config}
+            | {
+                k: replace(v, templates=str(folder)) if k == "config" else v
+                for k, v in change.items()
+            }
+        ),
     )
     assert engine.finals == 6 and len(lines(path)) == 12
-    assert not {(r["settings"], r["task"]) for r in first} & {(r["settings"], r["task"]) for r in second}
+    assert not {(r["settings"], r["task"]) for r in first} & {
+        (r["settings"], r["task"]) for r in second
+    }
     assert {leaf["n"] for _, leaf in cells(summarise(second))} == {6}
     if template:
         (folder / "update.txt").unlink()
     engine = Counting(codec, script)
-    assert run(codec, path, engine=engine, config=config) == first  # the old rows are still there for the old settings
+    assert (
+        run(codec, path, engine=engine, config=config) == first
+    )  # the old rows are still there for the old settings
     assert engine.finals == 0
 
 
@@ -285,7 +405,11 @@ def test_fewer_or_more_questions_use_what_is_there(codec, tmp_path):
     path = tmp_path / "rows"
     six = run(codec, path, samples=2)
     engine = Counting(codec, script)
-    assert run(codec, path, tasks(3), engine, samples=1) == [row for row in six[:6] if row["sample"] == 0] and engine.finals == 0
+    assert (
+        run(codec, path, tasks(3), engine, samples=1)
+        == [row for row in six[:6] if row["sample"] == 0]
+        and engine.finals == 0
+    )
     assert run(codec, path, tasks(8), engine, samples=2)[:12] == six and engine.finals == 4
 
 
@@ -293,7 +417,10 @@ def test_unusual_text_survives_a_round_trip(codec, tmp_path):
     answers = ('Zürich\u2028\x85 "x"', "line\nbreak")
     first = run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")])
     engine = Counting(codec, script)
-    assert run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")], engine) == first and engine.finals == 0
+    assert (
+        run(codec, tmp_path / "rows", [Task("ü\n", "q?", answers, text="x")], engine) == first
+        and engine.finals == 0
+    )
 
 
 def test_a_damaged_line_is_named(codec, tmp_path):
@@ -311,7 +438,11 @@ def test_a_damaged_line_is_named(codec, tmp_path):
 
 def test_ids_must_be_unique(codec, tmp_path):
     with pytest.raises(UserError, match="have the id"):
-        run(codec, tmp_path / "rows", [Task("a", "q?", ("b",), text="x"), Task("a", "r?", ("b",), text="x")])
+        run(
+            codec,
+            tmp_path / "rows",
+            [Task("a", "q?", ("b",), text="x"), Task("a", "r?", ("b",), text="x")],
+        )
 
 
 def test_tasks_are_taken_as_they_are_needed(codec, tmp_path):
@@ -334,8 +465,16 @@ def test_tasks_are_taken_as_they_are_needed(codec, tmp_path):
 
 def test_every_row_is_written_and_on_the_disk_before_it_is_reported(codec, tmp_path, monkeypatch):
     path, seen, syncs = tmp_path / "rows", [], []
-    monkeypatch.setattr(rows_module.os, "fsync", lambda fd: syncs.append(path.read_bytes().count(b"\n")))
-    run(codec, path, tasks(30), agent=full_context, progress=lambda row: seen.append(path.read_bytes().count(b"\n")))
+    monkeypatch.setattr(
+        report_rows.os, "fsync", lambda fd: syncs.append(path.read_bytes().count(b"\n"))
+    )
+    run(
+        codec,
+        path,
+        tasks(30),
+        agent=full_context,
+        progress=lambda row: seen.append(path.read_bytes().count(b"\n")),
+    )
     assert seen == syncs == list(range(1, 31))
 
 
@@ -344,17 +483,25 @@ def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
     rows = run(codec, tmp_path / "rows", samples=2, record_to=path, n_records=2)
     run(codec, tmp_path / "rows", samples=2, record_to=path, n_records=2)
     kept = lines(path)
-    assert {(r["id"], r["sample"]) for r in kept} == {(rows[0]["id"], 0), (rows[2]["id"], 0)} and len(kept) == 2
-    assert all(r["cell"] == {"agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2} for r in kept)
+    assert {(r["id"], r["sample"]) for r in kept} == {
+        (rows[0]["id"], 0),
+        (rows[2]["id"], 0),
+    } and len(kept) == 2
+    assert all(
+        r["cell"] == {"agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2}
+        for r in kept
+    )
     assert {r["settings"] for r in kept} == {rows[0]["settings"]}
     assert {r["id"]: r["reward"] for r in kept} == {
-        r["id"]: r["reward"] for r in rows if r["sample"] == 0 and r["id"] in {k["id"] for k in kept}
+        r["id"]: r["reward"]
+        for r in rows
+        if r["sample"] == 0 and r["id"] in {k["id"] for k in kept}
     }
 
 
 def test_importing_it_brings_no_torch():
-    code = "import sys, eval, report, suites; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(evaluation.__file__).parent)
+    code = "import sys, eval; from report import page; from tasks import suites; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(eval.__file__).parent)
 
 
 # ---------------------------------------------------------------- what is remembered of a trajectory
@@ -367,12 +514,21 @@ def reading_of(codec, sections, memories, answers=("Lima",), **labels):
     def agent(task, config, codec):
         memory = codec.text("No previous memory")
         for section in reads:
-            turn = yield fill(config.template("update"), 24, problem="q?", section=codec.text(section), memory=memory)
+            turn = yield fill(
+                config.template("update"),
+                24,
+                problem="q?",
+                section=codec.text(section),
+                memory=memory,
+            )
             memory = turn.response
         yield fill(config.template("final"), 24, final=True, problem="q?", memory=memory)
 
     (trajectory,) = rollout.rollout(
-        ScriptedEngine(codec, lambda prompt: next(said)), agent, [(Task("a", "q?", answers, text="x", **labels), 0)], base.AGENT
+        ScriptedEngine(codec, lambda prompt: next(said)),
+        agent,
+        [(Task("a", "q?", answers, text="x", **labels), 0)],
+        tiny.AGENT,
     )
     return row_of(trajectory, Cell("a", "q", "1.0", 2), "boxed")
 
@@ -380,34 +536,68 @@ def reading_of(codec, sections, memories, answers=("Lima",), **labels):
 @pytest.mark.parametrize(
     ("memories", "answers", "seen", "held", "ends"),
     [
-        (["Anna reached Lima.", "Anna reached Lima.", "Otto met Anna."], ("Lima",), [1, 3], [[1, 1], [3, 0]], "lost"),
+        (
+            ["Anna reached Lima.", "Anna reached Lima.", "Otto met Anna."],
+            ("Lima",),
+            [1, 3],
+            [[1, 1], [3, 0]],
+            "lost",
+        ),
         (["-", "-", "In LIMA, he said!"], ("Lima",), [1, 3], [[3, 1]], "kept"),
         (["-", "Limassol", "-"], ("Lima",), [1, 3], [], "never kept"),  # whole words alone
         (["Oslo", "-", "-"], ("Oslo",), [], [[1, 1], [2, 0]], "lost"),
         (["-", "-", "-"], ("Oslo",), [], [], "not shown"),
-        (["<update>Lima</update>", "so \\boxed{Lima}", "<update>Limassol</update>"], ("Lima",), [1, 3], [[1, 1], [3, 0]], "lost"),
-        (["-", "-", "<update>in Lima</upd"], ("Lima",), [1, 3], [[3, 1]], "kept"),  # cut inside a tag
+        (
+            ["<update>Lima</update>", "so \\boxed{Lima}", "<update>Limassol</update>"],
+            ("Lima",),
+            [1, 3],
+            [[1, 1], [3, 0]],
+            "lost",
+        ),
+        (
+            ["-", "-", "<update>in Lima</upd"],
+            ("Lima",),
+            [1, 3],
+            [[3, 1]],
+            "kept",
+        ),  # cut inside a tag
         (["yes", "yes", "yes"], ("yes",), [], [], "unknown"),
-        (["Lima", "Quito", "Rome"], ("Rome", "Lima"), [1, 3], [[1, 1], [2, 0], [3, 1]], "kept"),  # any accepted answer will do
+        (
+            ["Lima", "Quito", "Rome"],
+            ("Rome", "Lima"),
+            [1, 3],
+            [[1, 1], [2, 0], [3, 1]],
+            "kept",
+        ),  # any accepted answer will do
     ],
 )
-def test_where_an_answer_came_into_the_memory_and_left_it(codec, memories, answers, seen, held, ends):
+def test_where_an_answer_came_into_the_memory_and_left_it(
+    codec, memories, answers, seen, held, ends
+):
     row = reading_of(codec, ["Anna reached Lima.", "Nothing.", "Lima is far."], memories, answers)
     assert (row["seen"], row["held"], fate(row), row["sections"]) == (seen, held, ends, 3)
     lengths = [len(codec.encode(memory)) for memory in memories]
     assert row["occupancy"] == lengths and row["memory_most"] == max(lengths)
     assert row["memory_tokens"] == pytest.approx(sum(lengths) / 3, abs=0.01)
-    assert row["document_tokens"] == sum(len(codec.encode(s)) for s in ("Anna reached Lima.", "Nothing.", "Lima is far."))
+    assert row["document_tokens"] == sum(
+        len(codec.encode(s)) for s in ("Anna reached Lima.", "Nothing.", "Lima is far.")
+    )
     assert row["mib"] > 50
 
 
 def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path):
     """`--compat upstream` keeps a memory with its tags (D2 of the check against the originals): rows, counts and transcripts see the answer."""
     fields = compat_fields("upstream", training=False)["agent"]
-    config = AgentConfig(24, 24, 24, query_tokens=8, step_tokens=48, **fields | {"retriever": "word_recall"})
+    config = AgentConfig(
+        24, 24, 24, query_tokens=8, step_tokens=48, **fields | {"retriever": "word_recall"}
+    )
     sections = ["Anna met Otto there." + " And so on." * 5] * 3
     task = Task("a", "Where?", ("Lima",), text=" ".join(sections))
-    said = ["<update>Otto: Lima</update>", "<update>Max left.</update><recall>otto</recall>", "<update>See \\boxed{Lima}</update>"]
+    said = [
+        "<update>Otto: Lima</update>",
+        "<update>Max left.</update><recall>otto</recall>",
+        "<update>See \\boxed{Lima}</update>",
+    ]
     answers = iter(said + ["<update>Limassol</update>"] * 9)
 
     def script(prompt):
@@ -423,15 +613,28 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
         record_to=tmp_path / "records",
         n_records=1,
     )
-    assert row["sections"] > 3 and row["held"] == [[1, 1], [2, 0], [3, 1], [4, 0]] and fate(row) == "lost"
-    assert (row["recalls"]["queries"], row["recalls"]["sought"], row["recalls"]["holds"], row["recalls"]["evidence"]) == (
+    assert (
+        row["sections"] > 3
+        and row["held"] == [[1, 1], [2, 0], [3, 1], [4, 0]]
+        and fate(row) == "lost"
+    )
+    assert (
+        row["recalls"]["queries"],
+        row["recalls"]["sought"],
+        row["recalls"]["holds"],
+        row["recalls"]["evidence"],
+    ) == (
         1,
         1,
         1,
         1,
     )
     (record,) = lines(tmp_path / "records")
-    assert record["turns"][1]["memory"] == record["turns"][2]["recalled"]["text"] == "<update> Otto: Lima</update>"
+    assert (
+        record["turns"][1]["memory"]
+        == record["turns"][2]["recalled"]["text"]
+        == "<update> Otto: Lima</update>"
+    )
     assert record["turns"][2]["recalled"]["held"] == "answer"
 
 
@@ -439,8 +642,13 @@ def test_of_answers_that_are_all_asked_for_each_is_looked_for(codec):
     ruler = dict(dataset="ruler", kind="vt")
     row = reading_of(codec, ["one 11", "two 22"], ["11", "11 22"], ("11", "22"), **ruler)
     assert row["held"] == [[1, 1], [2, 2]] and row["needed"] == 2 and fate(row) == "kept"
-    assert fate(reading_of(codec, ["one 11", "two 22"], ["11", "11"], ("11", "22"), **ruler)) == "kept in part"
-    assert fate(reading_of(codec, ["one 11", "two 22"], ["11", "0"], ("11", "22"), **ruler)) == "lost"
+    assert (
+        fate(reading_of(codec, ["one 11", "two 22"], ["11", "11"], ("11", "22"), **ruler))
+        == "kept in part"
+    )
+    assert (
+        fate(reading_of(codec, ["one 11", "two 22"], ["11", "0"], ("11", "22"), **ruler)) == "lost"
+    )
 
 
 def test_occupancy_is_by_sixteenths(codec):
@@ -465,10 +673,16 @@ def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypa
     by_id = {t.task.id: t for t in kept}
     first, other = by_id[some[0].id], by_id[some[1].id]
     assert rows[0]["sections"] == rows[1]["sections"] == n and rows[1]["document_tokens"] == n * 24
-    assert all(not (t.prompt.pieces or t.prompt.section or t.prompt_ids or t.logprobs) for t in other.turns)
+    assert all(
+        not (t.prompt.pieces or t.prompt.section or t.prompt_ids or t.logprobs) for t in other.turns
+    )
     assert other.answer and not any(t.response for t in other.turns[:-1])
     whole = [bool(t.prompt.section) for t in first.turns[:-1]]
-    assert whole[:EDGE] == [True] * EDGE and whole[-EDGE + 1 :] == [True] * (EDGE - 1) and not any(whole[EDGE : 2 * EDGE])
+    assert (
+        whole[:EDGE] == [True] * EDGE
+        and whole[-EDGE + 1 :] == [True] * (EDGE - 1)
+        and not any(whole[EDGE : 2 * EDGE])
+    )
     assert all(t.prompt.memory for t in first.turns)  # its memory can be followed all the way
 
 
@@ -489,7 +703,9 @@ def test_two_processes_share_a_cell(codec, tmp_path):
             code = 1
             try:
                 rows = run(codec, path, tasks(30), ScriptedEngine(codec, slow, 2), in_flight=4)
-                code = 0 if timeless(rows) == timeless(whole) else 2  # both have all rows in the end
+                code = (
+                    0 if timeless(rows) == timeless(whole) else 2
+                )  # both have all rows in the end
             finally:
                 os._exit(code)
         children.append(child)
@@ -515,16 +731,20 @@ def test_what_another_process_is_at_is_left_to_it_or_waited_for(codec, tmp_path,
                 file.append(first | {"seconds": 77.0})
             assert len(naps) < 9
 
-        monkeypatch.setattr(evaluation.time, "sleep", nap)
+        monkeypatch.setattr(eval.time, "sleep", nap)
         engine = Counting(codec, script)
-        assert run(codec, path, engine=engine)[0]["seconds"] == 77.0 and len(naps) == 3 and engine.finals == 0
+        assert (
+            run(codec, path, engine=engine)[0]["seconds"] == 77.0
+            and len(naps) == 3
+            and engine.finals == 0
+        )
 
 
 def test_a_row_whose_owner_ends_without_it_is_made_here(codec, tmp_path, monkeypatch):
     whole = run(codec, tmp_path / "whole")
     held = {repr((whole[2]["settings"], (whole[2]["id"], 0, whole[2]["task"])))}
     monkeypatch.setattr(Rows, "claim", lambda self, name: name not in held)
-    monkeypatch.setattr(evaluation.time, "sleep", lambda seconds: held.clear())
+    monkeypatch.setattr(eval.time, "sleep", lambda seconds: held.clear())
     assert timeless(run(codec, tmp_path / "rows")) == timeless(whole)
 
 
@@ -548,12 +768,20 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
     assert [row["tries"] for row in rows] == [2, 1, 1, 1] and not any(row["error"] for row in rows)
     engine.left = 3
     rows = run(codec, tmp_path / "failed", some, engine, retries=2)
-    assert rows[0]["error"] == "HTTP 500" and rows[0]["tries"] == 3 and rows[0]["sub_em"] == 0 and engine.left == 0
+    assert (
+        rows[0]["error"] == "HTTP 500"
+        and rows[0]["tries"] == 3
+        and rows[0]["sub_em"] == 0
+        and engine.left == 0
+    )
     assert cell_of(summarise(rows), "trained", "one_fact", "1.0", 2)["n"] == 4
     assert run(codec, tmp_path / "failed", some, engine) == rows  # a failure that is written stays
     again = run(codec, tmp_path / "failed", some, engine, redo_failed=True)
     assert timeless(again)[1:] == timeless(rows)[1:] and not again[0]["error"]
-    assert run(codec, tmp_path / "failed", some, engine) == again and len(lines(tmp_path / "failed")) == 5  # the last one counts
+    assert (
+        run(codec, tmp_path / "failed", some, engine) == again
+        and len(lines(tmp_path / "failed")) == 5
+    )  # the last one counts
 
 
 def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):
@@ -565,7 +793,9 @@ def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):
             raise ZeroDivisionError("by\nzero")
 
     rows = run(codec, tmp_path / "rows", some, agent=careless)
-    assert [row["error"] for row in rows] == ["", "ZeroDivisionError: by zero", "", ""] and rows[1]["sub_em"] == 0
+    assert [row["error"] for row in rows] == ["", "ZeroDivisionError: by zero", "", ""] and rows[1][
+        "sub_em"
+    ] == 0
     assert rows[1]["tries"] == 1  # it would make it again
 
 
@@ -576,7 +806,10 @@ def test_what_decides_an_answer_decides_which_rows_are_found(codec, tmp_path):
         engine = Counting(codec, script)
         run(codec, path, [replace(task, **change) for task in some], engine, agent=full_context)
         assert engine.finals == 2, change  # what the oracle reads, and how it is graded
-    for agent, again in ((full_context, 2), (memagent, 0)):  # who reads at once is cut to the engine's window
+    for agent, again in (
+        (full_context, 2),
+        (memagent, 0),
+    ):  # who reads at once is cut to the engine's window
         run(codec, tmp_path / agent.__name__, some, agent=agent)
         engine = Counting(codec, script)
         engine.window = 400
@@ -586,10 +819,22 @@ def test_what_decides_an_answer_decides_which_rows_are_found(codec, tmp_path):
 
 def test_transcripts_hold_no_token_ids_and_no_document_of_megabytes(codec, tmp_path):
     task = Task("a", "q?", ("b",), text="word " * 20_000)
-    run(codec, tmp_path / "rows", [task], agent=full_context, config=replace(base.AGENT, window=0), record_to=tmp_path / "records")
+    run(
+        codec,
+        tmp_path / "rows",
+        [task],
+        agent=full_context,
+        config=replace(tiny.AGENT, window=0),
+        record_to=tmp_path / "records",
+    )
     (record,) = lines(tmp_path / "records")
-    assert (tmp_path / "records").stat().st_size < 30_000 and not {"prompt_ids", "logprobs"} & {*record["turns"][0]}
-    assert record["turns"][0]["section"].strip().startswith("word word") and "characters left out" in record["turns"][0]["section"]
+    assert (tmp_path / "records").stat().st_size < 30_000 and not {"prompt_ids", "logprobs"} & {
+        *record["turns"][0]
+    }
+    assert (
+        record["turns"][0]["section"].strip().startswith("word word")
+        and "characters left out" in record["turns"][0]["section"]
+    )
 
 
 def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
@@ -602,26 +847,74 @@ def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
             else "<update>Nothing.</update>"
         )
 
-    text = " ".join([*["Anna reached Lima."] * 6, *["Ida reached Oslo."] * 6, *["Otto met Anna."] * 6, *["Nils reached Rome."] * 6])
+    text = " ".join(
+        [
+            *["Anna reached Lima."] * 6,
+            *["Ida reached Oslo."] * 6,
+            *["Otto met Anna."] * 6,
+            *["Nils reached Rome."] * 6,
+        ]
+    )
     task = Task("t", "Where is Otto?", ("Lima",), text)
     said = {"Anna reached Lima": "<update>Anna reached Lima.</update>"}
-    engine = ScriptedEngine(codec, lambda p: next((answer for key, answer in said.items() if key in p.section), None) or script(p))
-    config = replace(base.AGENT, step_tokens=60)
+    engine = ScriptedEngine(
+        codec,
+        lambda p: (
+            next((answer for key, answer in said.items() if key in p.section), None) or script(p)
+        ),
+    )
+    config = replace(tiny.AGENT, step_tokens=60)
     (row,) = evaluate(
-        engine, rememr1, [task], config, Sampling(), name="a", length=4, rows=tmp_path / "rows", record_to=tmp_path / "records"
+        engine,
+        rememr1,
+        [task],
+        config,
+        Sampling(),
+        name="a",
+        length=4,
+        rows=tmp_path / "rows",
+        record_to=tmp_path / "records",
     )
     assert {k: v for k, v in row["recalls"].items() if v} == {
-        "updates": 4, "queries": 1, "hits": 1, "ages": 2, "sought": 1, "holds": 1, "evidence_sought": 1, "evidence": 1,
-    }  # fmt: skip
+        "updates": 4,
+        "queries": 1,
+        "hits": 1,
+        "ages": 2,
+        "sought": 1,
+        "holds": 1,
+        "evidence_sought": 1,
+        "evidence": 1,
+    }
     turns = json.loads((tmp_path / "records").read_text())["turns"]
     assert (
-        turns[3]["recalled"] == {"text": "Anna reached Lima.", "query": "Anna", "from": [1], "score": 1.0, "held": "answer"}
+        turns[3]["recalled"]
+        == {
+            "text": "Anna reached Lima.",
+            "query": "Anna",
+            "from": [1],
+            "score": 1.0,
+            "held": "answer",
+        }
         and turns[2]["query"] == "Anna"
     )
-    (other,) = evaluate(engine, memagent, [task], config, Sampling(), name="b", length=4, rows=tmp_path / "rows")
+    (other,) = evaluate(
+        engine, memagent, [task], config, Sampling(), name="b", length=4, rows=tmp_path / "rows"
+    )
     assert "recalls" not in other
     n = len((tmp_path / "rows").read_text().splitlines())
-    for agent, name, made in ((memagent, "b", 0), (rememr1, "a", 1)):  # what means nothing to an agent changes none of its rows
-        evaluate(engine, agent, [task], replace(config, recall_k=2), Sampling(), name=name, length=4, rows=tmp_path / "rows")
+    for agent, name, made in (
+        (memagent, "b", 0),
+        (rememr1, "a", 1),
+    ):  # what means nothing to an agent changes none of its rows
+        evaluate(
+            engine,
+            agent,
+            [task],
+            replace(config, recall_k=2),
+            Sampling(),
+            name=name,
+            length=4,
+            rows=tmp_path / "rows",
+        )
         n += made
         assert len((tmp_path / "rows").read_text().splitlines()) == n

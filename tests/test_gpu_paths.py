@@ -13,18 +13,21 @@ from conftest import random_policy
 from safetensors.torch import load_file
 from test_train import GRPO, run_config
 
-import base
-import colocated
-import ranks
-import train
-from metrics import PeakMemory, on_gpu
-from models import inner, load_model, logits_of, optimizer_of, stored_dtype, with_lora
-from plan import KNOWN, activations_gib
-from settings import EMBEDDED, GRPOConfig, RunConfig
-from slots import TransformersEngine
-from text import UserError
+from commands import export, train
+from config.errors import UserError
+from config.options import EMBEDDED, GRPOConfig, RunConfig
+from embedded import tiny
+from engines import vllm_colocated
+from engines.hf import TransformersEngine
+from models import ranks
+from models.load import inner, load_model, optimizer_of, stored_dtype, with_lora
+from models.logprobs import logits_of
+from models.plan import KNOWN, activations_gib
+from report.metrics import PeakMemory, on_gpu
 
-MEASURED = json.loads((Path(__file__).parent.parent / "bench" / "results" / "h100.json").read_text())
+MEASURED = json.loads(
+    (Path(__file__).parent.parent / "bench" / "results" / "h100.json").read_text()
+)
 
 
 def half(codec, **other):
@@ -54,7 +57,10 @@ def test_the_engine_widens_the_lm_head_anew_when_its_weights_have_changed(codec)
     engine = TransformersEngine(half(codec), codec)
     hidden = torch.randn(3, 32).bfloat16()
     before = engine._logits(hidden)
-    assert torch.equal(before, logits_of(engine.model, hidden)) and engine._logits(hidden) is not before
+    assert (
+        torch.equal(before, logits_of(engine.model, hidden))
+        and engine._logits(hidden) is not before
+    )
     with torch.no_grad():
         engine.model.lm_head.weight.mul_(2)
     assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
@@ -79,7 +85,9 @@ def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
     logits.sum().backward()
     assert len(seen) == 2 * 7 * 2 and {x for pair in seen for x in pair} == {torch.bfloat16}
     assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in trained)
-    rounded = with_lora(half(codec), GRPOConfig(lora_rank=4))  # as vLLM computes: with rounded adapters
+    rounded = with_lora(
+        half(codec), GRPOConfig(lora_rank=4)
+    )  # as vLLM computes: with rounded adapters
     for p, q in zip((p for p in rounded.parameters() if p.requires_grad), trained, strict=True):
         p.data = q.data.bfloat16()
     assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
@@ -97,11 +105,11 @@ def test_adapters_of_a_float32_model_are_computed_as_before(codec):
 
 def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert colocated.adapter_folder(499, tmp_path).parent == tmp_path
-    elsewhere = colocated.adapter_folder(500, tmp_path)
+    assert vllm_colocated.adapter_folder(499, tmp_path).parent == tmp_path
+    elsewhere = vllm_colocated.adapter_folder(500, tmp_path)
     assert elsewhere.parent != tmp_path
     elsewhere.rmdir()
-    gone = colocated.adapter_folder(1, tmp_path / "nowhere")
+    gone = vllm_colocated.adapter_folder(1, tmp_path / "nowhere")
     assert gone.is_dir()
     gone.rmdir()
 
@@ -129,18 +137,29 @@ def test_weights_are_rounded_before_they_are_gathered():
 
     assert ranks.whole(Shard(torch.zeros(2)), torch.bfloat16) == ("gathered in", torch.bfloat16)
     plain = torch.nn.Parameter(torch.ones(2))
-    assert ranks.whole(plain).dtype == torch.float32 and ranks.whole(plain, torch.bfloat16).dtype == torch.bfloat16
+    assert (
+        ranks.whole(plain).dtype == torch.float32
+        and ranks.whole(plain, torch.bfloat16).dtype == torch.bfloat16
+    )
 
 
 def test_no_group_of_ranks_is_bound_to_a_device(monkeypatch):
     asked = {}
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(device=device))
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **settings: asked.update(settings, backend=args))
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda *args, **settings: asked.update(settings, backend=args),
+    )
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with ranks.joined(True):
         pass
-    assert asked["device"] == 3 and asked["backend"] == ("cpu:gloo,cuda:nccl",) and "device_id" not in asked
+    assert (
+        asked["device"] == 3
+        and asked["backend"] == ("cpu:gloo,cuda:nccl",)
+        and "device_id" not in asked
+    )
 
 
 def test_peak_memory_is_what_was_in_use_and_not_what_sleeps(monkeypatch):
@@ -169,18 +188,24 @@ def test_vllm_on_the_cpu_of_a_machine_with_a_gpu_is_refused(tmp_path, monkeypatc
 
 def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp_path, monkeypatch):
     folder = tmp_path / "base"
-    codec = base.make_tokenizer()
+    codec = tiny.make_tokenizer()
     random_policy(SimpleNamespace(tokenizer=codec)).to(torch.bfloat16).save_pretrained(folder)
     codec.save_pretrained(folder)
     assert stored_dtype(folder) == "bfloat16" and stored_dtype(EMBEDDED) == "float32"
-    said, write = [], train.export
+    said, write = [], export.export
     monkeypatch.setattr(TransformersEngine, "close", lambda self: said.append("closed"))
     monkeypatch.setattr(train, "export", lambda *a, **k: said.append("export") or write(*a, **k))
-    run = train.train(run_config(folder, tmp_path, "a", dtype="float32"), replace(GRPO, steps=1), base.AGENT)
+    run = train.train(
+        run_config(folder, tmp_path, "a", dtype="float32"), replace(GRPO, steps=1), tiny.AGENT
+    )
     assert said == ["closed", "export"]
-    assert {p.dtype for p in load_file(run / "model" / "model.safetensors").values()} == {torch.bfloat16}
-    train.export(run, out=tmp_path / "wide", dtype="float32")
-    assert {p.dtype for p in load_file(tmp_path / "wide" / "model.safetensors").values()} == {torch.float32}
+    assert {p.dtype for p in load_file(run / "model" / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    export.export(run, out=tmp_path / "wide", dtype="float32")
+    assert {p.dtype for p in load_file(tmp_path / "wide" / "model.safetensors").values()} == {
+        torch.float32
+    }
     assert load_model(tmp_path / "wide", device="cpu").dtype == torch.float32
 
 
@@ -190,9 +215,16 @@ def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp
 def test_the_plan_holds_what_an_update_took_on_an_h100():
     """Adapters in bfloat16 over Qwen3-4B, and all weights of 1.7 billion, rows of 16,384 tokens, layers recomputed."""
     four, small, gib = KNOWN["Qwen/Qwen3-4B"], KNOWN["Qwen/Qwen3-1.7B"], 2**30
-    lora = MEASURED["update_lora_qwen3_4b"]["bfloat16_adapters"]["paper"]["peak_gib"] - 2 * four.weights / gib
+    lora = (
+        MEASURED["update_lora_qwen3_4b"]["bfloat16_adapters"]["paper"]["peak_gib"]
+        - 2 * four.weights / gib
+    )
     assert lora < activations_gib(four, 16384, "lora") < 1.5 * lora
-    updates = next(part["updates"] for part in MEASURED["update_full_qwen3_1_7b_fsdp2"] if part.get("optimizer") == "fused")
+    updates = next(
+        part["updates"]
+        for part in MEASURED["update_full_qwen3_1_7b_fsdp2"]
+        if part.get("optimizer") == "fused"
+    )
     full = max(u["peak_gib"] for u in updates) - 16 * small.weights / gib
     assert full < activations_gib(small, 16384, "full") < 1.5 * full
 
@@ -202,7 +234,9 @@ def test_the_bar_lets_every_right_step_of_a_real_model_pass():
     from grpo import GRPO as Module
 
     parts = MEASURED["smollm2_made_up_rewards"]
-    bar = SimpleNamespace(config=GRPOConfig(), model=torch.nn.Linear(1, 1).bfloat16(), mixed=False, done_steps=0)
+    bar = SimpleNamespace(
+        config=GRPOConfig(), model=torch.nn.Linear(1, 1).bfloat16(), mixed=False, done_steps=0
+    )
     bar.model.dtype = torch.bfloat16
     for step in (step for part in parts.values() for step in part):
         assert step["mismatch_mean"] > 0.03  # the bar of .02 on the mean would have stopped each

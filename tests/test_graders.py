@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graders import (
+from config.errors import UserError
+from data import (
     answer_recall,
     boxed_reward,
     exact_match,
@@ -25,7 +26,6 @@ from graders import (
     sub_em,
     sub_em_upstream,
 )
-from text import UserError
 
 REWARDS = [
     # the table of section 4
@@ -135,7 +135,14 @@ def test_strip_thinking(text, rest):
 
 @pytest.mark.parametrize(
     ("text", "normal"),
-    [("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"), ("the–end", "–end"), ("", "")],
+    [
+        ("The  Beatles!", "beatles"),
+        ("a an the", ""),
+        ("U.S.A.", "usa"),
+        ("Anthem", "anthem"),
+        ("the–end", "–end"),
+        ("", ""),
+    ],
 )
 def test_normalize_answer(text, normal):
     assert normalize_answer(text) == normal
@@ -206,13 +213,26 @@ def test_metrics_are_ordered_and_bounded(pred, answers):
 
 def test_score_of_a_boxed_response():
     s = score(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
-    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("The Paris", 0, 1, 1, 1, 1)
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (
+        "The Paris",
+        0,
+        1,
+        1,
+        1,
+        1,
+    )
     assert score(r"\boxed{Paris}", ["Paris"]).reward == 1
 
 
 @pytest.mark.parametrize(
     ("response", "upstream"),
-    [(r"\boxed{ }", 1), ("\\boxed{\n \t}", 1), (r"\boxed  $", 1), (r"\boxed{}", 0), ("the answer is .", 0)],
+    [
+        (r"\boxed{ }", 1),
+        ("\\boxed{\n \t}", 1),
+        (r"\boxed  $", 1),
+        (r"\boxed{}", 0),
+        ("the answer is .", 0),
+    ],
 )
 def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
     """Its `judge_sub_em` looks whether there is a prediction before it normalises it, and nothing stands in everything."""
@@ -223,10 +243,14 @@ def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
 def test_score_of_a_sentence():
     s = score(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
     assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
-    assert score("the answer is the Paris", ["Paris"], "sentence").reward == 0  # the reward keeps articles, whatever the form
+    assert (
+        score("the answer is the Paris", ["Paris"], "sentence").reward == 0
+    )  # the reward keeps articles, whatever the form
 
 
-@pytest.mark.parametrize("response", ["", "Paris", "\\boxed \n", "<think>the answer is Paris \\boxed{Paris}"])
+@pytest.mark.parametrize(
+    "response", ["", "Paris", "\\boxed \n", "<think>the answer is Paris \\boxed{Paris}"]
+)
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
 def test_a_response_without_an_answer_scores_nothing(response, form):
     s = score(response, ["Paris"], form)
@@ -235,12 +259,21 @@ def test_a_response_without_an_answer_scores_nothing(response, form):
 
 @pytest.mark.parametrize(
     ("response", "share"),
-    [(r"\boxed{12, 34 and 56}", 1), (r"\boxed{12, 34}", 2 / 3), (r"\boxed{34}", 1 / 3), (r"\boxed{}", 0), ("12 34 56", 0), ("", 0)],
+    [
+        (r"\boxed{12, 34 and 56}", 1),
+        (r"\boxed{12, 34}", 2 / 3),
+        (r"\boxed{34}", 1 / 3),
+        (r"\boxed{}", 0),
+        ("12 34 56", 0),
+        ("", 0),
+    ],
 )
 def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, share):
     s = score(response, ["12", "34", "56"], all_asked=True)
     assert s.reward == s.sub_em == pytest.approx(share)
-    assert score("the answer is 56 and 12.", ["12", "34", "56"], "sentence", True).reward == pytest.approx(2 / 3)
+    assert score(
+        "the answer is 56 and 12.", ["12", "34", "56"], "sentence", True
+    ).reward == pytest.approx(2 / 3)
     assert score(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
 
 
@@ -251,12 +284,54 @@ def test_score_refuses_other_forms():
 
 # ---- What a text holds of an answer ----
 
-NAMES = ["Lima", "New York City", "Ida Cole", "Montréal", "U.S.A.", "O'Brien", "AT&T", "1,200", "12.5", "1994-05-01", "B-52", "3:45 p.m.", "Jean-Luc Picard",
-         "Washington, D.C.", "Chicago (IL)", "The Old Mill", "John Q. Public, Jr.", "$40", "7%", "Ph.D."]  # fmt: skip
-PLACES = ["{}", "<update>{}</update>", "<update>He saw {}</update>", "<update>{} is far.</update>", r"\boxed{{{}}}", r"so $\boxed{{{}}}$.", r"\boxed{{\text{{{}}}}}",
-          r"is\boxed{{{}}}", r"\boxed{{{}, in short}}", r"<update>\boxed{{{}}}</update>", "<thinking>?</thinking><update>{}</update>", "<update>{}", "{}</upd",
-          "<update>1. Anna: {};Otto: here</update>", "**{}**", "the city:{}", '{{"place":"{}","who":"Anna"}}', "| Anna |{}|", "seen ({}),\nthen left", "<b>{}</b>",
-          "<update>{}</update><recall>Otto</recall>", "<update>{}.</update>", "`{}`!", "[{}]"]  # fmt: skip
+NAMES = [
+    "Lima",
+    "New York City",
+    "Ida Cole",
+    "Montréal",
+    "U.S.A.",
+    "O'Brien",
+    "AT&T",
+    "1,200",
+    "12.5",
+    "1994-05-01",
+    "B-52",
+    "3:45 p.m.",
+    "Jean-Luc Picard",
+    "Washington, D.C.",
+    "Chicago (IL)",
+    "The Old Mill",
+    "John Q. Public, Jr.",
+    "$40",
+    "7%",
+    "Ph.D.",
+]
+PLACES = [
+    "{}",
+    "<update>{}</update>",
+    "<update>He saw {}</update>",
+    "<update>{} is far.</update>",
+    r"\boxed{{{}}}",
+    r"so $\boxed{{{}}}$.",
+    r"\boxed{{\text{{{}}}}}",
+    r"is\boxed{{{}}}",
+    r"\boxed{{{}, in short}}",
+    r"<update>\boxed{{{}}}</update>",
+    "<thinking>?</thinking><update>{}</update>",
+    "<update>{}",
+    "{}</upd",
+    "<update>1. Anna: {};Otto: here</update>",
+    "**{}**",
+    "the city:{}",
+    '{{"place":"{}","who":"Anna"}}',
+    "| Anna |{}|",
+    "seen ({}),\nthen left",
+    "<b>{}</b>",
+    "<update>{}</update><recall>Otto</recall>",
+    "<update>{}.</update>",
+    "`{}`!",
+    "[{}]",
+]
 
 
 def memories(n: int, seed: int):
@@ -266,7 +341,19 @@ def memories(n: int, seed: int):
         around = [
             " ".join(
                 rng.choices(
-                    ["Anna", "met", "Otto,", "in", "1950.", "the", "river;", "Mr.", "well-known", "(then)"], k=rng.randint(0, 9)
+                    [
+                        "Anna",
+                        "met",
+                        "Otto,",
+                        "in",
+                        "1950.",
+                        "the",
+                        "river;",
+                        "Mr.",
+                        "well-known",
+                        "(then)",
+                    ],
+                    k=rng.randint(0, 9),
                 )
             )
             for _ in "ab"
@@ -287,8 +374,13 @@ def test_an_answer_is_seen_whatever_stands_around_it_in_the_memory():
 
 def test_words_that_merely_contain_the_answer_are_not_it():
     rng, taken = random.Random(18), []
-    longer = {"Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"], "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
-              "Cole": ["Coleman", "McCole", "Cole's", "Nicole"], "update": ["Updated"], "Rome": ["Jerome", "Romeo"]}  # fmt: skip
+    longer = {
+        "Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"],
+        "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
+        "Cole": ["Coleman", "McCole", "Cole's", "Nicole"],
+        "update": ["Updated"],
+        "Rome": ["Jerome", "Romeo"],
+    }
     for memory in memories(6000, 18):
         answer = rng.choice([*longer])
         shown = memory.format(rng.choice(longer[answer]))
@@ -299,11 +391,20 @@ def test_words_that_merely_contain_the_answer_are_not_it():
 
 def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
-    assert stand(golds, "<update>Lima</update> in Rome. Lima") == 2 and stand(golds, "") == stand([], "Lima") == 0
-    assert stand(phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>") == 0
-    assert stand(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1  # over a border, as over a full stop
+    assert (
+        stand(golds, "<update>Lima</update> in Rome. Lima") == 2
+        and stand(golds, "") == stand([], "Lima") == 0
+    )
+    assert (
+        stand(phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>") == 0
+    )
+    assert (
+        stand(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
+    )  # over a border, as over a full stop
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
-    assert answer_recall(["Old Lima"], "<update>Lima</update>", r"Is it \boxed{Lima}?") == 0  # the question has the word
+    assert (
+        answer_recall(["Old Lima"], "<update>Lima</update>", r"Is it \boxed{Lima}?") == 0
+    )  # the question has the word
 
 
 @given(
@@ -317,4 +418,6 @@ def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
 )
 def test_text_with_blanks_between_its_words_is_normalised_as_in_the_metrics(words):
     text = " ".join(word + mark for word, mark in words)
-    assert separate_words(text) == normalize_answer(text) and separate_words(text.replace(" ", "\n(")) == normalize_answer(text)
+    assert separate_words(text) == normalize_answer(text) and separate_words(
+        text.replace(" ", "\n(")
+    ) == normalize_answer(text)

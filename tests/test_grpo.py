@@ -10,18 +10,22 @@ from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import base
-import worlds
-from grpo import GRPO, Row, advantages, logprobs, pack, policy_loss, rows_of, token_weights
+from agents.find import resolve
+from config.errors import UserError
+from config.options import GRPOConfig
+from config.presets import PRESETS
+from embedded import tiny
+from engines.hf import TransformersEngine
+from grpo import GRPO, advantages, policy_loss, rows_of, token_weights
 from memagent import Group, memagent
-from models import with_lora
-from presets import PRESETS
+from models.load import with_lora
+from models.logprobs import Row, logprobs, pack
 from rollout import Sampling, rollout
-from settings import GRPOConfig, resolve
-from slots import TransformersEngine
-from text import UserError
+from tasks import worlds
 
-CONFIG = GRPOConfig(tasks_per_step=(2,), group_size=4, steps=4, max_mismatch=99)  # many rows here have log-probs made up
+CONFIG = GRPOConfig(
+    tasks_per_step=(2,), group_size=4, steps=4, max_mismatch=99
+)  # many rows here have log-probs made up
 
 
 class World:
@@ -36,12 +40,14 @@ def by_tokens(trajectory):
     return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
 
 
-def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, agent=base.AGENT):
+def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, agent=tiny.AGENT):
     """Groups of a real rollout."""
     tasks = list(worlds.make_tasks(0, n, sections, "one_fact"))
     groups = {t.id: Group(t, []) for t in tasks}
     jobs = ((t, g) for t in tasks for g in range(config.group_size))
-    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, agent, Sampling(config.temperature[0])):
+    for t in rollout(
+        TransformersEngine(policy, codec), memagent, jobs, agent, Sampling(config.temperature[0])
+    ):
         t.reward = reward(t)
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
@@ -51,7 +57,7 @@ def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, age
 
 def module(policy, codec, config=CONFIG, reward=by_tokens, reference=None):
     engine = TransformersEngine(policy.get_base_model() if config.lora_rank else policy, codec)
-    grpo = GRPO(policy, engine, memagent, reward, World(), config, base.AGENT, reference)
+    grpo = GRPO(policy, engine, memagent, reward, World(), config, tiny.AGENT, reference)
     grpo.optimizers = lambda: grpo.optimizer  # without a Trainer
     grpo.manual_backward = lambda loss: loss.backward()
     grpo.optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.0)
@@ -65,12 +71,19 @@ def obvious_loss(policy, groups, config):
         rewards = torch.tensor([t.reward for t in group.trajectories])
         if rewards.std() == 0:
             continue
-        for a, trajectory in zip((rewards - rewards.mean()) / (rewards.std() + 1e-6), group.trajectories, strict=True):
+        for a, trajectory in zip(
+            (rewards - rewards.mean()) / (rewards.std() + 1e-6), group.trajectories, strict=True
+        ):
             for turn in trajectory.turns:
                 ids = torch.tensor([turn.prompt_ids + turn.response_ids])
                 p = len(turn.prompt_ids)
-                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])
-                loss, total = loss - a * (logp - logp.detach()).exp().sum(), total + len(turn.response_ids)
+                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(
+                    1, ids[0, p:, None]
+                )
+                loss, total = (
+                    loss - a * (logp - logp.detach()).exp().sum(),
+                    total + len(turn.response_ids),
+                )
     return loss / total
 
 
@@ -102,19 +115,25 @@ def test_golden_vectors_of_the_spec():
     assert advantages([1.0], "mean") == [1.0]  # in a group of one the mean counts as 0
 
 
-@given(st.lists(st.floats(0, 1, width=16), min_size=2, max_size=20), st.sampled_from(["mean", "std"]))
+@given(
+    st.lists(st.floats(0, 1, width=16), min_size=2, max_size=20), st.sampled_from(["mean", "std"])
+)
 def test_advantages_sum_to_zero_and_follow_the_order(rewards, normalisation):
     a = advantages(rewards, normalisation)
     assert sum(a) == pytest.approx(0, abs=1e-6)
     shuffled = random.Random(0).sample(range(len(rewards)), len(rewards))
-    assert advantages([rewards[i] for i in shuffled], normalisation) == pytest.approx([a[i] for i in shuffled], abs=1e-6)
+    assert advantages([rewards[i] for i in shuffled], normalisation) == pytest.approx(
+        [a[i] for i in shuffled], abs=1e-6
+    )
 
 
 def test_normalised_per_trajectory_before_it_is_expanded_to_turns(policy, codec):
     groups = sampled(policy, codec)
     rows = rows_of(groups, replace(CONFIG, normalisation="mean"))
     shorter = copy.deepcopy(groups)
-    shorter[0].trajectories[0].turns = shorter[0].trajectories[0].turns[-1:]  # a trajectory of fewer turns has the same weight
+    shorter[0].trajectories[0].turns = (
+        shorter[0].trajectories[0].turns[-1:]
+    )  # a trajectory of fewer turns has the same weight
     again = rows_of(shorter, replace(CONFIG, normalisation="mean"))
     assert {r.trajectory: r.advantage for r in rows} == {r.trajectory: r.advantage for r in again}
 
@@ -123,13 +142,19 @@ def test_credit(policy, codec):
     groups = sampled(policy, codec)
     share, split = (rows_of(groups, replace(CONFIG, credit=c)) for c in ("share", "split"))
     assert len(share) == len(split) > 0
-    assert [r.advantage / 3 for r in share] == pytest.approx([r.advantage for r in split])  # two sections and an answer
+    assert [r.advantage / 3 for r in share] == pytest.approx(
+        [r.advantage for r in split]
+    )  # two sections and an answer
 
 
 def test_groups_without_signal_are_skipped_and_counted(policy, codec):
     grpo = module(policy, codec, reward=lambda t: 1.0)
     grpo.training_step(None, 0)
-    assert grpo.metrics["groups_without_signal"] == 1 and grpo.metrics["trained_rows"] == 0 and grpo.metrics["reward"] == 1
+    assert (
+        grpo.metrics["groups_without_signal"] == 1
+        and grpo.metrics["trained_rows"] == 0
+        and grpo.metrics["reward"] == 1
+    )
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
         t.reward = 1.0
@@ -137,7 +162,9 @@ def test_groups_without_signal_are_skipped_and_counted(policy, codec):
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "turn_mean"])
-def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_the_kl_term(policy, codec, aggregation):
+def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_the_kl_term(
+    policy, codec, aggregation
+):
     """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows, N the tokens (turns) of all groups; a skipped one has no part."""
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
@@ -150,13 +177,20 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
             mean = sum(t.reward for t in group.trajectories) / 4
             for t in group.trajectories:
                 for turn in t.turns:
-                    ids, p = torch.tensor([turn.prompt_ids + turn.response_ids]), len(turn.prompt_ids)
+                    ids, p = (
+                        torch.tensor([turn.prompt_ids + turn.response_ids]),
+                        len(turn.prompt_ids),
+                    )
                     logp, ref = (
-                        torch.log_softmax(m(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+                        torch.log_softmax(m(input_ids=ids).logits[0, p - 1 : -1], -1).gather(
+                            1, ids[0, p:, None]
+                        )[:, 0]
                         for m in (policy, reference)
                     )
                     surrogate = (t.reward - mean) * (logp - logp.detach()).exp()
-                    each = -surrogate + 0.3 * ((ref.detach() - logp).exp() - (ref.detach() - logp) - 1)
+                    each = -surrogate + 0.3 * (
+                        (ref.detach() - logp).exp() - (ref.detach() - logp) - 1
+                    )
                     size = len(turn.response_ids)
                     terms.append(each.sum() if aggregation == "token_mean" else each.sum() / size)
                     n += size if aggregation == "token_mean" else 1
@@ -166,14 +200,23 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
 
     found = {}
     for name in ("keep", "skip"):
-        config = replace(CONFIG, normalisation="mean", importance="none", kl=0.3, aggregation=aggregation, without_signal=name)
+        config = replace(
+            CONFIG,
+            normalisation="mean",
+            importance="none",
+            kl=0.3,
+            aggregation=aggregation,
+            without_signal=name,
+        )
         rows = rows_of(groups, config)
         assert {r.trajectory for r in rows} == {*range(0 if name == "keep" else 4, 8)}
         assert all(r.advantage == 0 for r in rows if r.trajectory < 4)
         loss, expected = by_hand(name == "keep")
         policy.zero_grad()
         found[name], metrics = grad_of(policy, codec, groups, config, reference=reference)
-        assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and close(found[name], expected, 1e-4), name
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and close(
+            found[name], expected, 1e-4
+        ), name
     assert not close(found["keep"], found["skip"], 0.1) and metrics["kl"] > 1e-3
 
 
@@ -182,7 +225,11 @@ def test_a_step_in_which_no_group_has_a_signal_is_an_update_if_they_are_kept(pol
         grpo = module(policy, codec, replace(CONFIG, without_signal=name), reward=lambda t: 1.0)
         grpo.training_step(None, 0)
         assert grpo.metrics["groups_without_signal"] == 1
-        assert (grpo.metrics["trained_rows"] > 0) == (grpo.metrics["computed_tokens"] > 0) == (name == "keep")
+        assert (
+            (grpo.metrics["trained_rows"] > 0)
+            == (grpo.metrics["computed_tokens"] > 0)
+            == (name == "keep")
+        )
         assert grpo.metrics["grad_norm"] == 0
 
 
@@ -195,12 +242,18 @@ def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
 
 def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     groups = sampled(policy, codec, sections=4)
-    groups[0].trajectories[0].turns = groups[0].trajectories[0].turns[1:]  # one trajectory is shorter than the others
+    groups[0].trajectories[0].turns = (
+        groups[0].trajectories[0].turns[1:]
+    )  # one trajectory is shorter than the others
     for group, rewards in zip(groups, ([1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]), strict=True):
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             trajectory.reward = reward
     config = replace(CONFIG, turns_per_trajectory=2)
-    assert rows_of(groups, config, seed=0) == rows_of(groups, config, seed=0) != rows_of(groups, config, seed=1)
+    assert (
+        rows_of(groups, config, seed=0)
+        == rows_of(groups, config, seed=0)
+        != rows_of(groups, config, seed=1)
+    )
     key = lambda r: (r.trajectory, tuple(r.prompt_ids), tuple(r.response_ids))  # noqa: E731
     mean, draws = Counter(), 400
     for seed in range(draws):
@@ -208,15 +261,23 @@ def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
             mean[key(r)] += r.weight / draws
     full = Counter(map(key, rows_of(groups, CONFIG)))
     assert mean.keys() == full.keys()
-    assert all(mean[k] == pytest.approx(full[k], abs=0.25 * full[k]) for k in full)  # 5 standard errors
+    assert all(
+        mean[k] == pytest.approx(full[k], abs=0.25 * full[k]) for k in full
+    )  # 5 standard errors
     rows = rows_of(groups, config, seed=0)
     weights = [[r.weight for r in rows if r.trajectory == t] for t in range(8)]
-    assert weights[0] == [1.5, 1.5, 1.0] and weights[1:3] == weights[4:7][:2] == [[2.0, 2.0, 1.0]] * 2
-    assert weights[3] == weights[7] == [1.0] * 5  # the rare failure and the rare success are trained whole
+    assert (
+        weights[0] == [1.5, 1.5, 1.0] and weights[1:3] == weights[4:7][:2] == [[2.0, 2.0, 1.0]] * 2
+    )
+    assert (
+        weights[3] == weights[7] == [1.0] * 5
+    )  # the rare failure and the rare success are trained whole
     # the normaliser counts a row as often as it stands for: the weights sum to what they sum to without drawing
     for aggregation in ("token_mean", "turn_mean"):
         weights = token_weights(rows, replace(config, aggregation=aggregation))
-        assert sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True)) == pytest.approx(1.0)
+        assert sum(
+            w * len(r.response_ids) for w, r in zip(weights, rows, strict=True)
+        ) == pytest.approx(1.0)
 
 
 # ---- loss and gradient
@@ -240,11 +301,15 @@ def turn_by_turn(policy, rows, config):
     loss = 0.0
     for r in rows:
         ids, p = torch.tensor([r.prompt_ids + r.response_ids]), len(r.prompt_ids)
-        logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0]
+        logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(
+            1, ids[0, p:, None]
+        )[:, 0]
         loss = loss - r.advantage * (logp - logp.detach()).exp().sum() / total
     policy.zero_grad()
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad}
+    return loss.item(), {
+        name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad
+    }
 
 
 def check_exact(policy, codec, rows, **settings):
@@ -261,8 +326,12 @@ def check_exact(policy, codec, rows, **settings):
     for (
         name,
         p,
-    ) in policy.named_parameters():  # some are 0 in exact arithmetic (a query before equal keys): there only rounding is left
-        assert (p.grad - expected[name]).norm() <= 1e-5 * max(expected[name].norm(), 0.01 * whole), name
+    ) in (
+        policy.named_parameters()
+    ):  # some are 0 in exact arithmetic (a query before equal keys): there only rounding is left
+        assert (p.grad - expected[name]).norm() <= 1e-5 * max(
+            expected[name].norm(), 0.01 * whole
+        ), name
     return grpo.metrics["computed_tokens"] / sum(map(len, rows))
 
 
@@ -283,16 +352,20 @@ def tool_chats(n, seed=0):
 
 @pytest.mark.parametrize("micro_tokens", [50, 10**6])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec, micro_tokens, checkpointing):
+def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(
+    policy, codec, micro_tokens, checkpointing
+):
     settings = dict(micro_tokens=micro_tokens, recompute=checkpointing)
     whole = micro_tokens > 50
     shares = {}
     for layout in ("shared", "paper"):
-        rows = rows_of(sampled(policy, codec, agent=replace(base.AGENT, layout=layout)), CONFIG)
+        rows = rows_of(sampled(policy, codec, agent=replace(tiny.AGENT, layout=layout)), CONFIG)
         shares[layout] = check_exact(policy, codec, rows, **settings)
     assert not whole or shares["shared"] < 0.7 < 0.8 < shares["paper"]
     rows = tool_chats(5)
-    longest = {r.trajectory: len(r) for r in rows}  # a chat's last turn holds all that was said before
+    longest = {
+        r.trajectory: len(r) for r in rows
+    }  # a chat's last turn holds all that was said before
     share = check_exact(policy, codec, rows, **settings)
     assert not whole or share * sum(map(len, rows)) <= sum(longest.values()) - 4 * 20
     check_exact(policy, codec, rows[:1], **settings)
@@ -303,7 +376,9 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(policy, codec
 def test_recomputed_layers_run_twice_and_nothing_drops_out(policy, codec, recompute):
     rows = rows_of(sampled(policy, codec), CONFIG)
     calls, layer = [], policy.model.layers[1]
-    layer.mlp.register_forward_pre_hook(lambda *_: calls.append((layer.mlp.training, layer.self_attn.training)))
+    layer.mlp.register_forward_pre_hook(
+        lambda *_: calls.append((layer.mlp.training, layer.self_attn.training))
+    )
     grpo = module(policy.eval(), codec, replace(CONFIG, recompute=recompute))
     calls.clear()  # of the engine's first trial
     grpo.metrics = {}
@@ -326,24 +401,37 @@ def test_exact_with_lora(policy, codec, recompute):
     grpo.optimizer.zero_grad = lambda: None
     grpo.metrics = {}
     grpo.update(rows)
-    assert sum(map(bool, (g.norm() > 0 for g in expected.values()))) == 2 * 2 * 7  # A and B of seven linear layers in each of two
+    assert (
+        sum(map(bool, (g.norm() > 0 for g in expected.values()))) == 2 * 2 * 7
+    )  # A and B of seven linear layers in each of two
     whole = torch.cat([g.flatten() for g in expected.values()]).norm()
     for name, p in model.get_base_model().named_parameters():
         if p.requires_grad:
-            assert (p.grad - expected[name]).norm() <= 1e-5 * max(expected[name].norm(), 0.01 * whole), name
+            assert (p.grad - expected[name]).norm() <= 1e-5 * max(
+                expected[name].norm(), 0.01 * whole
+            ), name
 
 
 few = st.integers(2, 4)  # few tokens, so that much is shared
-row = st.tuples(st.lists(few, min_size=1, max_size=9), st.lists(few, min_size=1, max_size=5), st.floats(-1, 1, width=16))
+row = st.tuples(
+    st.lists(few, min_size=1, max_size=9),
+    st.lists(few, min_size=1, max_size=5),
+    st.floats(-1, 1, width=16),
+)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
 def test_exact_for_random_tries(codec, rows, micro_tokens):
     """A token may be sampled in one turn and stand in the prompt of another, or be sampled in several with other advantages."""
     policy = random_policy(codec)
     check_exact(
-        policy, codec, [Row(p, r, [0.0] * len(r), a, 1.0, k) for k, (p, r, a) in enumerate(rows)], micro_tokens=micro_tokens
+        policy,
+        codec,
+        [Row(p, r, [0.0] * len(r), a, 1.0, k) for k, (p, r, a) in enumerate(rows)],
+        micro_tokens=micro_tokens,
     )
 
 
@@ -352,7 +440,11 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(policy, codec, aggre
     config = replace(CONFIG, aggregation=aggregation)
     rows = rows_of(sampled(policy, codec), config)
     one, _ = grad_of(policy, codec, [], config, rows)
-    for micro, order in ((1, rows), (150, rows[::-1]), (400, random.Random(1).sample(rows, len(rows)))):
+    for micro, order in (
+        (1, rows),
+        (150, rows[::-1]),
+        (400, random.Random(1).sample(rows, len(rows))),
+    ):
         policy.zero_grad()
         other, _ = grad_of(policy, codec, [], replace(config, micro_tokens=micro), order)
         assert close(other, one)
@@ -389,29 +481,39 @@ def loss_of(logp, old, a, config, sampler=None, reference=None):
 def test_clipping_by_hand():
     config = replace(CONFIG, clip_low=0.2, clip_high=0.3, importance="none")
     up, down = 0.5, -0.5  # ratios e^.5 = 1.649, e^-.5 = 0.607
-    assert loss_of(up, 0.0, 1.0, config)[:2] == pytest.approx((-1.3, 0.0))  # past clip_high: bounded, no gradient
+    assert loss_of(up, 0.0, 1.0, config)[:2] == pytest.approx(
+        (-1.3, 0.0)
+    )  # past clip_high: bounded, no gradient
     assert loss_of(down, 0.0, 1.0, config)[:2] == pytest.approx((-0.6065, -0.6065), abs=1e-3)
     assert loss_of(up, 0.0, -1.0, config)[:2] == pytest.approx((1.6487, 1.6487), abs=1e-3)
     assert loss_of(down, 0.0, -1.0, config)[:2] == pytest.approx((0.8, 0.0))  # past clip_low
     assert loss_of(2.0, 0.0, -1.0, config)[0] == pytest.approx(7.389, abs=1e-3)
     assert loss_of(2.0, 0.0, -1.0, replace(config, dual_clip=3.0))[:2] == pytest.approx((3.0, 0.0))
-    assert loss_of(2.0, 0.0, 1.0, replace(config, dual_clip=3.0))[0] == pytest.approx(-1.3)  # only for negative advantages
+    assert loss_of(2.0, 0.0, 1.0, replace(config, dual_clip=3.0))[0] == pytest.approx(
+        -1.3
+    )  # only for negative advantages
 
 
 def test_importance_correction_by_hand():
     for importance, expected in (("truncate", -2.0), ("mask", 0.0), ("none", -1.0)):
-        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance, importance_cap=2.0), sampler=-1.0)[0] == pytest.approx(
-            expected
-        )
+        assert loss_of(
+            0.0, 0.0, 1.0, replace(CONFIG, importance=importance, importance_cap=2.0), sampler=-1.0
+        )[0] == pytest.approx(expected)
     for importance, expected in (("truncate", -0.3679), ("mask", -0.3679)):
-        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance), sampler=1.0)[0] == pytest.approx(expected, abs=1e-4)
+        assert loss_of(0.0, 0.0, 1.0, replace(CONFIG, importance=importance), sampler=1.0)[
+            0
+        ] == pytest.approx(expected, abs=1e-4)
 
 
 def test_k3_kl_by_hand():
     loss, grad, stats = loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=0.5), reference=1.0)
-    assert stats["kl"].item() == pytest.approx(2.71828 - 2, abs=1e-4) and loss == pytest.approx(0.5 * 0.71828, abs=1e-4)
+    assert stats["kl"].item() == pytest.approx(2.71828 - 2, abs=1e-4) and loss == pytest.approx(
+        0.5 * 0.71828, abs=1e-4
+    )
     assert grad == pytest.approx(0.5 * (1 - 2.71828), abs=1e-4)
-    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(10.0)  # clamped at 10
+    assert loss_of(0.0, 0.0, 0.0, replace(CONFIG, kl=1.0), reference=50.0)[0] == pytest.approx(
+        10.0
+    )  # clamped at 10
 
 
 def test_a_step_in_which_everything_fails_ends_the_run(policy, codec):
@@ -423,7 +525,9 @@ def test_a_step_in_which_everything_fails_ends_the_run(policy, codec):
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "row_mean", "turn_mean", "constant"])
 def test_logged_statistics_are_means(policy, codec, aggregation):
-    _, metrics = grad_of(policy, codec, sampled(policy, codec), replace(CONFIG, aggregation=aggregation))
+    _, metrics = grad_of(
+        policy, codec, sampled(policy, codec), replace(CONFIG, aggregation=aggregation)
+    )
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["clipped"] == 0
 
 
@@ -434,23 +538,36 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     obvious = []
     for row in (rows[i] for i in batch.index):
         ids, p = torch.tensor([row.prompt_ids + row.response_ids]), len(row.prompt_ids)
-        obvious.append(torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])[:, 0])
+        obvious.append(
+            torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(
+                1, ids[0, p:, None]
+            )[:, 0]
+        )
     assert torch.allclose(whole, torch.cat(obvious), atol=1e-5)
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     chunked = logprobs(policy, batch, chunk=16)
     parents = {int(p) for p in batch.trie.parent()[batch.at]}
-    assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == len(parents) < len(batch.at)
+    assert (
+        torch.allclose(whole, chunked, atol=1e-6)
+        and max(seen) == 16
+        and sum(seen) == len(parents) < len(batch.at)
+    )
     seen.clear()
     with torch.no_grad():  # nor is there a whole [T, V] where no gradient is wanted
-        assert torch.allclose(whole, logprobs(policy, batch, chunk=16), atol=1e-6) and max(seen) == 16
+        assert (
+            torch.allclose(whole, logprobs(policy, batch, chunk=16), atol=1e-6) and max(seen) == 16
+        )
     policy.zero_grad(), whole.sum().backward()
     expected = gradient(policy).clone()
     policy.zero_grad(), chunked.sum().backward()
     assert close(gradient(policy), expected)
 
 
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=12), st.integers(1, 100))
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(1, 100),
+)
 def test_pack_holds_every_row_once_within_its_budget(shapes, budget):
     rows = [Row(list(range(2, 2 + p)), [50 + i] * r, [0.0] * r) for i, (p, r) in enumerate(shapes)]
     batches = list(pack(rows, budget))
@@ -506,7 +623,9 @@ def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward, updat
 def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
     config = replace(CONFIG, importance="mask_turn", importance_cap=2.0)
     old, ones = torch.zeros(6), torch.ones(6)
-    apart = torch.tensor([0.6, 0.6, -0.9, 0.3, 5.0, -5.0])  # of three turns: means .6, -.3, 0; log 2 = .69
+    apart = torch.tensor(
+        [0.6, 0.6, -0.9, 0.3, 5.0, -5.0]
+    )  # of three turns: means .6, -.3, 0; log 2 = .69
     turn = torch.tensor([0, 0, 1, 1, 2, 2])
 
     def trained(sampler):
@@ -523,9 +642,15 @@ def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
 def test_an_update_says_which_turn_a_token_is_of(policy, codec):
     """A sampler that is off by 1 in every second turn: these turns alone are left out, in batches of any size."""
     jobs = [(task, g) for task in World().batch(0, 0, 2) for g in range(4)]
-    done = list(rollout(TransformersEngine(policy, codec), memagent, jobs, base.AGENT, Sampling()))
-    rows = [Row(t.prompt_ids, t.response_ids, t.logprobs, 1.0) for trajectory in done for t in trajectory.turns]
-    off = [replace(r, sampler=[x - 1 for x in r.sampler]) if i % 2 else r for i, r in enumerate(rows)]
+    done = list(rollout(TransformersEngine(policy, codec), memagent, jobs, tiny.AGENT, Sampling()))
+    rows = [
+        Row(t.prompt_ids, t.response_ids, t.logprobs, 1.0)
+        for trajectory in done
+        for t in trajectory.turns
+    ]
+    off = [
+        replace(r, sampler=[x - 1 for x in r.sampler]) if i % 2 else r for i, r in enumerate(rows)
+    ]
     found = []
     for importance, changed in (
         ("mask_turn", off),
@@ -533,7 +658,11 @@ def test_an_update_says_which_turn_a_token_is_of(policy, codec):
     ):
         for micro_tokens in (16384, 150):
             model = copy.deepcopy(policy)
-            grpo = module(model, codec, replace(CONFIG, importance=importance, micro_tokens=micro_tokens, grad_clip=1e9))
+            grpo = module(
+                model,
+                codec,
+                replace(CONFIG, importance=importance, micro_tokens=micro_tokens, grad_clip=1e9),
+            )
             grpo.optimizer.zero_grad = lambda: None
             grpo.update(changed)
             found.append(gradient(model))
@@ -546,21 +675,47 @@ def test_every_step_says_what_was_read_shared_and_computed(policy, codec):
         grpo.training_step(None, 0)
         m = grpo.metrics
         turns = [turn for group in grpo.groups for t in group.trajectories for turn in t.turns]
-        assert m["prefilled_tokens"] + m["reused_tokens"] == m["read_tokens"] == sum(len(t.prompt_ids) for t in turns)
-        assert m["generated_tokens"] == m["written_tokens"] and m["reused_tokens"] > 0.3 * m["read_tokens"]
-        assert m["turn_tokens"] == sum(len(t.prompt_ids) + len(t.response_ids) for t in turns)  # every group has a signal
-        assert m["trained_tokens"] == m["written_tokens"] < m["computed_tokens"] < 0.7 * m["turn_tokens"]
+        assert (
+            m["prefilled_tokens"] + m["reused_tokens"]
+            == m["read_tokens"]
+            == sum(len(t.prompt_ids) for t in turns)
+        )
+        assert (
+            m["generated_tokens"] == m["written_tokens"]
+            and m["reused_tokens"] > 0.3 * m["read_tokens"]
+        )
+        assert m["turn_tokens"] == sum(
+            len(t.prompt_ids) + len(t.response_ids) for t in turns
+        )  # every group has a signal
+        assert (
+            m["trained_tokens"]
+            == m["written_tokens"]
+            < m["computed_tokens"]
+            < 0.7 * m["turn_tokens"]
+        )
         assert m["share_saved"] == pytest.approx(1 - m["computed_tokens"] / m["turn_tokens"])
         assert m["rollout_s"] + m["update_s"] == pytest.approx(m["step_s"]) and "mfu" not in m
-        assert m["tokens_per_s"] == pytest.approx((m["read_tokens"] + m["written_tokens"]) / m["step_s"])
+        assert m["tokens_per_s"] == pytest.approx(
+            (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
+        )
     silent = module(policy, codec, reward=lambda t: 1.0)
     silent.training_step(None, 0)
     assert silent.metrics.keys() == m.keys()  # the columns of metrics.csv
-    assert silent.metrics["computed_tokens"] == silent.metrics["share_saved"] == silent.metrics["turn_tokens"] == 0
+    assert (
+        silent.metrics["computed_tokens"]
+        == silent.metrics["share_saved"]
+        == silent.metrics["turn_tokens"]
+        == 0
+    )
 
 
 def test_each_length_has_its_temperature_in_sampler_and_trainer(policy, codec):
-    grpo = module(policy, codec, replace(CONFIG, temperature=(0.5, 1.7), grow_steps=1), reward=lambda t: 1 + by_tokens(t))
+    grpo = module(
+        policy,
+        codec,
+        replace(CONFIG, temperature=(0.5, 1.7), grow_steps=1),
+        reward=lambda t: 1 + by_tokens(t),
+    )
     surprisals = []
     for level in (0, 1, 1):
         assert grpo.level == level
@@ -582,10 +737,20 @@ def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec
     assert abs(grpo.metrics["ratio"] - 1) > 1e-4  # the later updates are off policy
 
 
-@pytest.mark.parametrize(("rows_per_update", "updates"), [(0, 1), (6, 4), (7, 3), (24, 1), (64, 1), (1, 8)])
-def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec, rows_per_update, updates):
+@pytest.mark.parametrize(
+    ("rows_per_update", "updates"), [(0, 1), (6, 4), (7, 3), (24, 1), (64, 1), (1, 8)]
+)
+def test_turns_of_an_update_make_more_updates_of_longer_documents(
+    policy, codec, rows_per_update, updates
+):
     """8 trajectories of 3 turns: 24 rows, cut between trajectories; in each update its turns' token means are averaged (vime)."""
-    config = replace(CONFIG, rows_per_update=rows_per_update, aggregation="turn_mean", importance="none", without_signal="keep")
+    config = replace(
+        CONFIG,
+        rows_per_update=rows_per_update,
+        aggregation="turn_mean",
+        importance="none",
+        without_signal="keep",
+    )
     rows, taken = rows_of(sampled(policy, codec), config), []
     grpo = module(policy, codec, config)
     grpo.metrics, gradient_of = {}, grpo.gradient
@@ -598,11 +763,15 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec,
         assert {r.trajectory for r in one}.isdisjoint(r.trajectory for r in other)
     if updates == 4:
         assert [len(part) for part in taken] == [6] * 4
-        for part, step in zip(taken, steps, strict=True):  # by hand: each turn's mean over its tokens, a sixth of it
+        for part, step in zip(
+            taken, steps, strict=True
+        ):  # by hand: each turn's mean over its tokens, a sixth of it
             loss = 0.0
             for r in part:
                 ids, p = torch.tensor([r.prompt_ids + r.response_ids]), len(r.prompt_ids)
-                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(1, ids[0, p:, None])
+                logp = torch.log_softmax(policy(input_ids=ids).logits[0, p - 1 : -1], -1).gather(
+                    1, ids[0, p:, None]
+                )
                 loss = loss - r.advantage * (logp - logp.detach()).exp().mean() / 6
             policy.zero_grad()
             loss.backward()
@@ -612,8 +781,16 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(policy, codec,
 
 def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
     config = replace(CONFIG, lr=1.0, warmup=20, steps=400)
-    ours, verl = (module(policy, codec, replace(config, warmup_from=name)) for name in ("share", "zero"))
-    for step, (of_ours, of_verl) in {0: (0.05, 0.0), 1: (0.1, 0.05), 19: (1.0, 0.95), 20: (1.0, 1.0), 399: (1.0, 1.0)}.items():
+    ours, verl = (
+        module(policy, codec, replace(config, warmup_from=name)) for name in ("share", "zero")
+    )
+    for step, (of_ours, of_verl) in {
+        0: (0.05, 0.0),
+        1: (0.1, 0.05),
+        19: (1.0, 0.95),
+        20: (1.0, 1.0),
+        399: (1.0, 1.0),
+    }.items():
         assert (ours.rate(step), verl.rate(step)) == pytest.approx((of_ours, of_verl))
     assert module(policy, codec, replace(config, warmup=0, warmup_from="zero")).rate(0) == 1.0
     grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=2, warmup_from="zero"))
@@ -622,7 +799,9 @@ def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
     for _ in range(2):
         before = [p.clone() for p in policy.parameters()]
         grpo.training_step(None, 0)
-        moved.append(any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True)))
+        moved.append(
+            any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+        )
     assert moved == [False, True]
 
 
@@ -636,7 +815,10 @@ def test_kl_is_zero_at_first_and_its_reference_stays(policy, codec):
         grpo.training_step(None, 0)
         kls.append(grpo.metrics["kl"])
     assert abs(kls[0]) < 1e-6 < 1e-4 < kls[-1]
-    assert all(torch.equal(a, b) for a, b in zip(reference.parameters(), random_policy(codec).parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(reference.parameters(), random_policy(codec).parameters(), strict=True)
+    )
     assert not any("reference" in name for name in grpo.state_dict())
 
 
@@ -680,15 +862,33 @@ def test_tasks_grow_when_the_running_reward_is_high(policy, codec):
 
 def test_presets_are_the_published_settings():
     grpo, agent = resolve("paper", "", {}, {})
-    assert (grpo.group_size, grpo.tasks_per_step, grpo.updates_per_rollout, grpo.normalisation, grpo.credit) == (
+    assert (
+        grpo.group_size,
+        grpo.tasks_per_step,
+        grpo.updates_per_rollout,
+        grpo.normalisation,
+        grpo.credit,
+    ) == (
         16,
         (128,),
         16,
         "mean",
         "share",
     )
-    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.kl, grpo.lr) == (0.2, 0.2, 3.0, 1e-3, 1e-6)
-    assert (agent.chunk_tokens, agent.memory_tokens, agent.max_sections, agent.over, agent.layout) == (
+    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.kl, grpo.lr) == (
+        0.2,
+        0.2,
+        3.0,
+        1e-3,
+        1e-6,
+    )
+    assert (
+        agent.chunk_tokens,
+        agent.memory_tokens,
+        agent.max_sections,
+        agent.over,
+        agent.layout,
+    ) == (
         5000,
         1024,
         8,
@@ -696,8 +896,19 @@ def test_presets_are_the_published_settings():
         "paper",
     )
     grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
-    assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (8, "split", "turn_mean", 0.3, 1.0)
-    assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (7, 256, "head", "keep")
+    assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (
+        8,
+        "split",
+        "turn_mean",
+        0.3,
+        1.0,
+    )
+    assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (
+        7,
+        256,
+        "head",
+        "keep",
+    )
     with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
         resolve("papre", "", {}, {})
     assert set(PRESETS) == {"default", "demo", "paper", "vime", "rememr1"}

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-import base
-import settings
-import worlds
-from agents import bm25, full_context
+from agents import find
+from agents.baselines import bm25, full_context
+from config.errors import UserError
 from data import Task
+from embedded import tiny
 from memagent import (
     NO_MEMORY,
     AgentConfig,
@@ -19,9 +19,10 @@ from memagent import (
     split_template,
 )
 from memory import overwrite
-from text import Codec, UserError
+from tasks import worlds
+from tokens.codec import Codec
 
-CONFIG = base.AGENT
+CONFIG = tiny.AGENT
 
 
 def drive(agent, task, config, codec, answers):
@@ -41,31 +42,47 @@ def drive(agent, task, config, codec, answers):
 def test_memagent_reads_each_section_once_and_answers_once(codec):
     task = worlds.make_task(0, 3, "two_hop")
     prompts = drive(
-        memagent, task, CONFIG, codec, ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"]
+        memagent,
+        task,
+        CONFIG,
+        codec,
+        ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"],
     )
     assert [p.final for p in prompts] == [False, False, False, True]
     assert " ".join(p.section.strip() for p in prompts[:3]) == task.document
-    assert [p.memory.strip() for p in prompts] == [NO_MEMORY, "Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo."]
+    assert [p.memory.strip() for p in prompts] == [
+        NO_MEMORY,
+        "Anna joined Boris.",
+        "Clara met Otto.",
+        "Emil reached Oslo.",
+    ]
     assert all(task.question in p.text for p in prompts)
     assert [p.max_tokens for p in prompts] == [13, 13, 13, 24]
 
 
 @pytest.mark.parametrize(
-    ("layout", "order"), [("shared", ("<section>", "<problem>", "<memory>")), ("paper", ("<problem>", "<memory>", "<section>"))]
+    ("layout", "order"),
+    [
+        ("shared", ("<section>", "<problem>", "<memory>")),
+        ("paper", ("<problem>", "<memory>", "<section>")),
+    ],
 )
 def test_layouts(layout, order):
     template = default_template("update", layout, "boxed")
     assert sorted(order, key=template.index) == list(order)
     shared = default_template("update", "shared", "boxed")
     # the members of a group share all that stands before the memory: in the shared layout the whole section
-    assert ("{section}" in shared[: shared.index("{memory}")]) and "{section}" not in default_template(
-        "update", "paper", "boxed"
-    ).partition("{memory}")[0]
+    assert (
+        "{section}" in shared[: shared.index("{memory}")]
+    ) and "{section}" not in default_template("update", "paper", "boxed").partition("{memory}")[0]
 
 
 def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_text(codec):
     task = worlds.make_task(1, 2, "one_fact")
-    a, b = (drive(memagent, task, CONFIG, codec, [m, m, "x"])[1] for m in ("Anna joined Boris.", " Anna joined Boris."))
+    a, b = (
+        drive(memagent, task, CONFIG, codec, [m, m, "x"])[1]
+        for m in ("Anna joined Boris.", " Anna joined Boris.")
+    )
     assert codec.chat(a.pieces) == codec.chat(b.pieces)
 
 
@@ -84,13 +101,19 @@ def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     slots = {"problem": "why?", "memory": "mem {problem}", "section": "sec\r\n"}
     text = fill(config.template(turn), 5, **slots).text
     expected = content
-    for name in ("problem", "memory", "section"):  # slots are filled once: what they contain is not looked at
+    for name in (
+        "problem",
+        "memory",
+        "section",
+    ):  # slots are filled once: what they contain is not looked at
         expected = expected.replace(f"{{{name}}}", f"\0{name}\0")
     for name, value in slots.items():
         expected = expected.replace(f"\0{name}\0", value)
     assert text == expected
     other = "final" if turn == "update" else "update"
-    assert config.template(other) == split_template(default_template(other, "shared", "boxed"))  # absent: our own
+    assert config.template(other) == split_template(
+        default_template(other, "shared", "boxed")
+    )  # absent: our own
 
 
 def test_a_template_may_use_the_published_names_of_the_slots(tmp_path):
@@ -129,17 +152,23 @@ def test_a_models_agent_yaml_brings_its_templates_but_no_cap(tmp_path, monkeypat
     model = tmp_path / "model"
     (model / "templates").mkdir(parents=True)
     (model / "templates" / "final.txt").write_text("{problem} {memory}")
-    (model / "agent.yaml").write_text("agent: {chunk_tokens: 7, max_sections: 8, over: head, templates: templates}\n")
+    (model / "agent.yaml").write_text(
+        "agent: {chunk_tokens: 7, max_sections: 8, over: head, templates: templates}\n"
+    )
     monkeypatch.chdir(tmp_path)
     for path in (model, "model"):
-        config = settings.resolve("default", path, {}, {})[1]
+        config = find.resolve("default", path, {}, {})[1]
         assert (config.chunk_tokens, config.max_sections) == (7, None)
         assert config.template("final")[0] == ("problem", False)
-    assert settings.resolve("default", model, {}, {"max_sections": 3})[1].max_sections == 3  # a flag does cut
-    assert settings.resolve("paper", model, {}, {})[1].max_sections == 8
+    assert (
+        find.resolve("default", model, {}, {"max_sections": 3})[1].max_sections == 3
+    )  # a flag does cut
+    assert find.resolve("paper", model, {}, {})[1].max_sections == 8
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("placeholder", "none"), ("keep", "old"), ("empty", " ")])
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("placeholder", "none"), ("keep", "old"), ("empty", " ")]
+)
 def test_empty_memory(rule, expected):
     assert overwrite("old", " ", "none", rule) == expected
     assert overwrite("old", "new", "none", rule) == "new"
@@ -164,7 +193,10 @@ def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
     task = worlds.make_task(3, 32, "one_fact")
     (prompt,) = drive(bm25, task, AgentConfig(24, 13, 24, top_k=2), codec, ["x"])
     assert len(codec.encode(prompt.section)) == 48
-    assert worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question)) in prompt.section
+    assert (
+        worlds.sentence(next(f for f in tiny.parse_facts(task.document) if f[0] in task.question))
+        in prompt.section
+    )
 
 
 def test_what_is_cut_off_is_counted(codec):
@@ -187,19 +219,36 @@ def test_bm25_keeps_the_best_sections_where_the_window_is_small(codec):
     fixed = len(codec.chat(whole.pieces)) - 9 * 24 + whole.max_tokens
     for room in (24, 60, 215):
         (prompt,) = drive(bm25, task, replace(config, window=fixed + room), codec, ["x"])
-        assert len(codec.chat(prompt.pieces)) + prompt.max_tokens == fixed + room and prompt.cut == 9 * 24 - room
+        assert (
+            len(codec.chat(prompt.pieces)) + prompt.max_tokens == fixed + room
+            and prompt.cut == 9 * 24 - room
+        )
         assert evidence.strip() in prompt.section and task.question in prompt.text
     with pytest.raises(UserError, match="does not fit"):
         drive(bm25, task, replace(config, window=20), codec, ["x"])
 
 
 def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
-    assert len(drive(memagent, Task("a", "q?", ("b",), text="Anna"), CONFIG, codec, ["m", "a"])) == 2
-    assert [p.final for p in drive(memagent, Task("a", "q?", ("b",), text=""), CONFIG, codec, ["a"])] == [True]
+    assert (
+        len(drive(memagent, Task("a", "q?", ("b",), text="Anna"), CONFIG, codec, ["m", "a"])) == 2
+    )
+    assert [
+        p.final for p in drive(memagent, Task("a", "q?", ("b",), text=""), CONFIG, codec, ["a"])
+    ] == [True]
 
 
-@pytest.mark.parametrize("wrong", [{"layout": "x"}, {"over": "tail"}, {"form": "b"}, {"empty": "e"}, {"chunk_tokens": 0},
-                                   {"max_sections": -1}, {"window": -1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layout": "x"},
+        {"over": "tail"},
+        {"form": "b"},
+        {"empty": "e"},
+        {"chunk_tokens": 0},
+        {"max_sections": -1},
+        {"window": -1},
+    ],
+)
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(UserError):
         AgentConfig(**wrong)

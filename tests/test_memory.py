@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory import BM25, RETRIEVERS, MemoryState, Recall, Tfidf, WordRecall, words
+from agents.retrieval import BM25, RETRIEVERS, Tfidf, WordRecall, words
+from memory import MemoryState, Recall
 
-MEMORIES = ["Anna met Otto in Rome.", "Otto left for Lima.", "Anna met Ida in Rome.", "Nobody was there."]
+MEMORIES = [
+    "Anna met Otto in Rome.",
+    "Otto left for Lima.",
+    "Anna met Ida in Rome.",
+    "Nobody was there.",
+]
 
 
 # ---------------------------------------------------------------- retrievers
@@ -23,15 +29,26 @@ def test_word_recall_is_the_share_of_the_querys_words_that_a_memory_has():
     assert retriever.top_k("Where did Otto go?", 4) == [(1, 1 / 4), (0, 1 / 4)]
     assert retriever.top_k("the OTTO, left") == [(1, 1.0)]  # articles, case and punctuation aside
     assert retriever.top_k("Otto Otto left") == [(1, 1.0)]  # each word once
-    assert retriever.top_k("Otto", without={1}) == [(0, 1.0)] and retriever.top_k("Otto", without={0, 1}) == []
+    assert (
+        retriever.top_k("Otto", without={1}) == [(0, 1.0)]
+        and retriever.top_k("Otto", without={0, 1}) == []
+    )
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_tags_and_boxes_join_no_words(name):
     retriever = RETRIEVERS[name](
-        ["<update>Lima</update>", r"<update>so \boxed{Oslo}</update>", "<update>Limassol</update>", "Otto:Rome;Ida:Nice"]
+        [
+            "<update>Lima</update>",
+            r"<update>so \boxed{Oslo}</update>",
+            "<update>Limassol</update>",
+            "Otto:Rome;Ida:Nice",
+        ]
     )
-    assert [[i for i, _ in retriever.top_k(query, 4)] for query in ("Lima?", "oslo", "Rome", "Nice", "update", "boxed")] == [
+    assert [
+        [i for i, _ in retriever.top_k(query, 4)]
+        for query in ("Lima?", "oslo", "Rome", "Nice", "update", "boxed")
+    ] == [
         [0],
         [1],
         [3],
@@ -39,28 +56,52 @@ def test_tags_and_boxes_join_no_words(name):
         [],
         [],
     ]
-    assert words("The U.S.A., O'Brien and AT&T: 1,200 at 3:45.") == ["usa", "obrien", "and", "att", "1200", "at", "345"]
+    assert words("The U.S.A., O'Brien and AT&T: 1,200 at 3:45.") == [
+        "usa",
+        "obrien",
+        "and",
+        "att",
+        "1200",
+        "at",
+        "345",
+    ]
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found(name):
     retriever = RETRIEVERS[name]
-    assert [i for i, _ in retriever(["Anna came.", "Otto left.", "Anna came."]).top_k("Anna", 3)] == [2, 0]
+    assert [
+        i for i, _ in retriever(["Anna came.", "Otto left.", "Anna came."]).top_k("Anna", 3)
+    ] == [2, 0]
     for query in ("Boris", "", "the a an", "?!"):
         assert retriever(MEMORIES).top_k(query) == [], query
         assert [i for i, _ in retriever(MEMORIES).top_k(query, 2, at_zero=True)] == [3, 2], query
-        assert retriever(MEMORIES).top_k(query, 9, {3, 1}, at_zero=True) == [(2, 0.0), (0, 0.0)], query
+        assert retriever(MEMORIES).top_k(query, 9, {3, 1}, at_zero=True) == [(2, 0.0), (0, 0.0)], (
+            query
+        )
     assert [i for i, _ in retriever(MEMORIES).top_k("Ida", 3, at_zero=True)] == [2, 3, 1]
     assert retriever().top_k("Anna") == [] and retriever().top_k("Anna", at_zero=True) == []
-    assert retriever(["", "..."]).top_k("Anna") == [] and len(retriever(["", "..."]).top_k("Anna", 5, at_zero=True)) == 2
+    assert (
+        retriever(["", "..."]).top_k("Anna") == []
+        and len(retriever(["", "..."]).top_k("Anna", 5, at_zero=True)) == 2
+    )
 
 
-@given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=4), max_size=9), st.lists(st.sampled_from("bcdefg"), min_size=1, max_size=4),
-       st.sets(st.integers(0, 8)))  # fmt: skip
+@given(
+    st.lists(st.lists(st.sampled_from("abcdef"), max_size=4), max_size=9),
+    st.lists(st.sampled_from("bcdefg"), min_size=1, max_size=4),
+    st.sets(st.integers(0, 8)),
+)
 def test_the_index_of_words_finds_what_looking_at_every_item_finds(items, query, without):
     found = WordRecall(map(" ".join, items), str.split).top_k(" ".join(query), 99, without)
-    shares = [(i, len({*query} & {*item}) / len({*query})) for i, item in enumerate(items) if i not in without]
-    assert found == sorted(((i, share) for i, share in shares if share), key=lambda hit: (-hit[1], -hit[0]))
+    shares = [
+        (i, len({*query} & {*item}) / len({*query}))
+        for i, item in enumerate(items)
+        if i not in without
+    ]
+    assert found == sorted(
+        ((i, share) for i, share in shares if share), key=lambda hit: (-hit[1], -hit[0])
+    )
 
 
 def test_tfidf_is_the_cosine_that_the_textbook_says():
@@ -68,13 +109,19 @@ def test_tfidf_is_the_cosine_that_the_textbook_says():
     df = Counter(word for item in items for word in set(item))
 
     def vector(item):
-        weights = {w: n * (math.log((1 + len(items)) / (1 + df[w])) + 1) for w, n in Counter(item).items() if w in df}
+        weights = {
+            w: n * (math.log((1 + len(items)) / (1 + df[w])) + 1)
+            for w, n in Counter(item).items()
+            if w in df
+        }
         length = math.sqrt(sum(x * x for x in weights.values()))
         return {w: x / length for w, x in weights.items()}
 
     asked, found = vector(query), dict(Tfidf(MEMORIES).top_k("Anna in Lima, Anna", 4, at_zero=True))
     for i, item in enumerate(items):
-        assert found[i] == pytest.approx(sum(x * vector(item).get(w, 0.0) for w, x in asked.items()), abs=1e-12)
+        assert found[i] == pytest.approx(
+            sum(x * vector(item).get(w, 0.0) for w, x in asked.items()), abs=1e-12
+        )
 
 
 def test_bm25_is_lucenes():
@@ -86,7 +133,11 @@ def test_bm25_is_lucenes():
         for word in query:
             df, tf = sum(word in other for other in items), item.count(word)
             if tf:
-                total += math.log(1 + (n - df + 0.5) / (df + 0.5)) * tf / (tf + 1.5 * (0.25 + 0.75 * len(item) / mean))
+                total += (
+                    math.log(1 + (n - df + 0.5) / (df + 0.5))
+                    * tf
+                    / (tf + 1.5 * (0.25 + 0.75 * len(item) / mean))
+                )
         return total
 
     found = dict(BM25(MEMORIES).top_k("Anna in Lima", 4, at_zero=True))
@@ -97,21 +148,30 @@ def test_bm25_is_lucenes():
 def test_what_is_no_candidate_weighs_nothing(name):
     """They are fitted on the candidates of each query."""
     some, all_ = RETRIEVERS[name](MEMORIES[1:]), RETRIEVERS[name](MEMORIES)
-    assert [(i + 1, x) for i, x in some.top_k("Anna met Otto", 9)] == all_.top_k("Anna met Otto", 9, {0})
+    assert [(i + 1, x) for i, x in some.top_k("Anna met Otto", 9)] == all_.top_k(
+        "Anna met Otto", 9, {0}
+    )
 
 
 def test_d10_what_is_found_does_not_depend_on_hashes():
     script = (
-        "from memory import *\n"
+        "from agents.retrieval import *\n"
         "items = [f'{a} {b}' for a in ('Anna', 'Otto', 'Ida') for b in ('met', 'saw', 'left')]\n"
         "print([r(items).top_k(q, 4) for r in RETRIEVERS.values() for q in ('Anna met Ida', 'Otto saw it', 'left', 'nothing')])\n"
     )
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[1]
     said = {
-        subprocess.run([sys.executable, "-c", script], cwd=root, env=os.environ | {"PYTHONHASHSEED": str(seed)}, text=True,
-                       capture_output=True, check=True, timeout=120).stdout
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=root,
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            text=True,
+            capture_output=True,
+            check=True,
+            timeout=120,
+        ).stdout
         for seed in (0, 1, 2)
-    }  # fmt: skip
+    }
     assert len(said) == 1 and "(" in said.pop()
 
 
@@ -142,7 +202,12 @@ def test_the_first_update_recalls_nothing_and_the_second_what_was_overwritten():
     assert s.recalled == Recall()  # what was recalled is shown once
     s.update("Olga left.", "Otto met Ida")
     assert s.recalled == Recall("Anna met Otto.", "Otto met Ida", (1,), 2 / 3, age=3)
-    assert s.history == [(1, "Anna met Otto."), (2, "Ida left."), (3, "Nils left."), (4, "Olga left.")]
+    assert s.history == [
+        (1, "Anna met Otto."),
+        (2, "Ida left."),
+        (3, "Nils left."),
+        (4, "Olga left."),
+    ]
 
 
 def test_the_memory_of_the_next_prompt_is_a_candidate_only_if_it_is_asked_for():
@@ -154,7 +219,9 @@ def test_the_memory_of_the_next_prompt_is_a_candidate_only_if_it_is_asked_for():
         s.update(None, "Anna", scope=scope)  # the memory is kept: it is still the one that is shown
         assert s.recalled.text == found and len(s.history) == 1
         s.update("Ida left.", None)
-        s.update("Anna met Otto.", "Anna", scope=scope)  # written anew: the older, equal one is the same text
+        s.update(
+            "Anna met Otto.", "Anna", scope=scope
+        )  # written anew: the older, equal one is the same text
         assert s.recalled.text == found
 
 
@@ -186,15 +253,28 @@ def test_several_memories_stand_in_the_order_in_which_they_were_written():
     for memory in ("Anna met Otto.", "Otto left.", "Anna met Ida.", "Nobody."):
         s.update(memory, None)
     s.update("Rome.", "Anna and Ida", k=2)
-    assert s.recalled == Recall("Anna met Otto.\n\nAnna met Ida.", "Anna and Ida", (3, 1), 2 / 3, age=2)
+    assert s.recalled == Recall(
+        "Anna met Otto.\n\nAnna met Ida.", "Anna and Ida", (3, 1), 2 / 3, age=2
+    )
 
 
 def test_a_memory_that_was_written_several_times_is_found_once_as_the_last_time():
     s = state()
-    for memory in ("Anna met Otto.", "Ida left.", "Anna met Otto.", "Anna met Otto.", "Anna came.", "Nobody."):
+    for memory in (
+        "Anna met Otto.",
+        "Ida left.",
+        "Anna met Otto.",
+        "Anna met Otto.",
+        "Anna came.",
+        "Nobody.",
+    ):
         s.update(memory, None)
     s.update("Rome.", "Anna Otto", k=5)
-    assert s.recalled.steps == (4, 5) and s.recalled.text == "Anna met Otto.\n\nAnna came." and s.recalled.age == 3
+    assert (
+        s.recalled.steps == (4, 5)
+        and s.recalled.text == "Anna met Otto.\n\nAnna came."
+        and s.recalled.age == 3
+    )
     assert s.history == [
         (1, "Anna met Otto."),
         (2, "Ida left."),
@@ -219,8 +299,16 @@ def test_a_long_history_costs_what_is_found():
     assert same.history == [(1000, "Anna met Otto.")] and same.recalled == Recall(query="Otto")
 
 
-@given(st.lists(st.tuples(st.sampled_from([None, "a b", "b c", "c d", ""]), st.sampled_from([None, "a", "b", "d", "x"])), max_size=12),
-       st.booleans())  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "a b", "b c", "c d", ""]),
+            st.sampled_from([None, "a", "b", "d", "x"]),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
 def test_whatever_is_recalled_was_written_earlier_and_is_not_shown_anyway(updates, at_zero):
     s = MemoryState("", WordRecall(tokens=str.split), "")
     last = {}  # memory -> when it was written last
@@ -231,7 +319,13 @@ def test_whatever_is_recalled_was_written_earlier_and_is_not_shown_anyway(update
         rest = {text: step for text, step in last.items() if text != s.memory}
         if s.recalled.steps:
             (step,) = s.recalled.steps
-            assert rest[s.recalled.text] == step and s.recalled.age == number - step > 0 and not s.recalled.current
-            assert at_zero or step == max(when for text, when in rest.items() if query in text.split())
+            assert (
+                rest[s.recalled.text] == step
+                and s.recalled.age == number - step > 0
+                and not s.recalled.current
+            )
+            assert at_zero or step == max(
+                when for text, when in rest.items() if query in text.split()
+            )
         elif query:
             assert not (rest if at_zero else [text for text in rest if query in text.split()])

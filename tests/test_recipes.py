@@ -6,21 +6,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-import settings
-from downloads import SOURCES
-from dryrun import dry_run
+from agents.find import resolve
+from commands.dryrun import dry_run
+from config import files, options
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from config.presets import preset_fields
 from memagent import AgentConfig
-from plan import geometry, plan
-from presets import preset_fields
-from settings import GRPOConfig, RunConfig, resolve
-from text import UserError
+from models.plan import geometry, plan
+from tasks.downloads import SOURCES
 
 RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))
 CLASSES = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig}
 
 
 def read(path):
-    stored = settings.load(path, **CLASSES)
+    stored = files.load(path, **CLASSES)
     return [cls(**stored[section]) for section, cls in CLASSES.items()]
 
 
@@ -30,8 +31,14 @@ def recipe(name):
 
 def test_all_that_are_promised_are_there():
     assert [path.stem for path in RECIPES] == [
-        "laptop", "paper-qwen2.5-7b", "qwen3-0.6b-24gb", "qwen3-4b-80gb-lora", "qwen3-4b-8x80gb-full", "rememr1-qwen2.5-7b", "vime-qwen3-4b",
-    ]  # fmt: skip
+        "laptop",
+        "paper-qwen2.5-7b",
+        "qwen3-0.6b-24gb",
+        "qwen3-4b-80gb-lora",
+        "qwen3-4b-8x80gb-full",
+        "rememr1-qwen2.5-7b",
+        "vime-qwen3-4b",
+    ]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -43,14 +50,20 @@ def test_a_recipe_says_everything_and_can_be_dry_run(path):
     dry_run(*read(path), said.append)
     assert said[-2].startswith("2 steps") and said[-2].endswith("the export loads.")
     data = stored["run"]["data"]
-    assert said[-1] == "The run can begin." if data == "world" else said[-1].startswith(f"The run can begin once {data} and ")
+    assert (
+        said[-1] == "The run can begin."
+        if data == "world"
+        else said[-1].startswith(f"The run can begin once {data} and ")
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_names_files_that_its_own_commands_bring(path):
     """And never those that `eval` asks without --data."""
     lines = [
-        line.removeprefix("# First:").strip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+        line.removeprefix("# First:").strip("# ")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
     ]
     commands = [shlex.split(line)[3:] for line in lines if line.startswith("python cli.py data ")]
     there = {"world", ""}
@@ -65,13 +78,26 @@ def test_a_recipe_names_files_that_its_own_commands_bring(path):
     run, config, _ = read(path)
     assert {run.data, run.validation} <= there
     sizes = {f"{words[2]}/": int(words[-1]) for words in commands if words[0] == "build"}
-    assert all(n >= max(config.tasks_per_step) for out, n in sizes.items() if run.data.startswith(out))
+    assert all(
+        n >= max(config.tasks_per_step) for out, n in sizes.items() if run.data.startswith(out)
+    )
     sources = [words[1] for words in commands if words[0] == "build"]
-    assert len(sources) == len(set(sources))  # the questions of training and validation are of different files
+    assert len(sources) == len(
+        set(sources)
+    )  # the questions of training and validation are of different files
 
 
-@pytest.mark.parametrize(("name", "gib"), [("qwen3-0.6b-24gb", 24), ("qwen3-4b-80gb-lora", 80), ("qwen3-4b-8x80gb-full", 80),
-                                           ("paper-qwen2.5-7b", 80), ("vime-qwen3-4b", 80), ("rememr1-qwen2.5-7b", 80)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("qwen3-0.6b-24gb", 24),
+        ("qwen3-4b-80gb-lora", 80),
+        ("qwen3-4b-8x80gb-full", 80),
+        ("paper-qwen2.5-7b", 80),
+        ("vime-qwen3-4b", 80),
+        ("rememr1-qwen2.5-7b", 80),
+    ],
+)
 def test_a_recipe_fits_the_cards_that_it_names(name, gib):
     run, config, agent = recipe(name)
     p = plan(
@@ -83,25 +109,40 @@ def test_a_recipe_fits_the_cards_that_it_names(name, gib):
         agent,
         reader=run.agent,
     )
-    assert p.fits and p.micro_tokens >= config.micro_tokens and p.sleep == ("never" if config.lora_rank else "2")
+    assert (
+        p.fits
+        and p.micro_tokens >= config.micro_tokens
+        and p.sleep == ("never" if config.lora_rank else "2")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [("laptop", "demo"), ("paper-qwen2.5-7b", "paper"), ("vime-qwen3-4b", "vime"), ("rememr1-qwen2.5-7b", "rememr1")],
+    [
+        ("laptop", "demo"),
+        ("paper-qwen2.5-7b", "paper"),
+        ("vime-qwen3-4b", "vime"),
+        ("rememr1-qwen2.5-7b", "rememr1"),
+    ],
 )
 def test_the_published_settings_are_those_of_the_preset(name, preset):
     run, config, agent = recipe(name)
     theirs, its_agent, its_run = preset_fields(preset)
-    different = {key for key, value in theirs.items() if getattr(config, key) != value} - {"micro_tokens"}
+    different = {key for key, value in theirs.items() if getattr(config, key) != value} - {
+        "micro_tokens"
+    }
     assert not different and all(getattr(agent, key) == value for key, value in its_agent.items())
     assert all(getattr(run, key) == value for key, value in its_run.items())
 
 
 def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
     said = []
-    config, agent = resolve("default", settings.EMBEDDED, {"tasks_per_step": (2,), "lora_rank": 4}, {})
-    run = RunConfig(model="Qwen/Qwen3-4B", data=str(tmp_path / "mine.jsonl"), engine="vllm", devices=2)
+    config, agent = resolve(
+        "default", options.EMBEDDED, {"tasks_per_step": (2,), "lora_rank": 4}, {}
+    )
+    run = RunConfig(
+        model="Qwen/Qwen3-4B", data=str(tmp_path / "mine.jsonl"), engine="vllm", devices=2
+    )
     with pytest.raises(UserError, match="lora_targets 'w_q' do not fit"):
         dry_run(replace(run, devices=1), replace(config, lora_targets="w_q"), agent, said.append)
     for words in (
@@ -113,7 +154,10 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
         assert any(words in line for line in said), words
     with pytest.raises(UserError, match="2 tasks and there are 16 ranks"):
         dry_run(replace(run, devices=16), config, agent, said.append)
-    tasks = "".join(json.dumps({"question": str(i), "answer": "Lima", "context": "Anna reached Lima."}) + "\n" for i in range(3))
+    tasks = "".join(
+        json.dumps({"question": str(i), "answer": "Lima", "context": "Anna reached Lima."}) + "\n"
+        for i in range(3)
+    )
     (tmp_path / "mine.jsonl").write_text(tasks)
     with pytest.raises(UserError, match="A step wants 4 tasks and the file has 3"):
         dry_run(run, replace(config, tasks_per_step=(4,)), agent, said.append)
@@ -121,7 +165,13 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
     with pytest.raises(UserError, match="is there already"):
         dry_run(replace(run, runs=str(tmp_path), name="there"), config, agent, said.append)
     with pytest.raises(UserError, match="There is no run"):
-        dry_run(replace(run, runs=str(tmp_path), name="nowhere"), config, agent, said.append, resume=True)
+        dry_run(
+            replace(run, runs=str(tmp_path), name="nowhere"),
+            config,
+            agent,
+            said.append,
+            resume=True,
+        )
     with pytest.raises(UserError, match="Sleep level 2"):
         dry_run(replace(run, sleep="2"), config, agent, said.append)
     with pytest.raises(UserError, match=r"needs its config\.json"):
@@ -136,8 +186,8 @@ def test_a_dry_run_exports_also_where_the_run_will_keep_no_checkpoint(monkeypatc
         asked.append(run.keep_checkpoints)
         raise UserError("far enough")
 
-    monkeypatch.setattr("train.train", stop)
-    config, agent = resolve("default", settings.EMBEDDED, {}, {})
+    monkeypatch.setattr("commands.train.train", stop)
+    config, agent = resolve("default", options.EMBEDDED, {}, {})
     for kept in (0, 3):
         with pytest.raises(UserError, match="far enough"):
             dry_run(RunConfig(device="cpu", keep_checkpoints=kept), config, agent, [].append)

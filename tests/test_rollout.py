@@ -3,14 +3,16 @@ from functools import partial
 
 import pytest
 
-import base
-import worlds
-from agents import full_context
+from agents.baselines import full_context
+from config.errors import UserError
+from embedded import tiny
+from engines.scripted import ScriptedEngine
+from engines.sharing import together
 from memagent import Finish, memagent
-from rollout import Sampling, ScriptedEngine, rollout, together
-from text import UserError
+from rollout import Sampling, rollout
+from tasks import worlds
 
-CONFIG = base.AGENT
+CONFIG = tiny.AGENT
 
 
 def tasks(n, n_sections=3, kind="one_fact"):
@@ -18,10 +20,18 @@ def tasks(n, n_sections=3, kind="one_fact"):
 
 
 def test_scripted_rollout_runs_every_agent_to_its_end(codec):
-    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.")
-    done = list(rollout(engine, memagent, ((t, s) for t in tasks(5) for s in range(3)), CONFIG, in_flight=4))
-    assert sorted((t.task.id, t.sample) for t in done) == sorted((t.id, s) for t in tasks(5) for s in range(3))
-    assert all([turn.prompt.final for turn in t.turns] == [False] * 3 + [True] for t in done)  # exactly one final turn, the last
+    engine = ScriptedEngine(
+        codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
+    )
+    done = list(
+        rollout(engine, memagent, ((t, s) for t in tasks(5) for s in range(3)), CONFIG, in_flight=4)
+    )
+    assert sorted((t.task.id, t.sample) for t in done) == sorted(
+        (t.id, s) for t in tasks(5) for s in range(3)
+    )
+    assert all(
+        [turn.prompt.final for turn in t.turns] == [False] * 3 + [True] for t in done
+    )  # exactly one final turn, the last
     assert all(t.answer.strip() == "\\boxed{ Lima}" for t in done)
 
 
@@ -41,13 +51,20 @@ def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
                 turn.response = self.codec.response(turn.response_ids)
             return done
 
-    engine = Padding(codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris.")
+    engine = Padding(
+        codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
+    )
     (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
     assert all(turn.response_ids[0] == 0 for turn in done.turns)
-    assert not any(0 in turn.prompt_ids for turn in done.turns) and done.answer.strip() == "\\boxed{ Lima}"
+    assert (
+        not any(0 in turn.prompt_ids for turn in done.turns)
+        and done.answer.strip() == "\\boxed{ Lima}"
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}]
+)
 def test_sampling_that_cannot_be(wrong):
     with pytest.raises(UserError):
         Sampling(**wrong)
@@ -81,13 +98,20 @@ def ask(agent, n, temperature, engine):
     return sorted((t.task.id, t.answer, [str(turn.response) for turn in t.turns]) for t in done)
 
 
-WORKS = [partial(ask, memagent, 3, 1.0), partial(ask, full_context, 2, 0.5), partial(ask, memagent, 1, 0.0)]
+WORKS = [
+    partial(ask, memagent, 3, 1.0),
+    partial(ask, full_context, 2, 0.5),
+    partial(ask, memagent, 1, 0.0),
+]
 
 
 def test_several_on_one_engine_get_what_each_gets_alone_in_the_same_order_every_time(codec):
     engines = [Watched(codec) for _ in range(3)]
     found = [together(engine, WORKS) for engine in engines]
-    assert found[0] == [work(Watched(codec)) for work in WORKS] and len({len(some) for some in found[0]}) == 3
+    assert (
+        found[0] == [work(Watched(codec)) for work in WORKS]
+        and len({len(some) for some in found[0]}) == 3
+    )
     assert engines[0].asked == engines[1].asked == engines[2].asked
     assert engines[0].in_flight[0] == 6  # the prompts of all three, before the first step
     assert together(Watched(codec), []) == []

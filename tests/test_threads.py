@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import random_policy
 
-import doctor
-from models import settle_threads
+from commands import doctor
+from models.load import settle_threads
 
 PROBE = """
 import sys, time
@@ -32,13 +32,21 @@ print((time.process_time() - before[0]) / (time.thread_time() - before[1]))
 def all_over_main(first, **env):
     """CPU seconds of all threads over those of the main one, which does nearly all of the work."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | env
-    said = subprocess.run([sys.executable, "-c", PROBE.format(first=first)], env=env, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", PROBE.format(first=first)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return float(said.stdout)
 
 
 def test_threads_of_a_command_sleep_while_they_wait():
     assert all_over_main("import cli") < 1.2
-    assert all_over_main("", OMP_WAIT_POLICY="ACTIVE") > 1.5  # what this is about; also torch's own default
+    assert (
+        all_over_main("", OMP_WAIT_POLICY="ACTIVE") > 1.5
+    )  # what this is about; also torch's own default
     assert all_over_main("import cli", OMP_WAIT_POLICY="ACTIVE") > 1.5  # whoever wants it has it
 
 
@@ -50,14 +58,20 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(codec, monkeypatch, two_threads):
+def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(
+    codec, monkeypatch, two_threads
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     settle_threads(random_policy(codec))
     assert torch.get_num_threads() == 2
     monkeypatch.delenv("OMP_NUM_THREADS")
-    large = SimpleNamespace(parameters=lambda: [torch.empty(60_000_000, device="meta")], device=torch.device("cpu"))
+    large = SimpleNamespace(
+        parameters=lambda: [torch.empty(60_000_000, device="meta")], device=torch.device("cpu")
+    )
     settle_threads(large)
-    settle_threads(SimpleNamespace(parameters=lambda: [torch.empty(9)], device=torch.device("cuda")))
+    settle_threads(
+        SimpleNamespace(parameters=lambda: [torch.empty(9)], device=torch.device("cuda"))
+    )
     assert torch.get_num_threads() == 2
     settle_threads(random_policy(codec))
     assert torch.get_num_threads() == 1
@@ -65,10 +79,12 @@ def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(codec, mo
 
 @pytest.mark.parametrize(
     ("env", "said", "state"),
-    [({}, "one thread for small models, else one a core; those that wait sleep", "ok"),
-     ({"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS=3; those that wait sleep", "ok"),
-     ({"OMP_WAIT_POLICY": "active"}, "those that wait spin", "limit")],
-)  # fmt: skip
+    [
+        ({}, "one thread for small models, else one a core; those that wait sleep", "ok"),
+        ({"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS=3; those that wait sleep", "ok"),
+        ({"OMP_WAIT_POLICY": "active"}, "those that wait spin", "limit"),
+    ],
+)
 def test_doctor_says_how_many_threads_compute(monkeypatch, env, said, state):
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)

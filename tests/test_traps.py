@@ -16,19 +16,35 @@ from pathlib import Path
 import pytest
 from conftest import random_policy
 
-import base
-import colocated
-import train
-import worlds
+import grpo
+import memagent
+from agents.rememr1 import rememr1, states
+from commands import train
+from config.options import GRPOConfig, RunConfig
+from embedded import tiny
+from engines import vllm_colocated
+from engines.hf import TransformersEngine
+from engines.scripted import ScriptedEngine
 from grpo import advantages_of
 from memagent import Finish, Group, Prompt, Trajectory, Turn
-from rememr1 import rememr1, states
-from rollout import ScriptedEngine, rollout
-from settings import GRPOConfig, RunConfig
-from slots import TransformersEngine
+from rollout import rollout
+from tasks import worlds
 
-ROOT = Path(train.__file__).parent
-MODULES = sorted(ROOT.glob("*.py"))
+ROOT = Path(__file__).parents[1]
+ROOMS = (
+    "agents",
+    "commands",
+    "config",
+    "embedded",
+    "engines",
+    "models",
+    "report",
+    "tasks",
+    "tokens",
+)
+MODULES = sorted(
+    [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).glob("*.py"))]
+)
 TRAPS = {
     "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",  # the memory before a turn is the prompt's own, nothing is searched for
     "D-2": "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table",
@@ -48,7 +64,7 @@ TRAPS = {
     "D-13": "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run test_eval.test_killed_with_sigkill_at_random_moments",
     "D-14": "test_graders.test_metrics",  # one way, all answers; upstream's two-way one under its own name
     "D-15": "test_hqa.test_fixed_places_under_compat_seed4_only test_hqa.test_every_possible_choice_is_drawn_alike",
-    "D-16": "test_data.test_eval_files_say_where_the_evidence_stands test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
+    "D-16": "test_readers.test_eval_files_say_where_the_evidence_stands test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
     "test_hqa.test_build_refuses test_hqa.test_no_second_version_of_an_own_title",
     "D-17": "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked",
     "D-18": "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
@@ -70,28 +86,47 @@ def test_every_trap_has_tests_that_are_there():
             assert callable(getattr(importlib.import_module(module), test)), name
 
 
-@pytest.mark.parametrize(("form", "right", "wrong"), [
-    ("boxed", "\\boxed{Lima}", "Therefore, the answer is Lima."), ("sentence", "Therefore, the answer is Lima.", "\\boxed{Lima}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("boxed", "\\boxed{Lima}", "Therefore, the answer is Lima."),
+        ("sentence", "Therefore, the answer is Lima.", "\\boxed{Lima}"),
+    ],
+)
 def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
     """D-8: the validation's, and the rewards of training."""
     run = RunConfig(agent="rememr1", device="cpu")
-    module = train.build(run, GRPOConfig(), replace(base.AGENT, form=form))
+    module = train.build(run, GRPOConfig(), replace(tiny.AGENT, form=form))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
         final = Turn(Prompt((), 8, final=True), [], [], [], Finish.STOP, codec.text(answer))
-        trajectory = Trajectory(replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final])
+        trajectory = Trajectory(
+            replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final]
+        )
         assert module.reward(trajectory) == module.states(trajectory)[0]["format"] == score
     task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
-        engine = ScriptedEngine(codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>")
-        agent = replace(base.AGENT, form=form, final_tokens=60, step_tokens=60)
-        module = train.GRPO(policy, engine, rememr1, train.reward(form), None, GRPOConfig(), agent, validation=[task])
+        engine = ScriptedEngine(
+            codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>"
+        )
+        agent = replace(tiny.AGENT, form=form, final_tokens=60, step_tokens=60)
+        module = grpo.GRPO(
+            policy,
+            engine,
+            rememr1,
+            memagent.reward(form),
+            None,
+            GRPOConfig(),
+            agent,
+            validation=[task],
+        )
         assert module.validate() == {"score": score, "n": 1}
 
 
 def test_nothing_of_one_machine_is_in_the_repository():
     """D-19: no paths of a home or a mount, no keys, no addresses but this machine's own, no GPUs picked by number; one GPU is the default."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
     texts = [
         ROOT / name
         for name in tracked or map(str, MODULES)
@@ -112,7 +147,7 @@ def test_the_environment_is_put_back(monkeypatch):
     monkeypatch.setenv("MEMAGENT_A", "1")
     monkeypatch.setenv("MEMAGENT_B", "2")
     before = dict(os.environ)
-    with colocated.undone():
+    with vllm_colocated.undone():
         os.environ |= {"MEMAGENT_A": "9", "MEMAGENT_C": "3"}
         del os.environ["MEMAGENT_B"]
     assert dict(os.environ) == before
@@ -121,8 +156,10 @@ def test_the_environment_is_put_back(monkeypatch):
 def test_each_turn_ends_at_its_own_limit(codec):
     """D-20."""
     engine = TransformersEngine(random_policy(codec), codec)
-    config = replace(base.AGENT, step_tokens=11, final_tokens=5)
-    for trajectory in rollout(engine, rememr1, [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)], config):
+    config = replace(tiny.AGENT, step_tokens=11, final_tokens=5)
+    for trajectory in rollout(
+        engine, rememr1, [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)], config
+    ):
         for turn in trajectory.turns:
             assert len(turn.response_ids) <= (5 if turn.prompt.final else 11)
             assert (turn.finish == "length") == (turn.response_ids[-1] not in codec.eos_ids)
@@ -135,7 +172,11 @@ def test_whatever_is_imported_is_required():
         for name in ("requirements.txt", "requirements-gpu.txt")
         for line in (ROOT / name).read_text().splitlines()
     ]
-    required = {re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-") for line in lines if line and not line.startswith("-")}
+    required = {
+        re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-")
+        for line in lines
+        if line and not line.startswith("-")
+    }
     todo = [*required]
     while todo:  # and what these bring with them
         try:
@@ -148,7 +189,7 @@ def test_whatever_is_imported_is_required():
             continue
         todo += brought - required
         required |= brought
-    own, known = {path.stem for path in MODULES}, packages_distributions()
+    own, known = {path.stem for path in MODULES} | {*ROOMS}, packages_distributions()
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = (
@@ -158,28 +199,66 @@ def test_whatever_is_imported_is_required():
                 if isinstance(node, ast.ImportFrom)
                 else []
             )
-            for top in {name.partition(".")[0] for name in names} - own - sys.stdlib_module_names - {"__future__"}:
-                assert {p.lower().replace("_", "-") for p in known.get(top, [top])} & required, (path.name, top)
+            for top in (
+                {name.partition(".")[0] for name in names}
+                - own
+                - sys.stdlib_module_names
+                - {"__future__"}
+            ):
+                assert {p.lower().replace("_", "-") for p in known.get(top, [top])} & required, (
+                    path.name,
+                    top,
+                )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def dotted(path: Path) -> str:
+    """agents/rememr1.py -> agents.rememr1; agents/__init__.py -> agents"""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_every_module_can_be_imported_and_names_nothing_undefined(path):
     """D-22: ruff's rule F821, which `make lint` applies to all files, here to each module; and a module that nothing imports is noticed."""
-    importlib.import_module(path.stem)
+    importlib.import_module(dotted(path))
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F401,F811,F841", str(path)],
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "F821,F401,F811,F841",
+            str(path),
+        ],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    others = "\n".join(other.read_text(encoding="utf-8") for other in [*MODULES, *ROOT.glob("bench/*.py")] if other != path)
-    assert path.stem == "cli" or re.search(rf"^\s*(from|import) {path.stem}\b", others, re.M)
+    others = "\n".join(
+        other.read_text(encoding="utf-8")
+        for other in [*MODULES, *ROOT.glob("bench/*.py")]
+        if other != path
+    )
+    room, _, name = dotted(path).rpartition(".")
+    imports = rf"^\s*(from|import) {dotted(path)}\b"
+    if room:
+        imports += rf"|^\s*from {room} import [\w, ]*\b{name}\b"
+    assert dotted(path) == "cli" or re.search(imports, others, re.M)
 
 
 def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec):
     """D-23: a list that is too short is no list that is padded."""
-    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{x}" if prompt.final else "<update>x</update>")
-    (trajectory,) = rollout(engine, rememr1, [(worlds.make_task(0, 2, "two_hop"), 0)], replace(base.AGENT, step_tokens=30))
+    engine = ScriptedEngine(
+        codec, lambda prompt: "\\boxed{x}" if prompt.final else "<update>x</update>"
+    )
+    (trajectory,) = rollout(
+        engine,
+        rememr1,
+        [(worlds.make_task(0, 2, "two_hop"), 0)],
+        replace(tiny.AGENT, step_tokens=30),
+    )
     trajectory.states = states(trajectory)
     assert len(advantages_of(Group(trajectory.task, [trajectory]), GRPOConfig())[0]) == 3
     for wrong in (trajectory.states[:-1], [*trajectory.states, {"state": 0.0}]):

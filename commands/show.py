@@ -1,0 +1,38 @@
+"""Print recorded trajectories.
+
+Holds: `show`. Leaves out: how one is rendered (report/transcripts.py).
+Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.errors import UserError
+from config.terminal import console
+from report.records import read_records
+
+
+def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
+    from report.transcripts import render_trajectory
+
+    records = read_records(path)
+    chosen = [
+        r
+        for r in records
+        if (step is None or r["step"] == step)
+        and task in r["id"]
+        and not (wrong and r["reward"] > 0)
+    ]
+    if not chosen and records:
+        steps = sorted({record["step"] for record in records if record["step"] is not None})
+        if step is not None and step not in steps:
+            kept = ", ".join(map(str, steps if len(steps) < 9 else [*steps[:4], "…", *steps[-2:]]))
+            raise UserError(
+                f"{path} has no trajectories of step {step}; {f'kept are those of {kept}' if steps else 'they are of an evaluation, which has no steps'}."
+            )
+    if not chosen:
+        raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
+    for record in chosen[:n]:
+        console.print(render_trajectory(record))
+    console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")

@@ -1,0 +1,64 @@
+"""An engine for tests: it answers with a function.
+
+Holds: `ScriptedEngine`. Exercise it: `pytest tests/test_rollout.py`. Read next: engines/hf.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from memagent import Finish, Prompt, Turn
+from rollout import Sampling
+from tokens.codec import Codec
+
+# ---------------------------------------------------------------- scripted
+
+
+class ScriptedEngine:
+    """For tests: answers every prompt with `script(prompt)`, a string; log-probs are 0. `per_step` turns are answered per step."""
+
+    window = None
+
+    def __init__(self, codec: Codec, script: Callable[[Prompt], str], per_step: int = 4):
+        self.codec, self.script, self.per_step = codec, script, per_step
+        self.prefilled_tokens = self.generated_tokens = 0
+        self._queue: deque[tuple[int, Prompt]] = deque()
+        self._keys = 0
+
+    def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
+        self._keys += 1
+        self._queue.append((self._keys, prompt))
+        return self._keys
+
+    def step(self) -> list[tuple[int, Turn]]:
+        done = []
+        for _ in range(min(self.per_step, len(self._queue))):
+            key, prompt = self._queue.pop()  # last in, first out: nobody may rely on the order
+            ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
+            finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
+            ids, prompt_ids = ids[: prompt.max_tokens], self.codec.chat(prompt.pieces)
+            self.prefilled_tokens += len(prompt_ids)
+            self.generated_tokens += len(ids)
+            done.append(
+                (
+                    key,
+                    Turn(
+                        prompt, prompt_ids, ids, [0.0] * len(ids), finish, self.codec.response(ids)
+                    ),
+                )
+            )
+        return done
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "prefilled_tokens": self.prefilled_tokens,
+            "reused_tokens": 0,
+            "generated_tokens": self.generated_tokens,
+        }
+
+    def close(self) -> None: ...
+
+    def awake(self, policy=None) -> AbstractContextManager:
+        return nullcontext()

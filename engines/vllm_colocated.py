@@ -1,0 +1,370 @@
+"""vLLM in the trainer's own process: it samples, then sleeps while the trainer updates, and wakes with the new weights.
+
+Holds: `ColocatedEngine`. Leaves out: what an engine is (rollout.py), how much memory each phase takes (models/plan.py).
+Exercise it: `make test-vllm`. Read next: grpo.py.
+
+One engine of tensor parallelism 1 a rank. The phases of a step are one context manager, `awake(policy)`: wake the weights, bring the
+policy's over, wake the key/value cache, forget every cached prefix; on exit go to sleep. How deep:
+
+    never   weights and cache stay where they are
+    1       weights go to the host's memory, the cache is dropped
+    2       both are dropped: the weights come back from the trainer alone, so never with adapters, which bring no base weights
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from config.errors import UserError
+from memagent import Finish, Prompt, Turn
+from models.ranks import whole, world
+from rollout import Sampling, refusal
+from tokens.codec import Codec
+
+SLEEP = ("never", "1", "2")
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for; an adapter of another rank takes the next larger one."""
+
+
+@contextmanager
+def draws_kept() -> Iterator[None]:
+    """torch's random states are afterwards as they were before: vLLM draws from them, even for prompts that bring a seed."""
+    state = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """What vLLM changes for the whole process while it is built is put back: random states, threads, environment.
+
+    Its own variables stay: it reads them again later.
+    """
+    environment, set_threads, threads = (
+        dict(os.environ),
+        torch.set_num_threads,
+        torch.get_num_threads(),
+    )
+    states = random.getstate(), np.random.get_state()
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        with draws_kept():
+            yield
+    finally:
+        for name in set(os.environ) | set(environment):
+            if name not in environment:
+                if not name.startswith("VLLM_"):
+                    del os.environ[name]
+            else:
+                os.environ[name] = environment[name]
+        torch.set_num_threads = set_threads  # on a CPU vLLM puts a function there that does nothing
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if affinity:
+            os.sched_setaffinity(0, affinity)
+
+
+def import_vllm():
+    """The package, in this process and quiet. UserError without it. It reads its settings from the environment when it is imported."""
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }.items():
+        os.environ.setdefault(name, value)
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless told not to
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "TORCHDYNAMO_DISABLE", "1"
+        )  # or half a minute is spent on compiling at the first prompt
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    try:
+        with undone(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its own affairs
+            import vllm
+    except ImportError as error:
+        raise UserError(
+            f"The engine vllm is not installed ({error}); README, section Engines, says how."
+        ) from error
+    if not torch.cuda.is_available():
+        import vllm._custom_ops
+
+        vllm._custom_ops._supports_onednn = (
+            False  # its packed weights would silently stay as they are when new ones are loaded
+        )
+    return vllm
+
+
+def check(sleep: str, lora_rank: int) -> None:
+    """UserError for what the engine cannot be."""
+    if sleep not in SLEEP:
+        raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
+    if sleep == "2" and lora_rank:
+        raise UserError(
+            "Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never."
+        )
+    if lora_rank > RANKS[-1]:
+        raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
+
+
+def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
+    """A new folder for adapters of so many bytes: in shared memory if it has room for twice as much (64 MiB are all that many
+    containers have), else where temporary files go."""
+    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * n_bytes
+    return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
+
+
+class ColocatedEngine:
+    """A vLLM engine in this process, with the weights of `model` until `awake(policy)` brings others.
+
+    window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of the key/value cache; 0 = what
+    `share` of the card leaves. lora_rank: rank of the adapters that a policy will bring; 0 = it brings all its weights.
+    sleep: never, 1 or 2, see above. vLLM keeps its state in globals: there is one engine a process, until `close`.
+    """
+
+    _open: ColocatedEngine | None = (
+        None  # referred to from here, or the garbage collector would end the process group with it
+    )
+
+    def __init__(
+        self,
+        model: str | Path,
+        codec: Codec,
+        window: int,
+        rows: int = 256,
+        kv_gib: float = 0.0,
+        share: float = 0.5,
+        dtype: str = "float32",
+        lora_rank: int = 0,
+        sleep: str = "never",
+        trust_remote_code: bool = False,
+    ):
+        check(sleep, lora_rank)
+        self.codec, self.window, self.lora_rank, self.level, self.dtype = (
+            codec,
+            window,
+            lora_rank,
+            sleep,
+            getattr(torch, dtype),
+        )
+        if ColocatedEngine._open is not None:
+            raise RuntimeError("There is one vLLM engine a process: close the other one first.")
+        vllm = import_vllm()
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
+
+        self._params, self._final_only, self._lora_request = (
+            vllm.SamplingParams,
+            RequestOutputKind.FINAL_ONLY,
+            LoRARequest,
+        )
+        on_gpu = torch.cuda.is_available()
+        settings = {
+            "dtype": dtype,
+            "max_model_len": window,
+            "max_num_seqs": rows,
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "trust_remote_code": trust_remote_code,
+            "max_num_batched_tokens": max(4096, min(window, 16384)),
+            "gpu_memory_utilization": share,
+            "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
+            "use_tqdm_on_load": False,
+        }
+        if (
+            world() > 1
+        ):  # each rank has an engine of its own; vLLM wants to know who has started them
+            settings |= {"distributed_executor_backend": "external_launcher"}
+        if dtype != "float32":  # as the trainer (models.logits_of)
+            settings |= {"hf_overrides": {"head_dtype": "float32"}}
+        if lora_rank:
+            settings |= {
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": next(r for r in RANKS if r >= lora_rank),
+            }
+        # a CPU build refuses sleep mode: there the calls and their order are the same, and nothing is given up
+        settings |= (
+            {"enable_sleep_mode": sleep != "never"}
+            if on_gpu
+            else {"enforce_eager": True, "block_size": 32}
+        )
+        with undone():
+            self._engine = vllm.LLM(str(model), **settings).llm_engine
+        ColocatedEngine._open = self
+        self._adapter: object | None = None
+        self._folder: Path | None = None
+        self._prompts: dict[str, tuple[int, Prompt, list[int]]] = {}
+        self._refused: list[tuple[int, Turn]] = []
+        self._keys = 0
+        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
+        self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}  # spent in the phases so far
+        self._sleep()
+
+    # ------------------------------------------------------------ turns
+
+    def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
+        if self._asleep:
+            raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
+        self._keys += 1
+        ids = self.codec.chat(prompt.pieces)
+        if turn := refusal(prompt, ids, self.window, self.codec):
+            self._refused.append((self._keys, turn))
+            return self._keys
+        params = self._params(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=prompt.max_tokens,
+            seed=seed % 2**63,
+            stop_token_ids=sorted(self.codec.eos_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=self._final_only,
+        )
+        name = str(self._keys)
+        self._engine.add_request(
+            name, {"prompt_token_ids": ids}, params, lora_request=self._adapter
+        )
+        self._prompts[name] = self._keys, prompt, ids
+        return self._keys
+
+    def step(self) -> list[tuple[int, Turn]]:
+        done, self._refused = self._refused, []
+        if done or not self._prompts:
+            return done
+        with draws_kept():
+            outputs = self._engine.step()
+        for output in outputs:
+            if not output.finished:
+                continue
+            key, prompt, ids = self._prompts.pop(output.request_id)
+            (sampled,) = output.outputs
+            out = list(sampled.token_ids)
+            scores = sampled.logprobs  # flat: of each position the sampled token's comes first
+            if [scores.token_ids[i] for i in scores.start_indices] != out:
+                raise RuntimeError("vLLM's log-probs are not those of the tokens that it sampled.")
+            logprobs = [scores.logprobs[i] for i in scores.start_indices]
+            finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(
+                sampled.finish_reason, Finish.ERROR
+            )
+            turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
+            if finish is Finish.ERROR:
+                turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
+            reused = output.num_cached_tokens or 0
+            self.reused_tokens += reused
+            self.prefilled_tokens += len(ids) - reused
+            self.generated_tokens += len(out)
+            done.append((key, turn))
+        return done
+
+    def counts(self) -> dict[str, int]:
+        return {
+            name: getattr(self, name)
+            for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")
+        }
+
+    # ------------------------------------------------------------ phases
+
+    @contextmanager
+    def awake(self, policy=None) -> Iterator[None]:
+        """Hold the engine ready to generate, with the policy's weights as they are now; None: with those it had."""
+        if self.level == "2" and policy is None and self._lost:
+            raise RuntimeError(
+                "After sleep level 2 the weights come from the trainer: awake() needs the policy."
+            )
+        with self._timed("wake"):
+            self._wake("weights")
+        if policy is not None:
+            with self._timed("sync"):
+                self.take_over(policy)
+        with self._timed("wake"):
+            self._wake("kv_cache")
+        if self._engine.is_sleeping():
+            raise RuntimeError("vLLM is still asleep after it was woken up.")
+        self._asleep = self._lost = False
+        self.forget()
+        try:
+            yield
+        finally:
+            self._abandon()
+            with self._timed("sleep"):
+                self._sleep()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[phase] += time.perf_counter() - start
+
+    def take_over(self, policy) -> None:
+        """Bring the policy's weights in the engine's type: its adapters as files in shared memory, loaded in place of the old ones
+        and never merged, or every parameter by name. Cached prefixes are those of the old weights until `forget`."""
+        if not self.lora_rank:
+            names = ((name, whole(p, self.dtype)) for name, p in policy.named_parameters())
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
+            return
+        weights = {
+            name: whole(p, self.dtype) for name, p in policy.named_parameters() if p.requires_grad
+        }
+        if self._folder is None:
+            self._folder = adapter_folder(sum(p.nbytes for p in weights.values()))
+        policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=weights)
+        self._engine.add_lora(self._lora_request("policy", 1, str(self._folder), load_inplace=True))
+        self._adapter = self._lora_request("policy", 1, str(self._folder))
+
+    def forget(self) -> None:
+        """No prefix of other weights is used again: the cache knows adapters by their number, which stays."""
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: turns are still in flight.")
+
+    def _abandon(self) -> None:
+        """Turns that nobody will fetch any more, after an error in the middle of a rollout."""
+        if self._prompts:
+            self._engine.abort_request(list(self._prompts))
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+            self._prompts.clear()
+
+    def _sleep(self) -> None:
+        self._asleep = True
+        self._lost = self.level == "2"
+        if self.level != "never":
+            self._engine.sleep(level=int(self.level))
+
+    def _wake(self, what: str) -> None:
+        if self.level != "never":
+            self._engine.wake_up(tags=[what])
+
+    def close(self) -> None:
+        """End the engine, and with it the process group, the trainer's too: vLLM makes no difference."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if ColocatedEngine._open is self:
+            self._engine.engine_core.shutdown()
+            ColocatedEngine._open = None

@@ -1,0 +1,77 @@
+"""Sources of training tasks: generated English, or a file.
+
+Holds: `WorldTasks`, `FileTasks`, `tasks_of`, `validation_of`. Leaves out: what a task is (data.py).
+Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
+"""
+
+from __future__ import annotations
+
+import random
+
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from data import Task, Tasks, seed_of
+from tasks import readers, worlds
+
+
+class WorldTasks:
+    """Generated English: step by step anew, each level one of the given lengths."""
+
+    def __init__(self, lengths: tuple[int, ...], kinds: tuple[str, ...], seed: int):
+        if not lengths or min(lengths) < 1:
+            raise UserError("The lengths of generated documents must be at least 1 section.")
+        if unknown := set(kinds) - set(worlds.KINDS):
+            raise UserError(
+                f"Unknown kind of question {sorted(unknown)[0]!r}: choose among {', '.join(worlds.KINDS)}."
+            )
+        self.lengths, self.kinds, self.seed = lengths, kinds, seed
+        self.levels = len(lengths) - 1
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        kinds = [self.kinds[(step * n + i) % len(self.kinds)] for i in range(n)]
+        return [
+            worlds.make_task(f"{self.seed}.{step}.{i}", self.lengths[level], kind)
+            for i, kind in enumerate(kinds)
+        ]
+
+
+class FileTasks:
+    """Tasks of a file, in an order shuffled anew for every pass over it, or as they stand there."""
+
+    levels = 0
+
+    def __init__(self, tasks: list[Task], seed: int, shuffle: bool = True):
+        self.tasks, self.seed, self.shuffle = tasks, seed, shuffle
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        if n > len(self.tasks):
+            raise UserError(
+                f"A step wants {n} tasks and the file has {len(self.tasks)}; lower --tasks-per-step."
+            )
+        per_pass = (
+            len(self.tasks) // n
+        )  # the remainder of a pass is left out, so that no task comes twice in a step
+        order = list(range(len(self.tasks)))
+        if self.shuffle:
+            random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
+        start = step % per_pass * n
+        return [self.tasks[i] for i in order[start : start + n]]
+
+
+def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
+    if run.data == "world":
+        return WorldTasks(run.lengths, run.kinds, config.seed)
+    return FileTasks(readers.read(run.data), config.seed, run.shuffle)
+
+
+def validation_of(run: RunConfig) -> list[Task]:
+    """The tasks that a policy is validated on; of generated English the longest documents, about facts of the dev split."""
+    if run.validation != "world":
+        return readers.read(run.validation)[: run.validation_n] if run.validation else []
+    each = -(-run.validation_n // len(run.kinds))
+    made = [
+        task
+        for kind in run.kinds
+        for task in worlds.make_tasks(0, each, run.lengths[-1], kind, split="dev")
+    ]
+    return made[: run.validation_n]

@@ -1,0 +1,1331 @@
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import find
+from agents.baselines import AGENTS, SECTIONWISE
+from agents.rememr1 import (
+    COUNTS,
+    ERRORS,
+    Looks,
+    Sought,
+    on_one_line,
+    parse_step,
+    read_step,
+    rememr1,
+    states,
+)
+from commands import train
+from config import options, presets
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from config.presets import COMPAT
+from data import Pool, Task, answer_recall
+from embedded import tiny
+from engines.scripted import ScriptedEngine
+from eval import evaluate
+from grpo import advantages_of
+from memagent import (
+    NO_MEMORY,
+    NOT_RECALLED,
+    AgentConfig,
+    Finish,
+    Group,
+    Prompt,
+    Trajectory,
+    Turn,
+    window_of,
+)
+from memory import Recall
+from report.metrics import describe_states
+from rollout import Sampling, follow, rollout
+from tasks import worlds
+
+CONFIG = AgentConfig(24, 13, 24, query_tokens=8, step_tokens=40)
+
+
+FACTS = [
+    [f"{name} reached {place}." for name, place in pairs]
+    for pairs in (
+        (
+            ("Anna", "Rome"),
+            ("Otto", "Lima"),
+            ("Ida", "Oslo"),
+            ("Nils", "Nice"),
+            ("Emil", "Cork"),
+            ("Olga", "Graz"),
+        ),
+        (
+            ("Karin", "Kyoto"),
+            ("Peter", "Paris"),
+            ("Petra", "Perth"),
+            ("Rita", "Riga"),
+            ("Sonja", "Sofia"),
+            ("Viktor", "Vienna"),
+        ),
+        (
+            ("Max", "Malmo"),
+            ("Marta", "Milan"),
+            ("Mina", "Miami"),
+            ("Marco", "Minsk"),
+            ("Leon", "Leeds"),
+            ("Laura", "Linz"),
+        ),
+    )
+]
+TASK = Task(
+    "t", "Where is Otto?", ("Lima",), " ".join(fact for section in FACTS for fact in section)
+)
+
+
+def drive(task, config, codec, answers, finish=Finish.STOP):
+    """Run the agent on scripted responses; returns its turns."""
+    steps, turns = rememr1(task, config, codec), []
+    prompt = next(steps)
+    for answer in answers:
+        text = codec.text(answer)
+        turns.append(Turn(prompt, [], list(text.ids), [], finish, text))
+        try:
+            prompt = steps.send(turns[-1])
+        except StopIteration:
+            return turns
+    raise AssertionError("the agent wants more turns than there are answers")
+
+
+def ask(memory: str, query: str = "") -> str:
+    return f"<update>{memory}</update>" + f"<recall>{query}</recall>" * bool(query)
+
+
+# ---------------------------------------------------------------- the parser
+
+
+@pytest.mark.parametrize(
+    ("response", "memory", "query", "errors"),
+    [
+        (
+            "<update>Anna.</update><recall>who\nis she?</recall>",
+            "Anna.",
+            "who is she?",
+            "",
+        ),  # a query over several lines
+        (
+            "<update>a</update><recall>q1</recall> and <recall>q2</recall>",
+            "a",
+            "q1",
+            "multi_recall",
+        ),  # two on one line
+        ("<recall>q</recall>", None, "q", "no_update"),  # a recall only
+        ("<update>a</update><recall>who", "a", None, "unclosed_recall"),
+        ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
+        ("<update> \n </update>", None, None, "empty_update"),
+        ("", None, None, "no_update"),
+        ("Anna met Otto.", None, None, "no_update"),
+        ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
+        ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
+        (
+            "<update>a <update>b</update>",
+            "b",
+            None,
+            "multi_update",
+        ),  # opened anew before it was closed
+        ("<update>a", None, None, "no_update"),
+        ("a</update>", None, None, "no_update"),
+        ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
+        (
+            "<update>a</update><recall></recall><recall>q</recall>",
+            "a",
+            "q",
+            "multi_recall empty_recall",
+        ),
+        ("<update>a</update><recall>q <recall>r</recall>", "a", "r", "unclosed_recall"),
+        (
+            "<update>a</update><recall>who is <b>Anna</b>?</recall>",
+            "a",
+            "who is Anna ?",
+            "",
+        ),  # tags in a query
+        ("<update>a <recall>q</recall> b</update>", "a  b", "q", ""),  # no query stays in a memory
+        (
+            "<thinking>an <update> or a <recall>x</recall>?</thinking><update>a</update>",
+            "a",
+            None,
+            "",
+        ),
+        ("<thinking>never closed <update>a</update>", "a", None, ""),
+        ("<update>A <recall>who</update>", "A who", None, "unclosed_recall"),
+        (
+            "<UPDATE>a</UPDATE>",
+            None,
+            None,
+            "no_update",
+        ),  # tags are written as the prompt writes them
+    ],
+)
+def test_the_parsers_table(response, memory, query, errors):
+    step = parse_step(response)
+    assert (step.memory, step.query, " ".join(step.errors)) == (memory, query, errors)
+    cut = parse_step(response, Finish.LENGTH)
+    assert cut == replace(step, errors=(*step.errors, "truncated"))
+
+
+def test_thinking_is_kept_apart():
+    assert parse_step("<thinking> who? </thinking><update>a</update>").thinking == "who?"
+    assert parse_step("<update>a</update>").thinking is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "<update>",
+                "</update>",
+                "<recall>",
+                "</recall>",
+                "<thinking>",
+                "</thinking>",
+                " a",
+                "\n",
+                " b ",
+            ]
+        ),
+        max_size=14,
+    )
+)
+def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_a_memory(parts):
+    step = parse_step("".join(parts))
+    assert {*step.errors} <= {*ERRORS} and len({*step.errors}) == len(step.errors)
+    assert step.query is None or ("<" not in step.query and step.query.strip())
+    if step.memory is not None:
+        assert step.memory.strip() and "<" not in step.memory and "no_update" not in step.errors
+        assert parse_step(step.memory).query is None
+    assert (step.memory is None) == bool(
+        {"no_update", "empty_update"} & {*step.errors}
+        and not ("multi_update" in step.errors and step.memory)
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory_text", "on_missing", "response", "memory"),
+    [
+        ("update", "keep_previous", "<recall>q</recall>", None),
+        ("update", "keep_previous", "<update> </update>", None),
+        ("update", "reset", "<recall>q</recall>", NO_MEMORY),
+        ("update", "reset", "<update>a</update>", "a"),
+        ("update", "whole_response", "so <recall>q</recall> it is", "so  it is"),
+        ("update", "whole_response", "<recall>q</recall>", ""),  # as upstream: all is lost
+        ("update", "whole_response", "<thinking>t</thinking><update>a</update>", "a"),
+        (
+            "response_minus_recall",
+            "whole_response",
+            "<thinking>t</thinking> <update>a</update><recall>q\nr</recall>",
+            "<thinking>t</thinking> <update>a</update>",
+        ),
+        (
+            "response_minus_recall",
+            "whole_response",
+            "<update>a</update><recall>who",
+            "<update>a</update><recall>who",
+        ),
+        ("response_minus_recall", "keep_previous", "<recall>q</recall>", None),
+        ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
+    ],
+)
+def test_d5_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
+    config = replace(
+        CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64
+    )
+    text = codec.text(response)
+    assert read_step(Turn(None, [], [], [], Finish.STOP, text), config, codec).memory == memory
+
+
+def compat_agent(name, training, **own):
+    """The agent's settings as the commands resolve them."""
+    fields = presets.compat_fields(name, training)["agent"]
+    return find.resolve(
+        "default",
+        "no model folder",
+        {},
+        asdict(CONFIG) | {"memory_tokens": 64, "step_tokens": 400} | fields | own,
+    )[1]
+
+
+LONG = " ".join(["Otto"] * 300)
+
+
+# what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the query: the first match of one pattern,
+# which crosses no end of a line and is greedy, in the whole response, uncut; and what ours is
+@pytest.mark.parametrize(
+    ("response", "theirs", "ours"),
+    [
+        ("<update>a</update><recall>Otto</recall>", "Otto", "Otto"),
+        ("<update>a</update>", None, None),
+        ("<recall>who\nis she?</recall>", None, "who is she?"),  # several lines
+        (
+            "<recall>who is <b>Anna</b>?</recall>",
+            "who is <b>Anna</b>?",
+            "who is Anna ?",
+        ),  # tags in it
+        ("<recall><recall>Anna</recall>", "<recall>Anna", "Anna"),
+        ("<recall>  Otto   Lima </recall>", "  Otto   Lima ", "Otto Lima"),  # blanks
+        ("<recall>\tOtto</recall>", "\tOtto", "Otto"),
+        ("<recall>   </recall>", "   ", None),  # blank
+        ("<recall></recall>", None, None),  # empty
+        ("<recall></recall> or </recall>", "</recall> or ", None),
+        ("<recall></recall>\n<recall>Otto</recall>", "Otto", "Otto"),
+        (
+            "<thinking>a <recall>Ida</recall>?</thinking><update>a</update>",
+            "Ida",
+            None,
+        ),  # in thinking
+        ("<thinking>a <recall>Ida</recall></thinking>\n<recall>Otto</recall>", "Ida", "Otto"),
+        (
+            "<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>",
+            "Ida</recall></thinking> <recall>Otto",
+            "Otto",
+        ),
+        ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Ida", "Otto"),
+        (
+            "<recall>q1</recall> and <recall>q2</recall>",
+            "q1</recall> and <recall>q2",
+            "q1",
+        ),  # two on a line
+        ("<recall>q1</recall>\n<recall>q2</recall>", "q1", "q1"),  # on two lines
+        ("<recall>who", None, None),
+        ("<recall>who\n<recall>Otto</recall>", "Otto", "Otto"),
+        ("<RECALL>Otto</RECALL>", None, None),
+        (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
+    ],
+)
+def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, theirs, ours):
+    for training in (True, False):
+        step = read_step(
+            Turn(None, [], [], [], Finish.STOP, codec.text(response)),
+            compat_agent("upstream", training),
+            codec,
+        )
+        assert (step.query, step.query_cut) == (theirs, False)
+    for config in (
+        replace(CONFIG, query_tokens=128),
+        compat_agent("paper", True, query_tokens=128),
+    ):
+        assert (
+            read_step(
+                Turn(None, [], [], [], Finish.STOP, codec.text(response)), config, codec
+            ).query
+            == ours
+        )
+    answers = [ask("Otto reached Lima."), response, ask("x"), "x"]
+    assert drive(TASK, compat_agent("upstream", True), codec, answers)[2].prompt.recalled.query == (
+        theirs or ""
+    )
+
+
+def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in_evaluation(codec):
+    """Expected: upstream's order of its set of memories and its retriever; scores that are no ties."""
+    first, other = (ask(text) for text in ("Otto reached Lima.", "Ida left Oslo."))
+    same = first + "<recall>Otto Lima</recall>"
+    for training, answers, found in (
+        (True, [same, other], ""),  # the set is empty
+        (True, [first, same], first),  # unchanged: it stands in the set already
+        (
+            True,
+            [other, same],
+            other,
+        ),  # new: not yet in the set, and even a memory at score 0 comes back
+        (True, [first, other, same], first),  # as it once was
+        (False, [same, other], first),  # evaluation adds it first
+        (False, [other, same], first),
+    ):
+        looked = answers.index(same) + 1
+        longer = answers + [other] * (3 - len(answers)) + ["x"]
+        shown = drive(TASK, compat_agent("upstream", training), codec, longer)[looked].prompt
+        assert shown.recalled.text == found and (found or NOT_RECALLED) in shown.text, (
+            training,
+            answers,
+        )
+    shown = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2].prompt
+    assert shown.recalled.text == ""  # ours: what stands in the prompt anyway
+
+
+def test_a_blank_query_of_upstreams_finds_what_there_is(codec):
+    answers = [ask("Otto reached Lima."), ask("Ida left.") + "<recall> </recall>", ask("x"), "x"]
+    assert drive(TASK, compat_agent("upstream", True), codec, answers)[
+        2
+    ].prompt.recalled.text == ask("Otto reached Lima.")
+    assert drive(TASK, CONFIG, codec, answers)[2].prompt.recalled == Recall()
+
+
+def test_caps_cut_memory_and_query_and_say_so(codec):
+    config = replace(CONFIG, memory_tokens=4, query_tokens=2)
+    (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto. Ida left.", "Anna met Otto")] * 4)
+    assert (turn.step.memory, turn.step.memory_cut, turn.step.query, turn.step.query_cut) == (
+        " Anna met Otto.",
+        True,
+        " Anna met",
+        True,
+    )
+    turns = drive(TASK, config, codec, [ask("Anna left.", "Anna met Otto")] * 3 + ["x"])
+    assert (
+        turns[-1].prompt.recalled.query == " Anna met"
+    )  # what is looked for is what the cap has left
+    (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto.", "Anna")] * 4)
+    assert not turn.step.memory_cut and not turn.step.query_cut
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
+    turns = drive(
+        TASK,
+        CONFIG,
+        codec,
+        [
+            ask("Otto reached Lima."),
+            ask("Karin reached Kyoto.", "Otto"),
+            ask("Max reached Malmo.", "Karin and Rome"),
+            "\\boxed{Lima}",
+        ],
+    )
+    assert [t.prompt.recalled for t in turns] == [
+        Recall(),
+        Recall(),
+        Recall("Otto reached Lima.", "Otto", (1,), 1.0, 1),
+        Recall("Karin reached Kyoto.", "Karin and Rome", (2,), 1 / 3, 1),
+    ]
+    shown = [
+        t.prompt.text.partition("<recalled_memory>\n")[2].partition("\n</recalled_memory>")[0]
+        for t in turns
+    ]
+    assert shown == [NOT_RECALLED, NOT_RECALLED, "Otto reached Lima.", "Karin reached Kyoto."]
+    assert [t.prompt.memory for t in turns] == [
+        NO_MEMORY,
+        "Otto reached Lima.",
+        "Karin reached Kyoto.",
+        "Max reached Malmo.",
+    ]
+    assert [t.prompt.final for t in turns] == [False, False, False, True] and turns[-1].step is None
+    assert [t.prompt.max_tokens for t in turns] == [40, 40, 40, 24]
+
+
+def test_three_arms_differ_in_nothing_but_what_is_looked_for(codec):
+    answers = [
+        ask("Otto reached Lima.", "Otto"),
+        ask("Karin reached Kyoto.", "Otto"),
+        ask("Max reached Malmo.", "Karin"),
+        "x",
+    ]
+    learned, question, off = (
+        [t.prompt for t in drive(TASK, replace(CONFIG, callback=callback), codec, answers)]
+        for callback in ("learned", "question", "off")
+    )
+    assert [p.recalled.text for p in learned] == [
+        "",
+        "",
+        "Otto reached Lima.",
+        "Karin reached Kyoto.",
+    ]
+    assert [p.recalled.text for p in question] == [
+        "",
+        "",
+        "Otto reached Lima.",
+        "Otto reached Lima.",
+    ]
+    assert [p.recalled for p in off] == [Recall()] * 4
+    assert (
+        [p.text for p in learned[:2]] == [p.text for p in question[:2]] == [p.text for p in off[:2]]
+    )
+    assert (
+        learned[2].text
+        == question[2].text
+        == off[2].text.replace(NOT_RECALLED, "Otto reached Lima.")
+    )
+
+
+def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
+    answers = [ask("Otto reached Lima."), ask("Max left."), "nonsense", "x"]
+    turns = drive(TASK, replace(CONFIG, callback="question"), codec, answers)
+    assert [t.prompt.recalled.query for t in turns] == ["", *[TASK.question] * 3]
+    assert [t.prompt.recalled.steps for t in turns] == [(), (), (1,), (1,)]
+    assert [s["callback"] for s in states(Trajectory(TASK, turns))] == [
+        0
+    ] * 4  # nor is it its doing
+    answers[2] = ask("Max left.", "Otto")
+    besides = drive(
+        TASK, replace(CONFIG, callback="question"), codec, answers
+    )  # it asks, but that is not what is looked for
+    assert (
+        besides[-1].prompt.recalled.steps == (1,)
+        and [s["callback"] for s in states(Trajectory(TASK, besides))] == [0] * 4
+    )
+    own = drive(TASK, CONFIG, codec, answers)
+    assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
+
+
+def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
+    answers = [ask("Otto reached Lima."), "<recall>Otto</recall>", "nonsense", "x"]
+    turns = drive(TASK, CONFIG, codec, answers)
+    assert [t.prompt.memory for t in turns] == [NO_MEMORY] + 3 * ["Otto reached Lima."]
+    assert turns[2].prompt.recalled == Recall(
+        query="Otto"
+    )  # what stands in the prompt anyway is not recalled
+    assert [t.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
+    wiped = drive(TASK, replace(CONFIG, on_missing_update="reset"), codec, answers)
+    assert [t.prompt.memory for t in wiped] == [
+        NO_MEMORY,
+        "Otto reached Lima.",
+        NO_MEMORY,
+        NO_MEMORY,
+    ]
+    assert wiped[2].prompt.recalled.text == "Otto reached Lima."
+
+
+def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
+    turns = drive(
+        TASK,
+        CONFIG,
+        codec,
+        [
+            "<think><update>a</update><recall>b</recall></think>" + ask("c", "d"),
+            ask("e"),
+            ask("f"),
+            "x",
+        ],
+    )
+    assert (turns[0].step.memory, turns[0].step.query) == ("c", "d") and turns[
+        1
+    ].prompt.recalled.query == "d"
+
+
+def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
+    """D-4, and D-11: one task alone is a batch like any other."""
+    said = iter(range(10**6))
+
+    def script(prompt: Prompt) -> str:
+        number = next(said) % 7
+        return (
+            "\\boxed{Lima}"
+            if prompt.final
+            else [
+                ask("Otto reached Lima.", "Anna"),
+                "<recall>Otto",
+                ask("Ida left.", "Otto Lima"),
+                "x",
+                ask("", "Lima"),
+                ask("Max left.\nAnna too.", "Lima\nAnna"),
+                ask("Anna met Otto."),
+            ][number]
+        )
+
+    def prompts(run) -> list[tuple]:
+        nonlocal said
+        said, engine = (
+            iter(range(10**6)),
+            ScriptedEngine(
+                codec,
+                lambda prompt: (
+                    seen.append((prompt.text, codec.chat(prompt.pieces))) or script(prompt)
+                ),
+            ),
+        )
+        seen: list[tuple] = []
+        run(engine)
+        return seen
+
+    task = worlds.make_task(0, 9, "two_hop_reverse")
+    config = replace(tiny.AGENT, step_tokens=60)
+    trained = prompts(lambda engine: list(rollout(engine, rememr1, [(task, 0)], config)))
+    followed = prompts(lambda engine: list(follow(engine, rememr1, task, config, Sampling())))
+    evaluated = prompts(
+        lambda engine: evaluate(
+            engine, rememr1, [task], config, Sampling(), name="a", length=9, rows=tmp_path / "rows"
+        )
+    )
+    assert trained == followed == evaluated and len(trained) == 10
+    assert sum(NOT_RECALLED not in text for text, _ in trained) >= 2
+
+
+@pytest.mark.parametrize("layout", ["shared", "paper"])
+def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
+    config = AgentConfig(layout=layout)
+    slots = [piece for piece, constant in config.template("recall_update") if not constant]
+    assert (
+        slots
+        == {
+            "shared": ["section", "problem", "recalled_memory", "memory"],
+            "paper": ["problem", "recalled_memory", "memory", "section"],
+        }[layout]
+    )
+    assert [p for p, constant in config.template("recall_final") if not constant] == [
+        "problem",
+        "recalled_memory",
+        "memory",
+    ]
+    text = "".join(piece for piece, constant in config.template("recall_update") if constant)
+    for tag in ("thinking", "update", "recall"):
+        assert text.count(f"<{tag}>") == text.count(f"</{tag}>") >= 1
+    assert config.example_query in text and config.example_query.upper() in "".join(
+        piece
+        for piece, _ in replace(config, example_query=config.example_query.upper()).template(
+            "recall_update"
+        )
+    )
+
+
+def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
+    single, double = (
+        "".join(piece for piece, _ in replace(CONFIG, boxed_literal=name).template("recall_final"))
+        for name in ("single", "double")
+    )
+    assert (
+        "\\boxed{}" in single and "\\boxed{{}}" in double and double.replace("{{}}", "{}") == single
+    )
+    for turn in ("final", "full", "recall_update"):  # of no other prompt
+        assert replace(CONFIG, boxed_literal="double").template(turn) == CONFIG.template(turn)
+
+
+def test_templates_of_ones_own(tmp_path, codec):
+    (tmp_path / "recall_update.txt").write_text(
+        "{prompt}|{recalled_memory}|{memory}|{chunk}|<update>"
+    )
+    (tmp_path / "recall_final.txt").write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
+    turns = drive(
+        TASK,
+        replace(CONFIG, templates=str(tmp_path)),
+        codec,
+        [ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x"],
+    )
+    assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
+    (tmp_path / "recall_update.txt").write_text("{prompt} without a section")
+    with pytest.raises(UserError, match=r"recall_update\.txt shows no text"):
+        replace(CONFIG, templates=str(tmp_path))
+    (tmp_path / "recall_update.txt").write_text("{chunk} {memory}")
+    with pytest.raises(UserError, match="does not show what was recalled"):
+        replace(CONFIG, templates=str(tmp_path))
+    assert replace(CONFIG, templates=str(tmp_path), callback="off").callback == "off"
+    (tmp_path / "recall_update.txt").write_text("{chunk} {recalled_memory}")
+    (tmp_path / "update.txt").write_text("{chunk} {recalled_memory}")
+    with pytest.raises(UserError, match="slot for the recalled memory, which there is none of"):
+        replace(CONFIG, templates=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"callback": "always"},
+        {"retriever": "dense"},
+        {"history_scope": "all"},
+        {"memory_text": "all"},
+        {"on_missing_update": "panic"},
+        {"boxed_literal": "triple"},
+        {"query_text": "lazy"},
+        {"query_tokens": 0},
+        {"recall_k": 0},
+        {"step_tokens": -1},
+        {"example_query": "{section}"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        AgentConfig(**wrong)
+
+
+def test_retrievers_and_several_hits_reach_the_prompt(codec):
+    answers = [
+        ask("Anna left Rome."),
+        ask("Otto left Lima."),
+        ask("Ida left.", "who left Rome or Lima"),
+        "x",
+    ]
+    for retriever in ("word_recall", "tfidf", "bm25", "tfidf_tokens"):
+        found = drive(
+            TASK, replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64), codec, answers
+        )[-1].prompt
+        assert found.recalled.text == "Anna left Rome.\n\nOtto left Lima." and {
+            *found.recalled.steps
+        } == {1, 2}, retriever
+        assert found.recalled.text in found.text
+    nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
+    assert drive(TASK, CONFIG, codec, nothing)[-1].prompt.recalled == Recall(query="Boris")
+    assert (
+        drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1].prompt.recalled.text
+        == "Otto left Lima."
+    )
+
+
+def test_upstreams_retriever_compares_tokens_not_words(codec):
+    """A word that the tokenizer takes apart is found by its pieces."""
+    answers = [ask("Qwxab."), ask("Otto."), ask("Ida.", "Qwxyz"), "x"]
+    found = {
+        name: drive(TASK, replace(CONFIG, retriever=name, query_tokens=64), codec, answers)[
+            -1
+        ].prompt.recalled.steps
+        for name in ("tfidf", "tfidf_tokens")
+    }
+    assert found == {"tfidf": (), "tfidf_tokens": (1,)}
+
+
+def test_the_window_has_room_for_what_is_recalled(codec):
+    config = AgentConfig(100, 20, 10, step_tokens=50, recall_k=2)
+    assert (
+        window_of(config, "rememr1") == 100 + 3 * 20 + 50 + 1024
+        and window_of(config) == 100 + 20 + 20 + 1024
+    )
+    assert (
+        window_of(replace(config, step_tokens=None, query_tokens=7), "rememr1")
+        == 100 + 3 * 20 + 47 + 1024
+    )
+
+
+def test_it_is_an_agent_like_the_others():
+    assert AGENTS["rememr1"] is rememr1 and "rememr1" in SECTIONWISE
+
+
+# ---------------------------------------------------------------- rewards
+
+
+@pytest.mark.parametrize(
+    ("answers", "text", "question", "ours", "upstreams"),
+    [
+        (["UK", "United Kingdom"], "the UK", "", 1.0, 0.5),
+        (["no"], "well known", "", None, 1.0),
+        (["no show"], "it is well known", "", 0.0, 0.5),
+        (["Barrier of Flames"], "the barrier of flames", "", 1.0, 1 / 3),
+        (
+            ["Lima"],
+            "Lima.",
+            "Where is Lima?",
+            None,
+            1.0,
+        ),  # the question has it: nothing was found by reading
+        (["Old Lima"], "in Lima", "Where is Lima?", 0.0, 0.5),
+        (["yes"], "yes", "", None, 1.0),
+        (["yes", "Lima"], "Lima", "", 1.0, 0.5),
+        (["Lima", "Rome"], "", "", 0.0, 0.0),
+        ([], "Lima", "", None, None),
+    ],
+)
+def test_d6_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
+    assert answer_recall(answers, text, question) == ours
+    assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
+
+
+def test_where_all_answers_are_asked_for_each_one_counts(codec):
+    assert (
+        answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
+        and answer_recall(["12", "7"], "only 12") == 1.0
+    )
+    both = replace(
+        TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which two?"
+    )
+    answers = [
+        ask("Otto reached Lima."),
+        ask("Max left.", "Otto"),
+        ask("Lima, Rome."),
+        "\\boxed{Lima, Rome}",
+    ]
+    assert [s["gain"] for s in rewards(codec, answers, both)] == [0.5, -0.5, 1, 0]
+    looks = Looks(both, CONFIG)
+    for turn in drive(both, CONFIG, codec, answers):
+        looks.add(turn)
+    assert (looks.n["hits"], looks.n["sought"], looks.n["holds"]) == (1, 1, 0)
+
+
+def rewards(codec, answers, task=TASK, config=CONFIG, **kind):
+    return states(Trajectory(task, drive(task, config, codec, answers)), **kind)
+
+
+def test_gain_and_level_and_each_reward_alone(codec):
+    found = rewards(
+        codec,
+        [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "\\boxed{Lima}"],
+    )
+    assert [s["gain"] for s in found] == [1, 0, -1, 0] and [s["level"] for s in found] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    assert [s["memory"] for s in found] == [1, 0, -1, 0] and [s["format"] for s in found] == [
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert [s["state"] for s in found] == [2, 1, 0, 1] and all(s["covered"] for s in found)
+    found = rewards(
+        codec,
+        [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"],
+        memory="level",
+    )
+    assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
+def test_the_first_memorys_wording_is_worth_nothing(codec):
+    named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
+    assert [
+        s["gain"] for s in rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)
+    ] == [0] * 4
+
+
+def test_the_first_memorys_wording_is_never_seen_text(codec):
+    """Equation 6 with m_0 empty: a gold word that the literal has was not in sight when it came back."""
+    named = replace(TASK, answers=("previous",), question="Which?")
+    config = replace(CONFIG, on_missing_update="reset", memory_tokens=64, query_tokens=64)
+    answers = [ask("it is previous"), "no update", ask("x", "previous"), "x"]
+    turns = drive(named, config, codec, answers)
+    assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
+    for words in ("unseen", "all"):
+        assert [s["callback"] for s in states(Trajectory(named, turns), words=words)] == [
+            0,
+            0,
+            1,
+            0,
+        ]
+
+
+# Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1); equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t);
+# recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the three sections with a query or none,
+# and by hand (eq. 5, eq. 6) of each turn. The sections are FACTS; what is asked at a turn is looked for in the memories written by then.
+@pytest.mark.parametrize(
+    ("question", "answers", "memories", "printed", "ours"),
+    [
+        (
+            "Is Otto in Lima?",
+            ("yes",),
+            ("yes, Otto", "Ida", "yes"),
+            [(1, 0), (-1, 0), (1, 0)],
+            [(0, 0)] * 3,
+        ),
+        (
+            "Did Otto move?",
+            ("no",),
+            ("no", ("Ida", "no"), ("Max", "no")),
+            [(1, 0), (-1, 0), (0, 1)],
+            [(0, 0)] * 3,
+        ),
+        (
+            "Who is older, Leo or Eva?",
+            ("Eva",),
+            ("Eva", ("Ida", "Eva"), "Eva"),
+            [(1, 0), (-1, 0), (1, 0)],
+            [(0, 0)] * 3,
+        ),
+        (
+            "Who is older, Leo or Eva?",
+            ("Eva",),
+            ("Eva", "Ida", ("Leo", "Eva")),
+            [(1, 0), (-1, 0), (0, 1)],
+            [(0, 0)] * 3,
+        ),
+        (
+            "Where is Fort Gray?",
+            ("Gray Bay",),
+            ("Gray", "Gray Bay", "Bay"),
+            [(0.5, 0), (0.5, 0), (-0.5, 0)],
+            [(0, 0), (1, 0), (0, 0)],
+        ),
+        (
+            "Where?",
+            ("Bay Hill", "Cape"),
+            ("Bay", "Cape", "Bay Hill"),
+            [(0.5, 0), (0.5, 0), (0, 0)],
+            [(0.5, 0), (0.5, 0), (0, 0)],
+        ),
+        (
+            "Where?",
+            ("Bay Hill",),
+            ("Bay", "Hill", ("Hill", "Bay")),
+            [(0.5, 0), (0, 0), (0, 0.5)],
+            [(0.5, 0), (0, 0), (0, 0.5)],
+        ),
+        (
+            "Yes or no?",
+            ("no", "Cape"),
+            ("Cape", "no", "Ida"),
+            [(1, 0), (0, 0), (-1, 0)],
+            [(1, 0), (-1, 0), (0, 0)],
+        ),
+    ],
+)
+def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories, printed, ours):
+    task = replace(TASK, question=question, answers=answers)
+    responses = [ask(*(m if isinstance(m, tuple) else (m,))) for m in memories] + ["\\boxed{x}"]
+    for compat, wanted in (("paper", printed), ("", ours)):
+        fields = presets.compat_fields(compat, training=True)
+        config, _ = find.resolve(
+            "default", "no model folder", fields.get("grpo", {}), {}, "rememr1"
+        )
+        agent = compat_agent(compat, True) if compat else CONFIG
+        of_turns = train.states_of(RunConfig(agent="rememr1"), config, "boxed")(
+            Trajectory(task, drive(task, agent, codec, responses))
+        )
+        assert [(s["memory"], s["callback"]) for s in of_turns] == [*wanted, (0, 0)], compat
+
+
+def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
+    """A trajectory that broke off: the memory is known to have been what the prompt shows."""
+    broken = Trajectory(
+        TASK,
+        drive(TASK, CONFIG, codec, [ask("Otto reached Lima."), ask("Lima."), ask("Lima."), "x"])[
+            :2
+        ],
+    )
+    assert [(s["gain"], s["level"]) for s in states(broken)] == [(1, 1), (0, 1)]
+
+
+def test_the_callback_reward_is_the_turns_that_has_asked(codec):
+    answers = [
+        ask("Otto reached Lima."),
+        ask("Max left."),
+        ask("Max left.", "Otto"),
+        "\\boxed{Lima}",
+    ]
+    found = rewards(codec, answers)
+    assert [s["callback"] for s in found] == [0, 0, 1, 0] and [s["gain"] for s in found] == [
+        1,
+        -1,
+        0,
+        0,
+    ]
+    # the answer in sight already, in the section or in the memory: the look back has brought nothing
+    first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
+    assert [s["callback"] for s in rewards(codec, answers, first)] == [0, 0, 0, 0]
+    again = [
+        ask("Otto reached Lima."),
+        ask("Lima, said Otto.", "Otto"),
+        ask("Max left.", "Otto reached"),
+        "\\boxed{Lima}",
+    ]
+    assert [s["callback"] for s in rewards(codec, again)] == [0, 0, 0, 0]
+
+
+def test_what_came_back_and_what_was_in_sight_count_together(codec):
+    """Equation 6: one half of the answer stands in the section, the other comes back."""
+    halves = replace(
+        TASK,
+        answers=("Lima Rome",),
+        question="Which?",
+        text=" ".join(FACTS[0] + FACTS[1] + ["Otto reached Rome."] * 6),
+    )
+    answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Lima"), "x"]
+    assert [s["callback"] for s in rewards(codec, answers, halves)] == [0, 0, 0.5, 0]
+
+
+def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
+    answers = [
+        ask("Otto reached Lima."),
+        ask("Max left.", "Otto"),
+        ask("Max left.", "Otto"),
+        "\\boxed{Lima}",
+    ]
+    longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
+    assert [s["callback"] for s in rewards(codec, answers, longer)] == [
+        0,
+        0,
+        1,
+        0,
+    ]  # at 2 the memory that it started from has it
+    four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
+    answers = [
+        ask("Otto reached Lima."),
+        ask("Max left.", "Otto"),
+        ask("Max left.", "Otto"),
+        ask("Max left.", "Otto"),
+        "\\boxed{Lima}",
+    ]
+    assert [s["callback"] for s in rewards(codec, answers, four)] == [0, 0, 1, 1, 0]
+    assert [
+        s["callback"] for s in rewards(codec, answers, four, callback="prompt", match="substring")
+    ] == [0, 0, 0, 0, 0]
+    # in the whole prompt stands the question too: upstream's look back for an answer that the question names is worth nothing
+    named = replace(four, question="Is it Lima or Rome, Otto?")
+    assert [
+        s["callback"] for s in rewards(codec, answers, named, callback="seen", match="substring")
+    ] == [0, 0, 1, 1, 0]
+    assert [
+        s["callback"] for s in rewards(codec, answers, named, callback="prompt", match="substring")
+    ] == [0, 0, 0, 0, 0]
+    assert [s["covered"] for s in rewards(codec, answers, named)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("response", "ours", "upstreams"),
+    [
+        (ask("Otto reached Lima."), (1, 1), (1, 1)),
+        (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
+        (ask("Lima.") + ask("Lima."), (0, 1), (0, 1)),
+        (ask(" ") + ask("Lima."), (0, 1), (1, 0)),
+        (ask("Lima.", "Anna"), (1, 1), (1, 1)),
+        (
+            ask("Lima.") + "<recall>Anna",
+            (0, 1),
+            (1, 1),
+        ),  # D-7: upstream's format looks at neither recall nor thinking
+        ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
+        ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
+        ("Lima.", (0, 0), (0, 0)),
+        (ask("\n"), (0, 0), (0, 0)),
+        ("<update>x <update>Lima.</update>", (0, 1), (1, 1)),
+        (ask("Lima.") + "</update>", (0, 1), (1, 1)),
+        (ask("Lima.") + "</recall>", (0, 1), (1, 1)),
+        ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1), (1, 1)),
+        (
+            "<think>" + ask("Lima.") + "</think>" + ask("x"),
+            (1, 0),
+            (1, 0),
+        ),  # a thinking model's thoughts count for nothing
+        ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
+    ],
+)
+def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
+    answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
+    for kind, wanted in (({}, ours), ({"tags": "one_line", "match": "substring"}, upstreams)):
+        state = rewards(codec, answers, **kind)[0]
+        assert (state["format"], state["level"]) == wanted, kind
+
+
+@pytest.mark.parametrize(
+    ("response", "ours", "upstreams"),
+    [
+        ("\\boxed{Lima}", 1, 1),
+        ("\\boxed{Lima} or \\boxed{Rome}", 1, 1),
+        ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0),
+        ("\\boxed{}", 0, 0),
+        ("\\boxed{ }", 0, 0),
+        ("Lima", 0, 0),
+        ("\\boxed{Lima", 0, 0),
+        ("\\fbox{Lima}", 0, 0),
+    ],
+)
+def test_format_of_the_answer(codec, response, ours, upstreams):
+    answers = [ask("x"), ask("x"), ask("x"), response]
+    assert rewards(codec, answers)[-1]["format"] == ours
+    assert rewards(codec, answers, tags="one_line")[-1]["format"] == upstreams
+    sentence = rewards(codec, [*answers[:-1], "Therefore, the answer is Lima."], form="sentence")[
+        -1
+    ]["format"]
+    assert sentence == 1 and on_one_line(ask("a")) == ["a"]
+
+
+def test_gains_telescope_and_levels_do_not(codec):
+    """Found after the first, the second and the third section, and kept (spec rememr1.md 7)."""
+    group = []
+    for found in (0, 1, 2):
+        answers = [ask("Otto reached Lima." if k >= found else "Max left.") for k in range(3)] + [
+            "\\boxed{Lima}"
+        ]
+        group.append(drive(TASK, CONFIG, codec, answers))
+    sums = {}
+    for kind in ("gain", "level"):
+        trajectories = [Trajectory(TASK, turns, k, 1.0) for k, turns in enumerate(group)]
+        for t in trajectories:
+            t.states = states(t, memory=kind)
+        each = advantages_of(Group(TASK, trajectories), GRPOConfig(alpha=0.0, normalisation="mean"))
+        sums[kind] = [round(sum(of_turns), 6) for of_turns in each]
+        if kind == "gain":
+            assert [round(x, 2) for x in each[0][:3]] == [0.67, -0.33, -0.33]
+    assert sums == {"gain": [0, 0, 0], "level": [1, 0, -1]}
+
+
+def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
+    turns = drive(
+        TASK,
+        CONFIG,
+        codec,
+        [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"],
+    )[:2]
+    turns[1] = replace(turns[1], finish=Finish.ERROR, step=None, response=codec.text(""))
+    assert [s["state"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_compat_sets_every_axis(tmp_path):
+    axes = {
+        "memory_text",
+        "on_missing_update",
+        "query_text",
+        "history_scope",
+        "retriever",
+        "recall_k",
+        "recall_at_zero",
+        "callback",
+        "boxed_literal",
+        "memory_reward",
+        "callback_reward",
+        "format_reward",
+        "recall_match",
+        "recall_words",
+        "state_reward_scale",
+        "alpha",
+        "aggregation",
+        "normalisation",
+    }
+    for grpo, agent, reading in COMPAT.values():
+        assert {*grpo, *agent} == axes and {*reading} <= {*agent}
+        GRPOConfig(**grpo), AgentConfig(**agent)
+    ours = find.resolve("default", options.EMBEDDED, {}, {}, "rememr1")
+    defaults = asdict(ours[0]) | asdict(AgentConfig())
+    paper, upstream = (
+        {name: (grpo | agent)[name] for name in axes}
+        for grpo, agent, _ in (COMPAT["paper"], COMPAT["upstream"])
+    )
+    assert {name for name in axes if paper[name] != defaults[name]} == {
+        "history_scope",
+        "aggregation",
+        "recall_words",
+    }
+    assert {name for name in axes if upstream[name] != defaults[name]} == axes - {
+        "recall_k",
+        "callback",
+        "alpha",
+        "aggregation",
+        "normalisation",
+    }
+    assert COMPAT["upstream"][2] == {
+        "history_scope": "include_current",
+        "boxed_literal": "single",
+    }  # it evaluates in another way (D-4)
+    assert presets.compat_fields("upstream", training=True)["agent"]["boxed_literal"] == "double"
+    assert (
+        presets.compat_fields("upstream", training=False)["agent"]["history_scope"]
+        == "include_current"
+    )
+    assert presets.compat_fields("", training=True) == {}
+    with pytest.raises(UserError, match="paper, upstream"):
+        presets.compat_fields("vllm", training=True)
+    assert (
+        find.resolve("default", options.EMBEDDED, {}, {})[0].normalisation == "std"
+    )  # of the other agents
+    said = find.axes(AgentConfig(), ours[0])
+    for name in axes:  # nothing is picked unannounced
+        assert (
+            f"{name} {str(defaults[name]).lower() if isinstance(defaults[name], bool) else defaults[name]}"
+            in said
+        )
+    assert "\n" not in said and "\n" not in find.axes(AgentConfig(), compat="paper")
+    said = find.axes(AgentConfig(**COMPAT["upstream"][1]), compat="upstream").splitlines()[1]
+    for words in (
+        "not as upstream",
+        "hash",
+        "None",
+        "<think>",
+    ):  # nor is anything claimed that is not so
+        assert words in said
+
+
+def test_the_preset_is_the_published_training():
+    grpo, agent = find.resolve("rememr1", options.EMBEDDED, {}, {})
+    assert presets.preset_fields("rememr1")[2] == {
+        "agent": "rememr1",
+        "shuffle": False,
+        "save_every": 20,
+    }
+    assert grpo.without_signal == "keep" and grpo.warmup_from == "zero"
+    theirs, given = (
+        find.resolve("vime", options.EMBEDDED, fields, {}, "rememr1")[0]
+        for fields in ({}, {"normalisation": "std"})
+    )
+    # the agent's goes before a preset's, a flag before either
+    assert (theirs.normalisation, given.normalisation) == ("mean", "std")
+    assert (grpo.tasks_per_step, grpo.group_size, grpo.updates_per_rollout) == (
+        (128,),
+        16,
+        16,
+    )  # mini-batches of 8 prompts
+    assert (grpo.lr, grpo.warmup, grpo.decay_from, grpo.kl, grpo.alpha, grpo.normalisation) == (
+        1e-6,
+        20,
+        1.0,
+        1e-3,
+        0.8,
+        "mean",
+    )
+    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.grad_clip, grpo.weight_decay) == (
+        0.2,
+        0.2,
+        3.0,
+        1.0,
+        0.01,
+    )
+    assert (grpo.temperature, grpo.top_p, grpo.importance) == ((1.0,), 0.999, "none")
+    assert (agent.chunk_tokens, agent.max_sections, agent.over, agent.layout) == (
+        5000,
+        8,
+        "center",
+        "paper",
+    )
+    assert (
+        agent.memory_tokens,
+        agent.most_step_tokens,
+        agent.final_tokens,
+        agent.query_tokens,
+    ) == (2048, 2048, 2048, 128)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_looks_back_are_counted(codec):
+    config = replace(CONFIG, callback="learned", example_query="the year")
+    four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
+    answers = [
+        ask("Otto reached Lima.", "Year!"),
+        ask("Max left.", "Otto"),
+        "<update>Max left.</update><recall>otto",
+        ask("Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna.", "the Otto"),
+        "\\boxed{Lima}",
+    ]
+    turns = drive(four, config, codec, answers)
+    looks = Looks(four, config)
+    for turn in turns:
+        looks.add(turn)
+    n = dict(looks.n)
+    assert {k: v for k, v in n.items() if v} == {
+        "updates": 4,
+        "queries": 3,
+        "hits": 2,
+        "ages": 1 + 3,
+        "sought": 2,
+        "holds": 2,
+        "evidence_sought": 2,
+        "evidence": 2,
+        "degenerate": 2,
+        "unclosed_recall": 1,
+        "stray_tag": 1,
+        "memory_capped": 1,
+    }
+    assert {*n} == {*COUNTS, *ERRORS}
+    current = drive(
+        four,
+        replace(config, history_scope="include_current"),
+        codec,
+        [ask("Otto reached Lima.", "Otto")] * 4 + ["x"],
+    )
+    looks = Looks(four, config)
+    for turn in current:
+        looks.add(turn)
+    assert (
+        looks.n["current"] == looks.n["hits"] == 4
+        and looks.n["ages"] == 0
+        and looks.n["degenerate"] == 3
+    )
+    of_yes = Looks(replace(four, answers=("yes",)), replace(config, callback="question"))
+    for turn in current:
+        of_yes.add(turn)
+    assert (of_yes.n["hits"], of_yes.n["sought"], of_yes.n["holds"], of_yes.n["degenerate"]) == (
+        4,
+        0,
+        0,
+        0,
+    )  # not looked for; not asked for
+    assert of_yes.n["evidence_sought"] == 0
+    bridge = Task(
+        "b",
+        "Where was the author of Heat born?",
+        ("Lima",),
+        pool=Pool(["Heat", "Ida Cole", "Rome"], ["By Ida Cole.", "Born in Lima.", "x"]),
+        order=[2, 1, 0],
+        gold=(2, 1),
+    )
+    assert bridge.clues == ("Heat", "Ida Cole") and Sought(bridge).clues == [
+        " ida cole "
+    ]  # the question has the first
+    assert [Sought(bridge).held(text) for text in ("Lima?", "by ida cole", "Heat", "")] == [
+        "answer",
+        "evidence",
+        "neither",
+        "neither",
+    ]
+    compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
+    assert (
+        Sought(compared).held("Heat, no")
+        == Sought(replace(bridge, answers=("no",), gold=())).held("Ida Cole")
+        == "unknown"
+    )
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
+    assert [Sought(both).held(text) for text in ("Lima", "Rome, Lima", "x")] == [
+        "evidence",
+        "answer",
+        "neither",
+    ]
+    fact = worlds.make_task(0, 2, "two_hop_reverse")
+    assert (
+        len(fact.clues) == 2
+        and Sought(fact).held(fact.clues[0]) == "evidence"
+        and Sought(fact).held(fact.clues[1]) == "answer"
+    )
+
+
+def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
+    trajectories = []
+    for k, answers in enumerate(
+        [
+            [
+                ask("Otto reached Lima."),
+                ask("Max left."),
+                ask("Max left.", "Otto"),
+                "\\boxed{Lima}",
+            ],
+            ["x", ask("Max left.", "Otto"), ask("Otto reached Lima."), "Lima"],
+        ]
+    ):
+        trajectories.append(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k))
+        trajectories[-1].states = states(trajectories[-1])
+    m = describe_states([Group(TASK, trajectories)], CONFIG)
+    assert (m["state_gain"], m["state_level"], m["state_callback"]) == pytest.approx(
+        (1 / 6, 2 / 6, 1 / 6)
+    )
+    assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx(
+        (5 / 6, 1 / 2, 1)
+    )
+    assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m[
+        "format_no_update"
+    ] == pytest.approx(1 / 6)
+    assert (
+        m["recall_queries"],
+        m["recall_hits"],
+        m["recall_age"],
+        m["recall_holds"],
+    ) == pytest.approx((2 / 6, 1 / 2, 2, 1))
+    # one without the third section, whose answer is worth what the other's third turn is: that is no comparison
+    first, second = trajectories
+    worth = [*second.states[:2], second.states[3] | {"state": first.states[2]["state"]}]
+    group = Group(
+        TASK, [first, Trajectory(TASK, [*second.turns[:2], second.turns[3]], 1, states=worth)]
+    )
+    assert describe_states([group], CONFIG)["state_groups_without_signal"] == 1 / 4
+    assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
+    both = replace(
+        TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah"
+    )  # one of two is evidence, and not the answer
+    of_both = describe_states([Group(both, [replace(t, task=both) for t in trajectories])], CONFIG)
+    assert (of_both["recall_evidence"], of_both["recall_holds"]) == (1, 0)
+    written = [
+        turn.prompt.memory for t in trajectories for turn in t.turns[1:]
+    ]  # the first memory is no update's
+    assert m["memory_length"] == pytest.approx(sum(len(memory.ids) for memory in written) / 6)
+    for turn, kind in zip(
+        [t.turns[0] for t in trajectories], ("memory_cut", "query_cut"), strict=True
+    ):
+        turn.step = replace(turn.step, stray=True, **{kind: True})
+    trajectories[1].turns[1].step = replace(trajectories[1].turns[1].step, query_cut=True)
+    trajectories[0].turns[-1].prompt = replace(
+        trajectories[0].turns[-1].prompt, recalled=Recall("x", "x", (1,), 1.0, 1, current=True)
+    )
+    m = describe_states([Group(TASK, trajectories)], CONFIG)
+    assert (m["memory_capped"], m["query_capped"], m["format_stray_tag"]) == pytest.approx(
+        (1 / 6, 2 / 6, 2 / 6)
+    )
+    assert (m["recall_hits"], m["recall_current"], m["recall_evidence"]) == pytest.approx(
+        (1 / 2, 1, 0)
+    )

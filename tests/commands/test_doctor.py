@@ -1,0 +1,62 @@
+import importlib.metadata
+
+from commands import doctor
+from commands.doctor import ROOT, look, packages, wanted
+
+
+def states(findings):
+    return {f.what: f.state for f in findings}
+
+
+def test_pins_are_read_and_agree_with_each_other():
+    default = wanted(ROOT / "requirements.txt")
+    assert default["torch"] == "2.13.0" and len(default) > 10
+    for more in ("requirements-gpu.txt", "requirements-vllm-cpu.txt"):
+        assert (
+            not wanted(ROOT / more).keys() & default.keys()
+            and "-r requirements.txt" in (ROOT / more).read_text()
+        )
+
+
+def test_what_is_there_is_said_and_what_is_not(monkeypatch):
+    found = look()
+    by_name = states(found)
+    assert by_name["torch"] == by_name["engine transformers"] == by_name["4-bit weights"] == "ok"
+    assert all(f.advice for f in found if f.state in ("missing", "other", "limit"))
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "peft":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0" if name == "typer" else real(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    changed = states(packages())
+    assert (
+        changed["peft"] == "missing"
+        and changed["typer"] == "other"
+        and changed["rich"] == by_name["rich"]
+    )
+    assert "pip install peft==" in next(f.advice for f in packages() if f.what == "peft")
+    assert not doctor.show()
+
+
+def test_vllm_is_found_by_either_package(monkeypatch):
+    real = importlib.metadata.version
+    for package, number, state in (
+        ("vllm", "0.31.0", "ok"),
+        ("vllm-cpu", "0.31.0", "ok"),
+        ("vllm", "0.20.0", "other"),
+        ("", "", "limit"),
+    ):
+
+        def version(name, package=package, number=number):
+            if name.startswith("vllm"):
+                if name == package:
+                    return number
+                raise importlib.metadata.PackageNotFoundError(name)
+            return real(name)
+
+        monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+        monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
+        assert states(doctor.engines())["engine vllm"] == state

@@ -1,0 +1,761 @@
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_policy
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import grpo
+import memagent
+from agents import find
+from commands import export, train
+from config import files, terminal
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from data import Task
+from embedded import tiny
+from engines import hf
+from memagent import Finish, Prompt, Trajectory, Turn
+from models import checkpoints
+from report import runlog
+from tasks import readers, sources, writers
+from tokens.codec import Codec, Text
+
+GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
+REWARD = memagent.reward  # the real one
+TIMES = {"rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a tiny random policy."""
+    folder = tmp_path_factory.mktemp("model")
+    codec = Codec(tiny.make_tokenizer())
+    random_policy(codec).save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    files.dump(folder / "agent.yaml", agent=tiny.AGENT)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def varied_reward(monkeypatch):
+    """A random policy never answers right: the reward is made of its tokens, so that there is something to learn."""
+    monkeypatch.setattr(
+        train,
+        "reward",
+        lambda form, outcome: (
+            lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97
+        ),
+    )
+
+
+def run_config(model, runs, name, **kwargs):
+    return RunConfig(
+        **{
+            "name": name,
+            "runs": str(runs),
+            "model": str(model),
+            "lengths": (1, 2),
+            "save_every": 2,
+        }
+        | kwargs
+    )
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def outcome(folder):
+    """What must be equal: weights, metrics without times, trajectories without times."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        metrics = [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        trajectories = [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"} for line in file
+        ]
+    return load_file(folder / "model" / "model.safetensors"), metrics, trajectories
+
+
+def assert_same(a, b):
+    weights_a, weights_b = a[0], b[0]
+    assert weights_a.keys() == weights_b.keys() and all(
+        torch.equal(weights_a[k], weights_b[k]) for k in weights_a
+    )
+    assert a[1] == b[1]
+    assert a[2] == b[2]
+
+
+def in_child(function):
+    """Run in a forked child; returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        function()
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp_path, lora_rank):
+    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), tiny.AGENT
+    expected = outcome(train.train(run_config(model, tmp_path, "whole"), config, agent))
+    assert [int(row["step"]) for row in expected[1]] == list(range(7))
+    assert any(float(row["trained_rows"]) for row in expected[1])
+    rng = random.Random(lora_rank)
+    run = run_config(model, tmp_path, "killed")
+    kills = 0
+    for steps in (0, 2, 3, 5):  # killed somewhere in the step after so many lines of metrics.csv
+        pid = in_child(
+            lambda: train.train(run, config, agent, resume=(tmp_path / "killed").exists())
+        )
+        metrics = tmp_path / "killed" / "metrics.csv"
+        deadline = time.monotonic() + 60
+        while (
+            metrics.read_text().count("\n") - 1 if metrics.exists() else 0
+        ) < steps and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.2))
+        os.kill(pid, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert kills == 4
+    assert_same(
+        outcome(train.train(run, config, agent, resume=(tmp_path / "killed").exists())), expected
+    )
+
+
+def test_killed_at_every_step_boundary(model, tmp_path):
+    expected = outcome(
+        train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, tiny.AGENT)
+    )
+
+    class Stop(Exception):
+        pass
+
+    class StopAt(train.lightning.Callback):
+        def __init__(self, step):
+            self.step = step
+
+        def on_train_batch_end(self, trainer, module, *_):
+            if module.done_steps == self.step:
+                raise Stop
+
+    run = run_config(model, tmp_path, "killed", save_every=3)
+    for step in (2, 3, 5, 7):
+        with pytest.raises(Stop):
+            train.train(
+                run,
+                GRPO,
+                tiny.AGENT,
+                resume=(tmp_path / "killed").exists(),
+                callbacks=[StopAt(step)],
+            )
+    assert_same(outcome(train.train(run, GRPO, tiny.AGENT, resume=True)), expected)
+    assert_same(
+        outcome(train.train(run, GRPO, tiny.AGENT, resume=True)), expected
+    )  # a finished run stays as it is
+
+
+def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
+    """Its numbers are those of a run that does, and its validations are made."""
+    run = run_config(model, tmp_path, "kept", validation="world", validation_n=2)
+    kept = train.train(run, GRPO, tiny.AGENT)
+    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, tiny.AGENT)
+    metrics = [
+        [{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(folder)]
+        for folder in (kept, none)
+    ]
+    assert metrics[0] == metrics[1] and len(metrics[1]) == 7
+    assert [row["step"] for row in checkpoints.validations(none)] == [2, 4, 6, 7]
+    assert (kept / "model").is_dir() and not {"checkpoints", "model", "adapter"} & {
+        path.name for path in none.iterdir()
+    }
+
+
+def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypatch):
+    """vLLM's next engine in the process would be refused otherwise, and its adapters would stay in shared memory."""
+    closed = []
+    monkeypatch.setattr(hf.TransformersEngine, "close", lambda self: closed.append(self))
+
+    class Fail(train.lightning.Callback):
+        def on_train_batch_end(self, *_):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train.train(
+            run_config(model, tmp_path, "a"), replace(GRPO, steps=2), tiny.AGENT, callbacks=[Fail()]
+        )
+    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), tiny.AGENT)
+    with pytest.raises(UserError, match="has done 2 steps"):
+        train.train(
+            run_config(model, tmp_path, "b"), replace(GRPO, steps=1), tiny.AGENT, resume=True
+        )
+    assert len(closed) == 3
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path, lora_rank):
+    folder = train.train(
+        run_config(model, tmp_path, "a"),
+        replace(GRPO, steps=2, warmup=0, lora_rank=lora_rank),
+        tiny.AGENT,
+    )
+    exported = AutoModelForCausalLM.from_pretrained(folder / "model")
+    ids = torch.arange(10, 40)[None]
+    if lora_rank:
+        from peft import PeftModel
+
+        policy = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(model), folder / "adapter"
+        )
+    else:
+        policy = AutoModelForCausalLM.from_pretrained(model)
+        checkpoints.load_checkpoint(folder / "checkpoints" / "step-2", policy)
+    untrained = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        assert torch.allclose(exported(ids).logits, policy(ids).logits, atol=1e-4)
+        assert not torch.allclose(exported(ids).logits, untrained(ids).logits, atol=1e-4)
+    assert Codec.load(folder / "model").encode("Anna joined Boris.") == Codec(
+        tiny.make_tokenizer()
+    ).encode("Anna joined Boris.")
+    assert find.of_model(folder / "model")["chunk_tokens"] == tiny.AGENT.chunk_tokens
+
+
+def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_sampled(
+    model, tmp_path
+):
+    """The temperature of their own step, not of the one that the tasks have grown to since."""
+    config = replace(GRPO, steps=4, temperature=(1.5, 1.25), grow_at=0.0, grow_steps=2)
+    folder = train.train(run_config(model, tmp_path, "a"), config, tiny.AGENT)
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        found = {(r["step"], r["temperature"], r["form"]) for r in map(json.loads, file)}
+    assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
+
+
+def test_tasks_of_a_file_come_in_passes(tmp_path):
+    tasks = sources.FileTasks([Task(str(i), "q", ("a",), text="t") for i in range(10)], seed=0)
+    steps = [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
+    for one_pass in (steps[:3], steps[3:]):
+        assert len({i for step in one_pass for i in step}) == 9
+    assert steps[:3] != steps[3:]
+    assert steps == [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
+    with pytest.raises(UserError, match="wants 11 tasks"):
+        tasks.batch(0, 0, 11)
+
+
+def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_path):
+    writers.write(
+        tmp_path / "tasks.jsonl", [Task(str(i), "q", ("a",), text="t") for i in range(10)], "vime"
+    )
+    found = {}
+    for shuffle in (True, False):
+        tasks = sources.tasks_of(
+            RunConfig(data=str(tmp_path / "tasks.jsonl"), shuffle=shuffle), GRPOConfig()
+        )
+        place = {t.id: i for i, t in enumerate(tasks.tasks)}
+        found[shuffle] = [place[t.id] for s in range(6) for t in tasks.batch(s, 0, 3)]
+    assert found[False] == 2 * [*range(9)] != found[True]
+
+
+def test_training_on_a_file_of_the_users(model, tmp_path):
+    lines = [
+        {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. " * 9}
+        for p in ("Anna", "Boris", "Clara")
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = train.train(
+        run_config(model, tmp_path, "own", data=str(tmp_path / "own.jsonl")),
+        replace(GRPO, steps=2),
+        tiny.AGENT,
+    )
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        assert {json.loads(line)["question"] for line in file} <= {
+            line["question"] for line in lines
+        }
+    assert len(readers.read(tmp_path / "own.jsonl")) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "./nowhere"}, "No model folder"),
+        ({"data": "nowhere.jsonl"}, "nowhere.jsonl"),
+        ({"agent": "memgent"}, "Unknown agent"),
+        ({"lengths": (0,)}, "at least 1 section"),
+        ({"kinds": ("one",)}, "Unknown kind"),
+        ({"device": "cuda"}, "No CUDA device"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, change, message):
+    if change.get("device") and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UserError, match=message):
+        train.train(replace(run_config(model, tmp_path, "wrong"), **change), GRPO, tiny.AGENT)
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_corrupt_weights_are_one_sentence(model, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(UserError, match="safetensors"):
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.AGENT)
+    (broken / "model.safetensors").unlink()
+    torch.save({}, broken / "pytorch_model.bin")  # pickles are not loaded
+    with pytest.raises(UserError, match="cannot be loaded"):
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.AGENT)
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_run_is_never_overwritten(model, tmp_path):
+    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.AGENT)
+    with pytest.raises(UserError, match="there already"):
+        train.train(run_config(model, tmp_path, "a"), GRPO, tiny.AGENT)
+    with pytest.raises(UserError, match="no run"):
+        train.train(run_config(model, tmp_path, "b"), GRPO, tiny.AGENT, resume=True)
+
+
+def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
+    whole, config = replace(GRPO, steps=5), replace(GRPO, steps=2)
+    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, tiny.AGENT))
+    run = run_config(model, tmp_path, "more")
+    folder = train.train(run, config, tiny.AGENT)
+    assert_same(outcome(train.train(run, whole, tiny.AGENT, resume=True)), expected)
+    assert find.begun(folder)["grpo"]["steps"] == 5
+    with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
+        train.train(run, config, tiny.AGENT, resume=True)
+    assert_same(outcome(folder), expected)
+    totals = runlog.summary(folder)
+    assert totals["steps"] == 5 and totals["reward"] == pytest.approx(
+        sum(float(row["reward"]) for row in expected[1]) / 5
+    )
+    assert totals["tokens"] == sum(
+        float(row["read_tokens"]) + float(row["written_tokens"]) for row in expected[1]
+    )
+
+
+def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=2)
+    folder = train.train(run, config, tiny.AGENT)
+    before = outcome(folder), (folder / "config.yaml").read_bytes()
+    for other in (
+        (run, replace(config, steps=4, lr=0.5, seed=9), tiny.AGENT),
+        (run, replace(config, steps=4, lora_rank=2), tiny.AGENT),
+        (run, replace(config, steps=4), replace(tiny.AGENT, memory_tokens=9)),
+        (replace(run, lengths=(1, 3)), replace(config, steps=4), tiny.AGENT),
+    ):
+        with pytest.raises(UserError, match="began with other settings"):
+            train.train(*other, resume=True)
+    assert_same(outcome(folder), before[0])
+    assert (folder / "config.yaml").read_bytes() == before[1]
+
+
+def test_a_run_out_of_memory_goes_on_with_smaller_batches(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    train.train(run, config, tiny.AGENT)
+    folder = train.train(
+        run, replace(config, steps=2, micro_tokens=64, in_flight=3), tiny.AGENT, resume=True
+    )
+    assert find.begun(folder)["grpo"]["micro_tokens"] == 64 and len(outcome(folder)[1]) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_path):
+    """A limit on the size of files stands for the full disk."""
+    import resource
+
+    class Full(train.lightning.Callback):
+        def on_train_batch_start(self, trainer, module, *_):
+            if module.done_steps == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+    run, config = (
+        run_config(model, tmp_path, "a", save_every=1, keep_trajectories=0),
+        replace(GRPO, steps=2),
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(UserError, match=r"step-2 cannot be written, the one before it is kept"):
+            train.train(run, config, tiny.AGENT, callbacks=[Full()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-1"]
+    once = train.train(replace(run, name="once"), config, tiny.AGENT)
+    assert_same(outcome(train.train(run, config, tiny.AGENT, resume=True)), outcome(once))
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    folder = train.train(run, config, tiny.AGENT)
+    path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
+    names = {".metadata", "__0_0.distcp", "state.json"}
+    assert {file.name for file in path.iterdir()} == names
+
+    def refused(what):
+        with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
+            train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+        assert "\n" not in str(error.value), what
+        assert (folder / "config.yaml").read_bytes() == stored
+
+    for name in names:
+        good = (path / name).read_bytes()
+        for damage in (b"", b"junk", b"[1]", good[: len(good) // 2]):
+            (path / name).write_bytes(damage)
+            refused((name, damage[:9]))
+        (path / name).unlink()
+        refused(name)
+        (path / name).write_bytes(good)
+    shutil.move(path, tmp_path / "good")
+    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), tiny.AGENT)
+    checkpoints.save_checkpoint(path, module.model, module.configure_optimizers(), {})
+    refused("adapters")
+    shutil.rmtree(path)
+    shutil.move(tmp_path / "good", path)
+    train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+    (folder / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+
+
+def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
+    too_long = replace(tiny.AGENT, memory_tokens=5000)  # than the model's window
+    with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
+        train.train(
+            run_config(model, tmp_path, "a"), GRPO, too_long, callbacks=[train.TrainingProgress(7)]
+        )
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").touch()
+    with pytest.raises(UserError, match="Every trajectory"):
+        train.train(run_config(model, tmp_path, "b"), GRPO, too_long, resume=True)
+    assert (tmp_path / "b" / "mine").exists()  # a folder that was there stays
+
+
+def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Early(train.lightning.Callback):
+        def on_fit_start(self, trainer, module):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train.train(
+            run_config(model, tmp_path, "a"),
+            GRPO,
+            tiny.AGENT,
+            callbacks=[train.TrainingProgress(7), Early()],
+        )
+
+
+def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
+    model, tmp_path, monkeypatch
+):
+    console = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, console))
+    config = replace(GRPO, steps=3, lr=1e-2, warmup=0)
+    train.train(
+        run_config(model, tmp_path, "a"), config, tiny.AGENT, callbacks=[train.TrainingProgress(3)]
+    )
+    proofs = [
+        line for line in console.file.getvalue().splitlines() if "weights reach the sampler" in line
+    ]
+    assert proofs and proofs[0].startswith("step    0") and len(proofs) == len(set(proofs)) <= 2
+    off, old = (
+        float(x.split()[-1]) for x in proofs[0].replace(" off", "").split(", the old ones ")
+    )
+    assert 100 * off < old
+
+
+def test_tensorboard_has_every_step_once(model, tmp_path):
+    """Also where a run was killed before its first checkpoint and begins anew."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Stop(Exception):
+        pass
+
+    class Late(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            for logger in trainer.loggers:
+                logger.save()
+            if module.done_steps == 2:
+                raise Stop
+
+    run, config = run_config(model, tmp_path, "a", save_every=9), replace(GRPO, steps=3)
+    with pytest.raises(Stop):
+        train.train(run, config, tiny.AGENT, callbacks=[Late()])
+    time.sleep(1.1)  # the names of its files count seconds
+    folder = train.train(run, config, tiny.AGENT, resume=True)
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
+
+
+def test_a_run_lies_in_a_folder_inside_runs(model, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "runs").mkdir()
+    for name in ("..", ".", "../x"):
+        for resume in (False, True):
+            with pytest.raises(UserError, match="must be the name of a folder inside"):
+                train.train(run_config(model, tmp_path / "runs", name), GRPO, tiny.AGENT, resume)
+    with pytest.raises(UserError, match=r"cannot be (made|there)"):
+        train.train(run_config(model, tmp_path / "file", "a"), GRPO, tiny.AGENT)
+    with pytest.raises(UserError, match=r"cannot be (made|there)"):
+        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, tiny.AGENT)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_lora_fetches_no_compiled_code(tmp_path):
+    """bitsandbytes, which peft imports, fetches kernels from the hub where the package `kernels` is installed: here both are stand-ins."""
+    (tmp_path / "kernels.py").write_text("")
+    (tmp_path / "bitsandbytes.py").write_text(
+        "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
+    )
+    code = "import sys; from models import load; load.import_bitsandbytes(); import bitsandbytes; print(bitsandbytes.fetched); import kernels"
+    root = Path(__file__).parents[2]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n" and "gemm_4bit" not in done.stderr
+    code = (
+        "from models.load import load_model, with_lora; from config.options import EMBEDDED, GRPOConfig\n"
+        "with_lora(load_model(EMBEDDED, device='cpu'), GRPOConfig(lora_rank=2)); import sys; print('bitsandbytes' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n" and "gemm_4bit" not in done.stderr
+
+
+def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
+    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
+    share = {"ruler": 2 / 3, "own": 0.0}
+    for dataset, expected in share.items():
+        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
+        assert REWARD("boxed")(Trajectory(task, [turn])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "worth"), [("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3))]
+)
+def test_outcomes(outcome, worth):
+    """D-7: an answer that differs from an accepted one in an article or a full stop is worth nothing as published, and 1 by `--outcome em`."""
+    for response, expected in zip(
+        ("\\boxed{The Old Town.}", "\\boxed{old town}", "\\boxed{town}"), worth, strict=True
+    ):
+        turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
+        assert REWARD("boxed", outcome)(
+            Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])
+        ) == pytest.approx(expected)
+
+
+def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):
+    run = run_config(
+        model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
+    )
+    config = replace(GRPO, steps=3, alpha=0.5)
+    agent = replace(
+        tiny.AGENT, memory_text="response_minus_recall", callback="question", recall_at_zero=True
+    )
+    whole = outcome(train.train(run, config, agent))
+
+    class Stop(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            if module.done_steps == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train.train(replace(run, name="b"), config, agent, callbacks=[Stop()])
+    assert_same(outcome(train.train(replace(run, name="b"), config, agent, resume=True)), whole)
+    (_, metrics, records) = whole
+    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["state_covered"]) == 1
+    assert {
+        "state_gain",
+        "state_level",
+        "state_callback",
+        "state_format",
+        "format_no_update",
+        "recall_age",
+        "memory_capped",
+    } <= metrics[0].keys()
+    last = records[-1]["turns"]
+    assert {*last[-1]["rewards"]} == {
+        "state",
+        "memory",
+        "gain",
+        "level",
+        "callback",
+        "format",
+        "covered",
+    }
+    assert (
+        last[0]["errors"][0] == "no_update"
+        and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
+        and "update" in last[0]
+    )
+    exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
+    assert find.of_model(exported)["callback"] == "question"
+    assert (find.reader_of("default", exported), find.reader_of("default", model)) == (
+        "rememr1",
+        "memagent",
+    )
+    (tmp_path / "agent.yaml").write_text("run:\n  agent: memagent\n")
+    assert (find.reader_of("default", tmp_path), find.reader_of("rememr1", tmp_path)) == (
+        "memagent",
+        "rememr1",
+    )
+
+
+def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.75, 0.25, 0.75, 0.5, 0.25, 0.125])
+    monkeypatch.setattr(grpo.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
+    run = run_config(
+        model, tmp_path, "a", save_every=1, keep_checkpoints=2, validation="world", validation_n=4
+    )
+    folder = train.train(run, GRPO, tiny.AGENT)
+    assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
+    assert [row["score"] for row in checkpoints.validations(folder)] == [
+        0.5,
+        0.75,
+        0.25,
+        0.75,
+        0.5,
+        0.25,
+        0.125,
+    ]
+    exports = {}
+    for name, which in {
+        "best": {"of_best": True},
+        "four": {"step": 4},
+        "last": {},
+        "half": {"dtype": "bfloat16"},
+    }.items():
+        path = export.export(folder, out=tmp_path / name, **which)
+        exports[name] = AutoModelForCausalLM.from_pretrained(path).state_dict()
+        policy = AutoModelForCausalLM.from_pretrained(model)
+        checkpoints.load_checkpoint(
+            folder / "checkpoints" / ("step-4" if name in ("best", "four") else "step-7"), policy
+        )
+        for key, value in policy.state_dict().items():
+            assert torch.equal(exports[name][key], value.to(exports[name][key].dtype)), (name, key)
+    assert {value.dtype for value in exports["half"].values()} == {torch.bfloat16}
+    assert not torch.equal(
+        exports["best"]["model.norm.weight"], exports["last"]["model.norm.weight"]
+    )
+    with pytest.raises(UserError, match="no checkpoint of step 5; there are 4, 6, 7"):
+        export.export(folder, step=5)
+    with pytest.raises(UserError, match="is no run with a checkpoint"):
+        export.export(tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "step-7")
+    shutil.rmtree(folder / "checkpoints" / "step-4")
+    scores = iter([0.25, 0.125])
+    monkeypatch.setattr(grpo.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
+    train.train(run, GRPO, tiny.AGENT, resume=True)
+    assert [row["step"] for row in checkpoints.validations(folder)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+    ]  # 7 once, measured anew
+
+
+def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):
+    run = run_config(model, tmp_path, "a", validation="world", validation_n=5)
+    tasks = sources.validation_of(run)
+    assert (
+        len(tasks) == 5
+        and {task.kind for task in tasks} == {"one_fact", "two_hop"}
+        and all("-dev-2-" in task.id for task in tasks)
+    )
+    module = train.build(run, GRPO, tiny.AGENT)
+    first, second = module.validate(), module.validate()
+    assert first == second and first["n"] == 5 and 0 < first["score"] < 1
+    (tmp_path / "own.jsonl").write_text(
+        '{"question": "Where?", "answer": "Lima", "context": "Lima."}\n'
+    )
+    assert [
+        t.question
+        for t in sources.validation_of(replace(run, validation=str(tmp_path / "own.jsonl")))
+    ] == ["Where?"]
+    with pytest.raises(UserError, match="nowhere"):
+        train.train(replace(run, validation="nowhere.jsonl"), GRPO, tiny.AGENT)
+    assert not (tmp_path / "a").exists()
+
+
+def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
+    copy = tmp_path / "base"
+    shutil.copytree(model, copy)
+    run, config = run_config(copy, tmp_path, "a"), replace(GRPO, steps=1, lora_rank=2)
+    folder = train.train(run, config, tiny.AGENT)
+    weights = load_file(copy / "model.safetensors")
+    save_file(
+        {name: w + 0.05 for name, w in weights.items()},
+        copy / "model.safetensors",
+        {"format": "pt"},
+    )
+    for again in (
+        lambda: export.export(folder),
+        lambda: train.train(run, replace(config, steps=2), tiny.AGENT, resume=True),
+    ):
+        with pytest.raises(UserError, match="its adapters belong to other base weights"):
+            again()
+    save_file(
+        {name: w.bfloat16() for name, w in weights.items()},
+        copy / "model.safetensors",
+        {"format": "pt"},
+    )
+    export.export(folder)  # the same weights in another type
+
+
+def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
+    folder = train.train(run, config, tiny.AGENT)
+    shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
+    (folder / "checkpoints" / ".step-9.tmp").mkdir()
+    (folder / "trajectories.jsonl.gz").unlink()
+    train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        assert {json.loads(line)["step"] for line in file} == {1}
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [(".", "is there already"), ("a.txt", "is there already"), ("a.txt/x", "cannot be made")],
+)
+def test_an_export_that_cannot_be_written_is_one_sentence(
+    model, tmp_path, monkeypatch, out, message
+):
+    monkeypatch.chdir(tmp_path)
+    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.AGENT)
+    Path("a.txt").write_text("mine")
+    with pytest.raises(UserError, match=message):
+        export.export(folder, out=Path(out))
+    with pytest.raises(UserError, match="not both"):
+        export.export(folder, step=1, of_best=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "a.txt"} and Path(
+        "a.txt"
+    ).read_text() == "mine"

@@ -1,0 +1,292 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from agents import find
+from config import files, options
+from config.errors import UserError
+from config.options import BaseConfig, EvalConfig, GRPOConfig, RunConfig
+from config.presets import PRESETS, preset_fields
+from memagent import AgentConfig
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "values"),
+    [
+        (GRPOConfig, "steps", (0, -1)),
+        (GRPOConfig, "tasks_per_step", ((), (8, 0))),
+        (GRPOConfig, "betas", ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.9, 0.9))),
+        (GRPOConfig, "lr", (-1.0, math.nan, math.inf)),
+        (GRPOConfig, "weight_decay", (-1.0,)),
+        (GRPOConfig, "grad_clip", (-1.0, 0.0, math.nan)),
+        (GRPOConfig, "clip_low", (-0.1, 1.1)),
+        (GRPOConfig, "clip_high", (-0.1,)),
+        (GRPOConfig, "dual_clip", (-1.0, 0.5)),
+        (GRPOConfig, "kl", (-1.0,)),
+        (GRPOConfig, "importance_cap", (0.0,)),
+        (GRPOConfig, "turns_per_trajectory", (-1,)),
+        (GRPOConfig, "warmup", (-1,)),
+        (GRPOConfig, "rows_per_update", (-1,)),
+        (GRPOConfig, "without_signal", ("drop",)),
+        (GRPOConfig, "recall_words", ("new",)),
+        (GRPOConfig, "warmup_from", ("one",)),
+        (GRPOConfig, "decay_from", (-0.1, 1.1)),
+        (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
+        (GRPOConfig, "top_p", (0.0, 1.1)),
+        (GRPOConfig, "grow_at", (math.nan,)),
+        (GRPOConfig, "lora_rank", (-1,)),
+        (GRPOConfig, "lora_alpha", (-1.0,)),
+        (GRPOConfig, "seed", (-1, 2**63)),
+        (RunConfig, "data", ("",)),
+        (RunConfig, "lengths", ((), (0,))),
+        (RunConfig, "kinds", ((),)),
+        (RunConfig, "save_every", (0,)),
+        (RunConfig, "keep_trajectories", (-1,)),
+        (RunConfig, "keep_checkpoints", (-1,)),
+        (RunConfig, "dtype", ("float33", "dtype")),
+        (RunConfig, "device", ("foo",)),
+        (EvalConfig, "data", ((),)),
+        (EvalConfig, "agents", ((),)),
+        (EvalConfig, "lengths", ((0,),)),
+        (EvalConfig, "kinds", ((),)),
+        (EvalConfig, "n", (0, -3)),
+        (EvalConfig, "samples", (0,)),
+        (EvalConfig, "in_flight", (0,)),
+        (EvalConfig, "temperatures", ((), (-1.0,), (math.nan,))),
+        (EvalConfig, "top_p", (0.0,)),
+        (EvalConfig, "transcripts", (-1,)),
+        (EvalConfig, "dtype", ("float33",)),
+        (EvalConfig, "device", ("foo",)),
+        (BaseConfig, "steps", (0,)),
+        (BaseConfig, "hidden", (100, 0, -32)),
+        (BaseConfig, "layers", (0,)),
+        (BaseConfig, "full_sections", (0,)),
+        (BaseConfig, "careful", (1.5,)),
+        (BaseConfig, "lr", (-1.0,)),
+        (BaseConfig, "layout", ("pape",)),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field, values):
+    for value in values:
+        with pytest.raises(UserError, match=rf"^{field} must [^\n]+\.$"):
+            replace(cls(), **{field: value})
+
+
+def test_a_rollout_is_cut_into_updates_in_one_way():
+    with pytest.raises(
+        UserError, match=r"^Give --rows-per-update or --updates-per-rollout, not both[^\n]+\.$"
+    ):
+        GRPOConfig(rows_per_update=64, updates_per_rollout=2)
+
+
+def test_the_edges_are_allowed():
+    GRPOConfig(lr=0.0, warmup=0, grad_clip=math.inf, decay_from=0.0, grow_at=2.0, betas=(0.0, 0.0))
+    RunConfig(keep_trajectories=0, keep_checkpoints=0, save_every=1)
+    EvalConfig(temperatures=(0.0,), transcripts=0)
+
+
+def test_every_preset_can_be_built():
+    for name in PRESETS:
+        find.resolve(name, options.EMBEDDED, {}, {})
+
+
+def test_the_presets_are_the_published_settings():
+    """Spec memagent.md 2, 5.4 and 6, field by field."""
+    common = {
+        "clip_low": 0.2,
+        "kl": 1e-3,
+        "lr": 1e-6,
+        "top_p": 1.0,
+        "temperature": (1.0,),
+        "grad_clip": 1.0,
+        "decay_from": 1.0,
+        "turns_per_trajectory": 0,
+        "without_signal": "keep",
+    }
+    grpo = {
+        "paper": common
+        | {
+            "tasks_per_step": (128,),
+            "group_size": 16,
+            "updates_per_rollout": 16,
+            "credit": "share",
+            "normalisation": "mean",
+            "aggregation": "token_mean",
+            "clip_high": 0.2,
+            "dual_clip": 3.0,
+            "importance": "none",
+            "warmup": 20,
+            "betas": (0.9, 0.999),
+            "weight_decay": 0.01,
+            "rows_per_update": 0,
+            "warmup_from": "zero",
+        },
+        "vime": common
+        | {
+            "tasks_per_step": (8,),
+            "group_size": 8,
+            "credit": "split",
+            "normalisation": "std",
+            "aggregation": "turn_mean",
+            "clip_high": 0.3,
+            "dual_clip": 0.0,
+            "importance": "none",
+            "rows_per_update": 64,
+            "updates_per_rollout": 1,
+            "warmup": 0,
+            "betas": (0.9, 0.98),
+            "weight_decay": 0.1,
+        },
+    }
+    agent = {
+        "paper": {
+            "chunk_tokens": 5000,
+            "memory_tokens": 1024,
+            "final_tokens": 1024,
+            "max_sections": 8,
+            "over": "center",
+            "empty": "placeholder",
+            "thinking": False,
+        },
+        "vime": {
+            "chunk_tokens": 2048,
+            "memory_tokens": 1024,
+            "final_tokens": 256,
+            "max_sections": 64,
+            "over": "head",
+            "empty": "keep",
+            "thinking": True,
+        },
+    }
+    run = {
+        "paper": {"shuffle": False, "save_every": 10},
+        "vime": {"shuffle": True, "save_every": 50},
+        "rememr1": {"shuffle": False, "save_every": 20},
+    }
+    for name, wanted in run.items():
+        found = RunConfig(**preset_fields(name)[2])
+        assert {k: getattr(found, k) for k in wanted} == wanted
+    for name in ("paper", "vime"):
+        found_grpo, found_agent = find.resolve(name, "no model folder", {}, {})
+        assert {k: getattr(found_grpo, k) for k in grpo[name]} == grpo[name]
+        assert {k: getattr(found_agent, k) for k in agent[name]} == agent[name]
+        assert found_agent.layout == "paper"
+
+
+CLASSES = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig}
+
+
+def test_settings_come_back_as_they_were_written(tmp_path):
+    run, grpo, agent = RunConfig(lengths=(3,)), GRPOConfig(lr=1e-6), AgentConfig(window=9)
+    files.dump(tmp_path / "c.yaml", run=run, grpo=grpo, agent=agent)
+    found = files.load(tmp_path / "c.yaml", **CLASSES)
+    assert (
+        RunConfig(**found["run"]),
+        GRPOConfig(**found["grpo"]),
+        AgentConfig(**found["agent"]),
+    ) == (run, grpo, agent)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_numbers_as_people_write_them(tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "grpo: {lr: 1e-3, kl: 0, betas: [0, 0.9]}\nagent: {max_sections: null}\nrun:\n"
+    )
+    found = files.load(tmp_path / "c.yaml", **CLASSES)
+    assert found == {
+        "grpo": {"lr": 1e-3, "kl": 0.0, "betas": (0.0, 0.9)},
+        "agent": {"max_sections": None},
+        "run": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"run: 5", "run must be a section"),
+        (b"run: [1]", "run must be a section"),
+        (b"run: {lengths: 4}", "run.lengths must be a list, each item a whole number, not 4"),
+        (b"run: {lengths: [4, x]}", "run.lengths must be a whole number, not"),
+        (b"run: {lengths: [4.5]}", "run.lengths must be a whole number, not"),
+        (b"run: {name: 5}", "run.name must be text, not 5"),
+        (b"run: {trust_remote_code: 1}", "run.trust_remote_code must be true or false, not 1"),
+        (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens must be a whole number, not 2.5"),
+        (b"agent: {chunk_tokens: true}", "agent.chunk_tokens must be a whole number, not True"),
+        (b"agent: {chunk_tokens: null}", "agent.chunk_tokens must be a whole number, not None"),
+        (b"agent: {max_sections: x}", "agent.max_sections must be a whole number, not 'x'"),
+        (b"grpo: {steps: abc}", "grpo.steps must be a whole number, not 'abc'"),
+        (b"grpo: {lr: fast}", "grpo.lr must be a number, not 'fast'"),
+        (b"grpo: {lr: true}", "grpo.lr must be a number, not True"),
+        (b"grpo: {1: 2}", "grpo has no setting 1"),
+        (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
+        (b"run: {name: \xff}", "no valid YAML"),
+        (b"[" * 5000, "no valid YAML"),
+    ],
+)
+def test_a_wrong_type_names_file_section_and_field(tmp_path, content, words):
+    (tmp_path / "c.yaml").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        files.load(tmp_path / "c.yaml", **CLASSES)
+    assert (
+        "c.yaml" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+    )
+
+
+def test_what_a_model_says_about_reading_is_checked_too(tmp_path):
+    (tmp_path / "agent.yaml").write_text("agent: {chunk_tokens: 2.5}")
+    with pytest.raises(UserError, match=r"agent\.yaml: agent\.chunk_tokens must be a whole number"):
+        find.resolve("default", tmp_path, {}, {})
+
+
+def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    begun = (
+        RunConfig(name="mine", runs=str(tmp_path), lengths=(3,)),
+        GRPOConfig(steps=7, lr=1e-6),
+        AgentConfig(chunk_tokens=9),
+    )
+    name = {"name": "mine", "runs": str(tmp_path)}
+    assert find.resumed("default", name, {}, {}) == [
+        name,
+        {},
+        {},
+    ]  # stopped before it had written its settings
+    files.dump(folder / "config.yaml", run=begun[0], grpo=begun[1], agent=begun[2])
+
+    def now(preset="default", run=name, grpo=None, agent=None):
+        run, grpo, agent = find.resumed(preset, run, grpo or {}, agent or {})
+        return RunConfig(**run), *find.resolve(preset, options.EMBEDDED, grpo, agent)
+
+    def changed(configs):
+        return find.changed(
+            find.begun(folder), **dict(zip(("run", "grpo", "agent"), configs, strict=True))
+        )
+
+    assert now() == begun and changed(now()) == []
+    free = now(
+        run=name | {"save_every": 3, "device": "cpu", "keep_trajectories": 0}, grpo={"steps": 9}
+    )
+    assert free[1].steps == 9 and free[1].lr == 1e-6 and changed(free) == []
+    assert changed(now(grpo={"seed": 9, "lr": 0.5})) == [
+        "grpo.lr 1e-06, not 0.5",
+        "grpo.seed 0, not 9",
+    ]
+    assert changed(now(agent={"chunk_tokens": 8})) == ["agent.chunk_tokens 9, not 8"]
+    assert changed(now(run=name | {"lengths": (2,)})) == ["run.lengths (3,), not (2,)"]
+    assert "agent.chunk_tokens 9, not 2048" in changed(
+        now("vime")
+    )  # a preset given with --resume is not passed over
+    folder.rename(tmp_path / "moved")
+    moved = find.resumed("default", {"name": "moved", "runs": str(tmp_path)}, {}, {})[0]
+    assert (moved["name"], moved["runs"], moved["lengths"]) == ("moved", str(tmp_path), (3,))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "runs" / "mine")
+    assert find.resumed("default", {"name": "mine"}, {}, {})[0] == moved | {
+        "name": "mine",
+        "runs": "runs",
+    }
+    with pytest.raises(UserError, match="by --name"):
+        find.resumed("default", {}, {}, {})

@@ -1,0 +1,39 @@
+"""Bars on terminals of every width: what gives way is text, never a number."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from config.terminal import WIDE, bar
+
+
+@pytest.mark.parametrize("width", [64, 80, 100, WIDE, 160])
+@pytest.mark.parametrize(
+    ("description", "note"),
+    [
+        ("training", "reward 0.83  turns 34  12,345 tokens/s"),
+        ("memagent@untrained T=0 hotpotqa, evidence reverse 0.5 25600", ""),
+        ("asking without the document", "and a note of any length that stands behind the numbers"),
+    ],
+)
+def test_every_number_is_whole_at_every_width(width, description, note):
+    console, now = Console(width=width, file=io.StringIO()), [0.0]
+    progress = bar("questions", console)
+    progress.get_time = lambda: now[0]
+    task = progress.add_task(description, total=1104, note=note)
+    for _ in range(57):
+        now[0] += 61.5
+        progress.advance(task)
+    console.print(progress.make_tasks_table(progress.tasks))
+    (line,) = console.file.getvalue().rstrip("\n").split("\n")
+    assert (
+        {"57/1104", "61.5"} <= {*line.split()}
+        and " s each " in line
+        and "17:53:10 left" in line.replace("17:53:11", "17:53:10")
+    ), line
+    assert description[:5] in line and len(line) <= width
+    if width >= WIDE:
+        assert "0:58:25" in line.replace("0:58:26", "0:58:25") and "questions" in line
+    if width >= 80 and description == "training":
+        assert "reward 0.83" in line and description in line

@@ -1,0 +1,782 @@
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agents import find
+from config import options
+from config.errors import UserError
+from embedded import tiny
+from engines import endpoint
+from engines.endpoint import EndpointEngine
+from engines.scripted import ScriptedEngine
+from memagent import Finish, Prompt, memagent
+from rollout import Sampling, follow, rollout
+from tasks import worlds
+from tokens.codec import Text
+
+CONFIG = tiny.AGENT
+SECRET = "sk-not-a-real-one-123"
+
+
+def tasks(n, n_sections=3, kind="one_fact"):
+    return list(worlds.make_tasks(0, n, n_sections, kind))
+
+
+def reply(codec, ids, max_tokens):
+    """(ids, finish) of the only answer to a prompt: ids that no text gives back, so that one that is encoded again is noticed."""
+    draw = random.Random(repr(ids))
+    out = [
+        draw.randrange(2, len(codec.tokenizer)) for _ in range(draw.randrange(1, 2 * max_tokens))
+    ]
+    return ([*out, 1], "stop") if len(out) < max_tokens else (out[:max_tokens], "length")
+
+
+class Server:
+    """Speaks the protocol on loopback. `faults`: what becomes of the next requests, one each; `always`: of all further ones."""
+
+    def __init__(self, codec, name="m", window=None, ids=True, delay_s=0.002):
+        self.codec, self.name, self.window, self.ids, self.delay_s = (
+            codec,
+            name,
+            window,
+            ids,
+            delay_s,
+        )
+        self.faults, self.always, self.on_request = [], "", lambda n: None
+        self.bodies, self.keys, self.now, self.most, self.broken = [], set(), 0, 0, 0
+        self.lock, self.port = threading.Lock(), 0
+        self.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def start(self):
+        server, self.up = self, threading.Event()
+        up = self.up
+        up.set()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_): ...
+
+            def do_GET(self):
+                server.keys.add(self.headers["Authorization"])
+                card = {"id": server.name} | (
+                    {"max_model_len": server.window} if server.window else {}
+                )
+                self.send(
+                    200,
+                    {
+                        "object": "list",
+                        "data": [card] if server.name else [{"id": "a"}, {"id": "b"}],
+                    },
+                )
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.lock:
+                    server.now += 1
+                    server.most = max(server.most, server.now)
+                    server.bodies.append(body)
+                    server.keys.add(self.headers["Authorization"])
+                    fault, number = (
+                        server.faults.pop(0) if server.faults else server.always,
+                        len(server.bodies),
+                    )
+                server.on_request(number)
+                time.sleep(server.delay_s)
+                while fault == "hang" and up.is_set():
+                    time.sleep(0.01)
+                told = (
+                    fault
+                    if isinstance(fault, tuple)
+                    else (
+                        200,
+                        server.answer(body, self.path) | (fault if isinstance(fault, dict) else {}),
+                    )
+                )
+                with (
+                    server.lock
+                ):  # before the answer, after which the next request may come at once
+                    server.now -= 1
+                if fault != "drop" and up.is_set():
+                    self.send(*told)
+                else:  # killed: the connection ends without an answer
+                    server.broken += 1
+                    self.close_connection = True
+
+            def send(self, status, told, headers=()):
+                raw = told if isinstance(told, bytes) else json.dumps(told).encode()
+                with suppress(OSError):  # the other side may have gone
+                    self.send_response(status)
+                    for name, value in [("Content-Length", str(len(raw))), *headers]:
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(raw)
+
+        class Http(ThreadingHTTPServer):
+            daemon_threads, request_queue_size = True, 256
+
+        self.http = Http(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self):
+        """Killed: it accepts no one any more, and turns in flight are lost."""
+        self.up.clear()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def answer(self, body, path):
+        if path.endswith("/chat/completions"):
+            (message,) = body["messages"]
+            said = {
+                "message": {
+                    "role": "assistant",
+                    "content": f" Anna joined {len(message['content'])} Boris.",
+                },
+                "finish_reason": "stop",
+            }
+            return {"choices": [said], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+        ids, finish = reply(self.codec, body["prompt"], body["max_tokens"])
+        said = {"text": str(self.codec.response(ids)), "finish_reason": finish}
+        if self.ids and body["return_token_ids"]:
+            said |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
+        usage = {
+            "prompt_tokens": len(body["prompt"]),
+            "completion_tokens": len(ids),
+            "prompt_tokens_details": {"cached_tokens": 5},
+        }
+        return {"choices": [said], "usage": usage}
+
+
+@pytest.fixture
+def serve(codec, monkeypatch):
+    """Servers, and engines that ask them with waits of a hundredth of a second."""
+    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
+    monkeypatch.setattr(endpoint, "AVOID_S", 0.2)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    made = []
+
+    def server(**switches):
+        made.append(Server(codec, **switches))
+        return made[-1]
+
+    def engine(*servers, model="m", **settings):
+        urls = [server.url for server in servers]
+        made.append(
+            EndpointEngine(
+                urls if len(urls) > 1 else urls[0], model, codec, **({"patience_s": 10} | settings)
+            )
+        )
+        return made[-1]
+
+    server.engine = engine
+    yield server
+    for it in reversed(made):
+        with suppress(OSError):
+            it.stop() if isinstance(it, Server) else it.close()
+
+
+def run(engine, n=24, **settings):
+    with engine.awake():
+        return list(
+            rollout(
+                engine, memagent, [(t, g) for t in tasks(n) for g in range(2)], CONFIG, **settings
+            )
+        )
+
+
+def plain(done):
+    """What a rollout came to, whatever the order."""
+
+    def kept(turn):
+        text = turn.response
+        return turn.prompt_ids, turn.response_ids, str(text), text.ids, turn.finish
+
+    return sorted((t.task.id, t.sample, t.error, [kept(turn) for turn in t.turns]) for t in done)
+
+
+def expected(codec, n=24):
+    """The same rollout without a server, the reply's own ids in it."""
+
+    class Reply(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                turn.response_ids, finish = reply(
+                    self.codec, turn.prompt_ids, turn.prompt.max_tokens
+                )
+                turn.response, turn.finish = self.codec.response(turn.response_ids), Finish(finish)
+            return done
+
+    return plain(
+        rollout(
+            Reply(codec, lambda prompt: ""),
+            memagent,
+            [(t, g) for t in tasks(n) for g in range(2)],
+            CONFIG,
+        )
+    )
+
+
+def one(engine, text="Anna joined Boris.", max_tokens=8, **sampling):
+    with engine.awake():
+        engine.add(Prompt(((text, False),), max_tokens), Sampling(**sampling), 2**64 - 3)
+        ((_, turn),) = engine.step()
+    return turn
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
+    server = serve(delay_s=0.01)
+    engine = serve.engine(server, concurrency=5)
+    done = run(engine)
+    assert plain(done) == expected(codec) and len(done) == 48
+    assert server.most == 5  # all that it may have, and no more
+    turns = [turn for t in done for turn in t.turns]
+    assert any(
+        list(codec.encode(str(turn.response))) != list(turn.response.ids) for turn in turns
+    )  # the ids are not the text's
+    assert {turn.finish for turn in turns} == {Finish.STOP, Finish.LENGTH} and not any(
+        turn.logprobs for turn in turns
+    )
+    assert engine.counts() == {
+        "prefilled_tokens": sum(len(turn.prompt_ids) - 5 for turn in turns),
+        "reused_tokens": 5 * len(turns),
+        "generated_tokens": sum(len(turn.response_ids) for turn in turns),
+    }
+    assert engine.step() == []
+
+
+def test_ask_goes_turn_by_turn(codec, serve):
+    turns = list(follow(serve.engine(serve()), memagent, tasks(1)[0], CONFIG, Sampling()))
+    assert [turn.prompt.final for turn in turns] == [False] * 3 + [True]
+
+
+def test_what_is_asked(codec, serve):
+    server = serve()
+    engine = serve.engine(server)
+    one(engine, temperature=0.5, top_p=0.9)
+    one(engine, top_k=7)
+    first, second = server.bodies
+    assert (
+        first["prompt"] == codec.chat([("Anna joined Boris.", False)])
+        and first["max_tokens"] == 8
+        and first["model"] == "m"
+    )
+    assert (first["temperature"], first["top_p"], first["top_k"], second["top_k"]) == (
+        0.5,
+        0.9,
+        -1,
+        7,
+    )
+    assert (
+        first["stop_token_ids"] == [1]
+        and 0 <= first["seed"] < 2**63
+        and first["seed"] == (2**64 - 3) % 2**63
+    )
+
+
+def test_a_server_that_tells_text_alone(codec, serve):
+    server = serve(ids=False)
+    turn = one(serve.engine(server), max_tokens=40)
+    text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
+    assert (
+        turn.finish is Finish.STOP
+        and turn.response == text
+        and turn.response_ids == [*codec.encode(text), 1]
+    )
+
+
+def test_chat(codec, serve):
+    server = serve()
+    engine = serve.engine(server, chat=True)
+    done = run(engine, 2)
+    assert all(
+        str(turn.response) == f" Anna joined {len(turn.prompt.text)} Boris."
+        for t in done
+        for turn in t.turns
+    )
+    assert all(
+        turn.response_ids == [*turn.response.ids, 1] and turn.response.ids
+        for t in done
+        for turn in t.turns
+    )
+    assert engine.generated_tokens == 3 * 4 * len(done) and not {
+        "prompt",
+        "top_k",
+        "stop_token_ids",
+    } & set(server.bodies[0])
+    server.always = {
+        "choices": [{"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}]
+    }
+    turn = one(engine, top_k=3)
+    assert turn.response == "" and isinstance(turn.response, Text) and turn.finish is Finish.LENGTH
+    assert server.bodies[-1]["top_k"] == 3
+
+
+def test_thoughts_that_the_prompt_began_are_known_as_thoughts(codec, serve, monkeypatch):
+    monkeypatch.setattr(codec, "_thinks_at_once", True)
+    assert codec.after_thinking(one(serve.engine(serve(ids=False))).response) == ""
+    server = serve()
+    engine = serve.engine(server, chat=True)
+    assert codec.after_thinking(one(engine).response) == ""
+    server.always = {
+        "choices": [{"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}]
+    }
+    assert codec.after_thinking(one(engine).response) == "Anna"
+
+
+# ---------------------------------------------------------------- failures that pass
+
+
+def test_failures_that_pass_lose_nothing(codec, serve):
+    server = serve()
+    aborted = {"choices": [{"text": "half a", "token_ids": [5], "finish_reason": "abort"}]}
+    failing = [
+        (500, {}),
+        (429, {}),
+        "drop",
+        "hang",
+        (503, b"<html>"),
+        (408, {}),
+        (200, b'{"choi'),
+        aborted,
+        (409, {}),
+        (425, {}),
+    ]
+    server.faults = [fault for one in failing for fault in (one, "", "")]
+    done = run(serve.engine(server, timeout_s=1))
+    assert plain(done) == expected(codec) and len(server.bodies) == 48 * 4 + len(failing)
+
+
+def test_a_server_killed_and_started_again_in_the_middle_loses_nothing(codec, serve):
+    server = serve(delay_s=0.01)
+    killed = threading.Event()
+
+    def kill():
+        server.stop()
+        time.sleep(0.5)
+        server.start()
+        killed.set()
+
+    server.on_request = lambda number: (
+        threading.Thread(target=kill).start() if number == 60 else None
+    )
+    done = run(serve.engine(server, concurrency=8))
+    assert killed.is_set() and server.broken > 0  # it was down, and turns were in flight
+    assert plain(done) == expected(codec)
+
+
+def test_two_replicas_share_the_work_and_one_may_die(codec, serve):
+    first, second = serve(delay_s=0.01), serve(delay_s=0.01)
+    assert plain(run(serve.engine(first, second, concurrency=8))) == expected(codec)
+    assert (
+        len(first.bodies) + len(second.bodies) == 48 * 4
+        and min(len(first.bodies), len(second.bodies)) > 60
+    )
+    assert max(first.most, second.most) <= 4
+    asked = len(first.bodies)
+    first.on_request = lambda number: (
+        threading.Thread(target=first.stop).start() if number == asked + 30 else None
+    )
+    assert plain(run(serve.engine(first, second, concurrency=8))) == expected(codec)
+    assert asked + 30 <= len(first.bodies) < asked + 60
+
+
+def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
+    monkeypatch.setattr(endpoint, "AVOID_S", 60.0)
+    good, bad = serve(), serve()
+    bad.always = (503, {})
+    start = time.monotonic()
+    monkeypatch.setattr(
+        endpoint, "BACKOFF_S", (5.0, 5.0)
+    )  # which nobody has to wait: there is another one
+    assert plain(run(serve.engine(bad, good, concurrency=4))) == expected(codec)
+    assert 0 < len(bad.bodies) <= 4 and time.monotonic() - start < 4
+
+
+def test_waits_grow_and_the_servers_own_wish_is_kept(codec, serve, monkeypatch):
+    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.04, 0.4))
+    server, at = serve(), []
+    engine = serve.engine(server)
+    server.on_request = lambda number: at.append(time.monotonic())
+    server.faults = [(500, {})] * 5
+    assert not one(engine).error
+    gaps = [b - a for a, b in pairwise(at)]
+    assert gaps[0] < 0.15 and all(0.15 < gap < 0.8 for gap in gaps[3:])
+    server.faults, at[:] = [(429, {}, [("Retry-After", "1")])], []
+    assert not one(engine).error and 1 <= at[1] - at[0] < 3
+    server.faults, before = (
+        [(429, {"error": {"message": "No more today."}}, [("Retry-After", "3600")])],
+        len(server.bodies),
+    )
+    assert (
+        "No more today" in one(engine).error and len(server.bodies) == before + 1
+    )  # more patience than there is
+
+
+# ---------------------------------------------------------------- failures that stay
+
+
+@pytest.mark.parametrize(
+    ("fault", "finish", "says", "tries"),
+    [
+        (
+            (400, {"error": {"message": "top_p must be\n in (0, 1]."}}),
+            Finish.ERROR,
+            "HTTP 400: top_p must be in (0, 1]",
+            1,
+        ),
+        (
+            (400, {"error": {"message": "This model's maximum context length is 9 tokens."}}),
+            Finish.FULL,
+            "maximum context length is 9",
+            1,
+        ),
+        ((404, {"detail": "Not Found"}), Finish.ERROR, "HTTP 404: Not Found", 1),
+        ((422, {"message": "x" * 5000}), Finish.ERROR, "HTTP 422: xxx", 1),
+        ((401, b""), Finish.ERROR, "OPENAI_API_KEY", 1),
+        ((302, b"", [("Location", "http://127.0.0.1:9/")]), Finish.ERROR, "HTTP 302", 1),
+        ((500, {"error": {"message": "CUDA error"}}), Finish.ERROR, "HTTP 500: CUDA error", None),
+        ("drop", Finish.ERROR, "RemoteDisconnected", None),
+        ("hang", Finish.ERROR, "timed out", None),
+        ((200, b"{"), Finish.ERROR, "not JSON", None),
+        ((200, []), Finish.ERROR, "not of OpenAI's protocol", 1),
+        ((200, {"choices": []}), Finish.ERROR, "not of OpenAI's protocol", 1),
+        ((200, {"choices": [None], "usage": 3}), Finish.ERROR, "not of OpenAI's protocol", 1),
+        (
+            {"choices": [{"text": "no", "finish_reason": "content_filter"}]},
+            Finish.ERROR,
+            "content_filter",
+            1,
+        ),
+        (
+            {"choices": [{"text": "", "finish_reason": "stop", "prompt_token_ids": [3]}]},
+            Finish.ERROR,
+            "another prompt",
+            1,
+        ),
+    ],
+)
+def test_a_failure_that_stays_is_a_value(serve, fault, finish, says, tries):
+    server = serve()
+    server.always = fault
+    engine = serve.engine(server, timeout_s=0.2 if fault == "hang" else 5, patience_s=0.25)
+    turn = one(engine)
+    assert (
+        turn.finish is finish
+        and says in turn.error
+        and turn.response_ids == []
+        and turn.response == ""
+    )
+    assert "\n" not in turn.error and len(turn.error) < 400 and not turn.error.endswith(".")
+    assert (
+        len(server.bodies) == tries if tries else len(server.bodies) > 1 and "tries" in turn.error
+    )
+    (done, *others) = run(engine, 1)
+    assert done.error == turn.error or tries is None
+    assert done.answer == "" and len(others) == 1
+    server.always = ""
+    assert not one(engine).error  # the engine goes on
+
+
+def test_a_mistake_of_ours_is_raised(serve, monkeypatch):
+    monkeypatch.setattr(endpoint, "_answer", lambda told: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one(serve.engine(serve()))
+
+
+def test_prompts_longer_than_the_window_are_not_sent(serve):
+    server = serve(window=30)
+    for window, most in ((None, 30), (20, 20), (99, 30)):
+        engine = serve.engine(server, window=window)
+        assert engine.window == most
+        turn = one(engine, max_tokens=most)
+        assert turn.finish is Finish.FULL and f"window of {most}" in turn.error
+    assert server.bodies == []
+
+
+# ---------------------------------------------------------------- the key, the first look
+
+
+def test_the_key_is_sent_and_never_shown(codec, serve, monkeypatch, capfd, caplog):
+    monkeypatch.setenv("MY_KEY", SECRET + "\n")
+    server = serve()
+    engine = serve.engine(server, key="MY_KEY")
+    assert not one(engine).error and server.keys == {f"Bearer {SECRET}"}
+    server.always = (401, {"error": {"message": f"Incorrect API key provided: {SECRET}."}})
+    error = one(engine).error
+    assert "Incorrect API key provided: ***" in error and "MY_KEY" in error
+    monkeypatch.setenv("MY_KEY", f"{SECRET}\n{SECRET}")
+    with pytest.raises(UserError, match="MY_KEY") as refused:
+        serve.engine(server, key="MY_KEY")
+    shown = "".join([error, repr(engine), str(refused.value), caplog.text, *capfd.readouterr()])
+    assert SECRET not in shown
+    monkeypatch.delenv("MY_KEY")
+    server.keys.clear()
+    server.always = ""
+    assert not one(serve.engine(server, key="MY_KEY")).error and server.keys == {None}
+
+
+def test_proxies_are_not_asked(serve, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert not one(serve.engine(serve())).error
+
+
+def test_the_first_look(codec, serve):
+    server = serve()
+    assert serve.engine(server, model="").model == "m"
+    with pytest.raises(UserError, match="does not serve the model 'other'; it serves m"):
+        serve.engine(server, model="other")
+    with pytest.raises(UserError, match=r"Name the model to ask; .* serves a, b"):
+        serve.engine(serve(name=""), model="")
+    with pytest.raises(UserError, match="does not serve the model 'm'; it serves n"):
+        serve.engine(server, serve(name="n"), model="")
+    server.stop()
+    with pytest.raises(UserError, match=r"cannot be used: .*ConnectionRefused"):
+        serve.engine(server, ready_s=0.1)
+    threading.Timer(0.3, server.start).start()
+    assert not one(serve.engine(server, ready_s=5)).error  # it was still loading
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://h/v1",
+        "http://me:pass@h/v1",
+        "http://h/v1?key=1",
+        "http://h:99999",
+        "http://",
+        "",
+    ],
+)
+def test_urls_that_cannot_be(codec, url):
+    with pytest.raises(UserError, match="is like http"):
+        EndpointEngine(url, "m", codec)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"urls": []}, {"concurrency": 0}, {"timeout_s": 0}, {"patience_s": float("nan")}]
+)
+def test_settings_that_cannot_be(codec, wrong):
+    with pytest.raises(UserError):
+        EndpointEngine(**({"urls": "http://127.0.0.1:9", "model": "m", "codec": codec} | wrong))
+
+
+def test_it_is_never_trained_from(serve, policy):
+    with pytest.raises(UserError, match="never trained"):
+        serve.engine(serve()).awake(policy)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "endpoint"]
+
+
+def gone(thread_list, within_s):
+    end = time.monotonic() + within_s
+    for thread in thread_list:
+        thread.join(max(0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in thread_list)
+
+
+def test_ctrl_c_works_at_once_and_what_was_in_flight_never_comes_back(codec, serve):
+    server = serve()
+    server.always = "hang"
+    engine = serve.engine(server, concurrency=3)
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        run(engine, 4)
+    assert time.monotonic() - start < 2
+    server.always = ""
+    assert plain(run(engine, 4)) == expected(codec, 4)
+
+
+def test_close_ends_every_thread(serve):
+    before = threads()
+    server = serve()
+    server.faults = ["hang", (500, {}, [("Retry-After", "5")])]
+    engine = serve.engine(server)
+    for _ in range(3):
+        engine.add(Prompt((("Anna", False),), 8))
+        time.sleep(0.05)
+    started = [thread for thread in threads() if thread not in before]
+    start = time.monotonic()
+    engine.close()
+    assert len(started) == 3 and all(thread.daemon for thread in started)
+    assert time.monotonic() - start < 0.5 and gone(started, 1)
+    assert engine.step() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.add(Prompt((("Anna", False),), 8))
+
+
+# ---------------------------------------------------------------- the real server
+
+
+def start_vllm(port, log):
+    """`vllm serve` of the embedded policy, in a process group of its own: it has children."""
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(options.EMBEDDED),
+            "--served-model-name",
+            "m",
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--max-model-len",
+            "2048",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--enable-prompt-tokens-details",
+        ],
+        env=env,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def kill(process):
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engine_does(
+    tmp_path, monkeypatch
+):
+    for module in (
+        "vllm",
+        "uvicorn",
+    ):  # found, not imported: the server is another process, and vLLM changes what imports it
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed here: make test-vllm")
+    from engines.hf import TransformersEngine
+    from models.load import load_model
+    from tokens.codec import Codec
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    codec, config = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
+    jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = Path(tmp_path / "vllm.log").open("wb")
+    process, pending = start_vllm(port, log), 0
+    try:
+        engine = EndpointEngine(
+            f"http://127.0.0.1:{port}/v1", "", codec, concurrency=16, ready_s=300
+        )
+        assert engine.model == "m" and engine.window == 2048
+        done = []
+        with engine.awake():
+            for trajectory in rollout(engine, memagent, jobs, config, Sampling(0.0)):
+                done.append(trajectory)
+                if len(done) == 6:
+                    pending = len(engine._sockets)
+                    kill(process)
+                    process = start_vllm(port, log)
+            for _ in range(2):
+                one(engine, "Anna joined Boris. " * 150)
+            refused = [one(engine, max_tokens=2048)]
+            engine.window = None  # as with a server that does not tell it
+            refused.append(one(engine, "Anna joined Boris. " * 600))
+        engine.close()
+    finally:
+        kill(process)
+        log.close()
+    assert pending and not any(t.error for t in done)  # turns were in flight when it was killed
+    assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in jobs)
+    model = load_model(options.EMBEDDED, "float32", "cpu")
+    assert plain(done) == plain(
+        rollout(TransformersEngine(model, codec), memagent, jobs, config, Sampling(0.0))
+    )
+    assert {turn.finish for turn in refused} == {
+        Finish.FULL
+    } and "maximum context length" in refused[1].error
+    assert engine.reused_tokens > 0  # the prompt that was asked twice
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
+def test_over_https_a_server_is_asked_if_its_certificate_is_known_and_else_not_waited_for(
+    codec, serve, tmp_path, monkeypatch
+):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = serve()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    url = f"https://localhost:{server.port}/v1"
+    start = time.monotonic()
+    with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED"):
+        EndpointEngine([url], "m", codec)
+    assert time.monotonic() - start < 5
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    engine = EndpointEngine([url], "m", codec)
+    done = list(rollout(engine, memagent, [(task, 0) for task in tasks(3)], CONFIG, Sampling(0.0)))
+    engine.close()
+    assert len(done) == 3 and not any(t.error for t in done)

@@ -1,0 +1,547 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_policy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.baselines import bm25, full_context
+from agents.rememr1 import rememr1
+from config.errors import UserError
+from config.options import EMBEDDED
+from embedded import tiny
+from engines import hf
+from engines.hf import TransformersEngine, draw, uniform_of
+from memagent import AgentConfig, Finish, Prompt, memagent
+from models.load import load_model
+from rollout import Sampling, follow, rollout
+from tasks import worlds
+from tokens.attention import minus_inf, sdpa
+from tokens.codec import Codec, Text
+from tokens.trie import build as build_trie
+
+CONFIG = tiny.AGENT
+
+
+def tasks(n, n_sections=3, kind="one_fact"):
+    return list(worlds.make_tasks(0, n, n_sections, kind))
+
+
+def teacher_forced(policy, turn, temperature=1.0):
+    """The ten obvious lines: log-probs of the response, one sequence at a time, full logits."""
+    ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+    with torch.no_grad():
+        logp = torch.log_softmax(policy(input_ids=ids).logits[0] / temperature, -1)
+    return [logp[p - 1, ids[0, p]].item() for p in range(len(turn.prompt_ids), ids.shape[1])]
+
+
+# what a random policy writes is its memory, and the question finds it again
+LOOKING_BACK = replace(
+    CONFIG,
+    callback="question",
+    recall_at_zero=True,
+    memory_text="response_minus_recall",
+    on_missing_update="whole_response",
+)
+
+
+@pytest.mark.parametrize(
+    ("agent", "config", "temperature"),
+    [(memagent, CONFIG, 1.0), (memagent, CONFIG, 0.7), (rememr1, LOOKING_BACK, 1.0)],
+)
+def test_sampler_logprobs_are_the_trainers(codec, policy, agent, config, temperature):
+    engine = TransformersEngine(
+        policy, codec, max_rows=7
+    )  # fewer rows than trajectories: rows are reused at other lengths
+    done = list(
+        rollout(
+            engine, agent, ((t, 0) for t in tasks(16)), config, Sampling(temperature), in_flight=11
+        )
+    )
+    assert (
+        agent is memagent
+        or sum(bool(turn.prompt.recalled.steps) for t in done for turn in t.turns) == 16 * 2
+    )
+    assert len(done) == 16
+    worst = max(
+        abs(a - b)
+        for t in done
+        for turn in t.turns
+        for a, b in zip(turn.logprobs, teacher_forced(policy, turn, temperature), strict=True)
+    )
+    assert worst < 1e-5
+    stopped = [turn for t in done for turn in t.turns if turn.finish is Finish.STOP]
+    assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
+
+
+def test_greedy_equals_transformers_generate(codec, policy):
+    done = list(
+        rollout(
+            TransformersEngine(policy, codec, max_rows=4),
+            memagent,
+            ((t, 0) for t in tasks(6)),
+            CONFIG,
+            Sampling(0.0),
+        )
+    )
+    for turn in (turn for t in done for turn in t.turns):
+        ids = torch.tensor([turn.prompt_ids])
+        out = policy.generate(
+            ids,
+            max_new_tokens=turn.prompt.max_tokens,
+            do_sample=False,
+            attention_mask=torch.ones_like(ids),
+        )
+        assert out[0, len(turn.prompt_ids) :].tolist() == turn.response_ids
+
+
+def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
+    def run(jobs, **kwargs):
+        engine = TransformersEngine(policy, codec, max_rows=kwargs.pop("max_rows"))
+        return {
+            (t.task.id, t.sample): [turn.response_ids for turn in t.turns]
+            for t in rollout(engine, memagent, jobs, CONFIG, seed=3, **kwargs)
+        }
+
+    jobs = [(t, s) for t in tasks(6) for s in range(2)]
+    shuffled = random.Random(0).sample(jobs, len(jobs))
+    alone = {}
+    for job in jobs:
+        alone |= run([job], max_rows=1)
+    assert run(jobs, max_rows=32) == run(shuffled, max_rows=5, in_flight=6) == alone
+    assert len({str(v) for v in alone.values()}) == len(alone)  # samples of one task differ
+
+
+def test_other_seeds_give_other_samples(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    a, b = (
+        next(iter(rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG, seed=s))) for s in (0, 1)
+    )
+    assert a.turns[0].response_ids != b.turns[0].response_ids
+
+
+def test_long_and_short_prompts_side_by_side(codec, policy):
+    engine = TransformersEngine(
+        policy, codec, max_rows=8, max_cache_tokens=1500, max_prefill_tokens=300
+    )
+    long = list(worlds.make_tasks(1, 2, 40, "one_fact"))
+    jobs = [(t, 0) for t in tasks(5, 1) + long + tasks(5, 2)]
+    done = list(rollout(engine, full_context, jobs, CONFIG, in_flight=12))
+    assert len(done) == 12 and not any(t.error for t in done)
+    assert (
+        max(
+            abs(a - b)
+            for t in done
+            for a, b in zip(t.turns[0].logprobs, teacher_forced(policy, t.turns[0]), strict=True)
+        )
+        < 1e-5
+    )
+    assert len(list(rollout(engine, bm25, jobs, CONFIG))) == 12
+
+
+def worst_mismatch(policy, turns):
+    return max(
+        abs(a - b)
+        for turn in turns
+        for a, b in zip(turn.logprobs, teacher_forced(policy, turn), strict=True)
+    )
+
+
+def counted(engine):
+    return np.array([engine.prefilled_tokens, engine.reused_tokens, engine.generated_tokens])
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_flight", "low", "high"),
+    [("shared", 64, 0.3, 0.45), ("shared", 3, 0.3, 0.65), ("paper", 64, 0.7, 0.9)],
+)
+def test_a_group_prefills_what_it_shares_once(codec, policy, layout, in_flight, low, high):
+    engine = TransformersEngine(policy, codec)
+    jobs = [(t, g) for t in tasks(3, 4) for g in range(8)]
+    done = list(
+        rollout(engine, memagent, jobs, replace(CONFIG, layout=layout), in_flight=in_flight)
+    )
+    turns = [turn for t in done for turn in t.turns]
+    assert worst_mismatch(policy, turns) < 1e-5
+    prefilled, reused, generated = counted(engine)
+    assert prefilled + reused == sum(len(t.prompt_ids) for t in turns) and generated == sum(
+        len(t.response_ids) for t in turns
+    )
+    fewest = len(build_trie([t.prompt_ids for t in turns])) / (
+        prefilled + reused
+    )  # whoever computes no prefix twice
+    assert low < fewest < prefilled / (prefilled + reused) < high
+
+
+def test_the_last_layer_is_computed_where_something_is_sampled(codec, policy, monkeypatch):
+    monkeypatch.setattr(hf, "DRAFT", 0)
+    engine = TransformersEngine(policy, codec)
+    seen = {name: [] for name in ("first", "last")}
+    for name, layer in zip(seen, policy.model.layers, strict=True):
+        layer.mlp.register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].append(args[0].shape[1])
+        )
+    done = list(rollout(engine, memagent, [(t, 0) for t in tasks(5)], CONFIG))
+    prefilled, _, generated = counted(engine)
+    # a turn's last token is never read again
+    assert sum(seen["first"]) == prefilled + generated - sum(len(t.turns) for t in done)
+    # few tokens of a prompt are left to compute when most of it was copied: then the whole row goes through
+    assert generated <= sum(seen["last"]) < 1.1 * generated
+    assert not policy.model.layers[-1]._forward_pre_hooks
+
+
+def test_prompts_of_which_one_token_is_new(codec, policy):
+    """Two of them twice, and one is the beginning of the other."""
+    engine = TransformersEngine(policy, codec)
+    turns = []
+    for _ in range(2):
+        for n in (40, 30, 30):
+            engine.add(Prompt(((Text("x", [*range(10, 10 + n)]), False),), 1))
+        turns += [turn for _, turn in engine.step()]
+    assert len(turns) == 6 and worst_mismatch(policy, turns) < 1e-5
+    assert counted(engine).tolist() == [42, 158, 6]
+
+
+def chat(task, config, codec):
+    """A conversation that grows: everything said so far, then something new."""
+    said = codec.text(task.document)
+    for word in ("Anna", "Boris", "Clara"):
+        turn = yield Prompt(((said, False), (word, False)), 8, word == "Clara")
+        said = Text(
+            said + word + turn.response,
+            (*codec.encode(said), *codec.encode(word), *turn.response.ids),
+        )
+
+
+def test_a_growing_chat_is_read_on_where_it_ended(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    (done,) = rollout(engine, chat, [(tasks(1)[0], 0)], CONFIG)
+    assert worst_mismatch(policy, done.turns) < 1e-5
+    first, second, third = done.turns
+    for before, after in ((first, second), (second, third)):
+        assert after.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
+    # the last sampled token was never read, an end-of-sequence id does not stay in the chat
+    kept = sum(min(len(t.response_ids) - 1, len(t.response.ids)) for t in (first, second))
+    assert engine.reused_tokens == len(first.prompt_ids) + len(second.prompt_ids) + kept
+
+
+def test_nothing_of_other_weights_is_reused(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    jobs = [(t, 0) for t in tasks(4)]
+
+    def reused():
+        before = engine.reused_tokens
+        turns = [turn for t in rollout(engine, full_context, jobs, CONFIG) for turn in t.turns]
+        assert worst_mismatch(policy, turns) < 1e-5
+        return engine.reused_tokens - before
+
+    first, again = reused(), reused()  # the second time all four stand in the cache
+    assert again > first
+    with torch.no_grad():
+        policy.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+    changed = reused()
+    assert changed == first and reused() == again
+    with engine.awake(policy):
+        assert reused() == first
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(2, 4), min_size=1, max_size=14), st.integers(1, 5)),
+        min_size=1,
+        max_size=14,
+    ),
+    st.sampled_from([1, 3, 64]),
+    st.sampled_from([30, 100, 10**6]),
+    st.sampled_from([1, 20, 10**6]),
+    st.sampled_from([1, 4]),
+)
+def test_whatever_is_shared_copied_or_thrown_out_the_numbers_are_the_same(
+    codec, prompts, rows, cache, prefill, reuse
+):
+    """Prompts of few tokens, which overlap in every way; a third of them arrive later, and again."""
+    policy = random_policy(codec)
+    engine = TransformersEngine(
+        policy, codec, max_rows=rows, max_cache_tokens=cache, max_prefill_tokens=prefill
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engines.hf.REUSE", reuse)
+        waiting = [*prompts, *prompts[::2]]
+        turns, in_flight = [], 0
+        while waiting or in_flight:
+            for ids, n in waiting[: max(1, len(prompts) * 2 // 3)]:
+                engine.add(Prompt(((Text("x", ids), False),), n), Sampling(), seed=len(turns))
+                in_flight += 1
+            del waiting[: max(1, len(prompts) * 2 // 3)]
+            for _ in range(3):
+                if in_flight:
+                    done = engine.step()
+                    in_flight -= len(done)
+                    turns += [turn for _, turn in done]
+    assert len(turns) == len(prompts) + len(prompts[::2])
+    assert worst_mismatch(policy, turns) < 1e-5
+
+
+def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
+    policy, config = random_policy(codec, window=100), replace(CONFIG, chunk_tokens=200)
+    done = list(
+        rollout(
+            TransformersEngine(policy, codec),
+            memagent,
+            [(t, 0) for t in tasks(2, 1) + tasks(2, 9)],
+            config,
+        )
+    )
+    assert sorted(bool(t.error) for t in done) == [False, False, True, True]
+    assert all(
+        "window of 100" in t.error and t.turns[-1].finish is Finish.FULL for t in done if t.error
+    )
+
+
+def test_the_baselines_never_ask_for_more_than_the_models_window(codec):
+    engine = TransformersEngine(random_policy(codec, window=100), codec)
+    for window in (None, 0, 5000, 100, 90):
+        for agent in (full_context, bm25):
+            config = replace(CONFIG, window=window, top_k=9)
+            done = list(rollout(engine, agent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], config))
+            assert not any(t.error for t in done)
+            sizes = {len(t.turns[0].prompt_ids) + config.final_tokens for t in done}
+            assert max(sizes) == (window or 100 if (window or 0) <= 100 else 100)
+    short, long = (
+        next(follow(engine, full_context, tasks(1, n)[0], CONFIG, Sampling(0.0))) for n in (1, 9)
+    )
+    assert (
+        short.prompt.cut == 0
+        and long.prompt.cut == 9 * 24 - len(codec.encode(long.prompt.section)) > 0
+    )  # what is left out is counted
+
+
+def build(kind: str, **other):
+    """A random model of another architecture."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = dict(
+        vocab_size=500,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    if kind == "GPT2":
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=500, n_positions=256, n_embd=32, n_layer=2, n_head=4)
+        )
+    return getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**config | other)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "reason"),
+    [
+        ("Granite", {"logits_scaling": 8.0}, "lm_head"),
+        ("Cohere", {}, "lm_head"),
+        ("Mistral", {"sliding_window": 16}, "full attention"),
+        ("Gemma2", {"head_dim": 8}, "full attention"),
+        (
+            "Gemma2",
+            {"head_dim": 8, "layer_types": ["full_attention"] * 2, "final_logit_softcapping": 1.0},
+            "lm_head",
+        ),
+        (
+            "XGLM",
+            {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48},
+            "table",
+        ),  # places tokens by itself
+        ("GPT2", {}, "GPT2LMHeadModel"),
+    ],
+)
+def test_a_model_that_the_engine_would_compute_wrongly_is_refused(codec, kind, other, reason):
+    with pytest.raises(UserError, match=reason):
+        TransformersEngine(build(kind, **other), codec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [("Mistral", {"sliding_window": None}), ("Qwen3", {"head_dim": 8}), ("Granite", {})],
+)
+def test_models_that_it_computes_rightly(codec, kind, other):
+    policy = build(kind, **other).train()
+    engine = TransformersEngine(policy, codec)
+    assert policy.training and engine.generated_tokens == 0
+    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    worst = max(
+        abs(a - b)
+        for t in done.turns
+        for a, b in zip(t.logprobs, teacher_forced(policy.eval(), t), strict=True)
+    )
+    assert worst < 1e-4
+    engine = TransformersEngine(policy.to(torch.bfloat16), codec)  # is not refused for its rounding
+    assert engine.window == 256
+
+
+def test_draw_follows_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(4000, 4)
+    ones = torch.ones(4000)
+    uniform = torch.from_numpy(uniform_of(np.arange(4000, dtype=np.uint64), np.zeros(4000, int)))
+
+    def shares(temperature=1.0, top_p=1.0, top_k=0):
+        ids, logp = draw(logits, ones * temperature, ones * top_p, (ones * top_k).long(), uniform)
+        assert torch.isfinite(logp).all()
+        return (ids.bincount(minlength=4) / 4000).tolist(), {
+            i: logp[ids == i][0].exp().item() for i in ids.unique().tolist()
+        }
+
+    share, p = shares()
+    assert share == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03) and p[3] == pytest.approx(
+        0.05, abs=1e-5
+    )
+    share, p = shares(top_p=0.7)
+    assert share == pytest.approx([0.625, 0.375, 0, 0], abs=0.03) and p[0] == pytest.approx(
+        0.625, abs=1e-5
+    )
+    assert shares(top_p=0.49)[0] == [1, 0, 0, 0]  # the smallest set that reaches 0.49
+    assert shares(top_k=1)[0] == [1, 0, 0, 0]
+    share, p = shares(temperature=0)
+    assert share == [1, 0, 0, 0] and p[0] == pytest.approx(0.5, abs=1e-5)
+    assert shares(temperature=0.5)[0] == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
+
+
+def test_uniform_is_uniform_and_a_function_of_its_arguments():
+    seeds, position = np.arange(10000, dtype=np.uint64), np.zeros(10000, int)
+    u = uniform_of(seeds, position)
+    assert (u == uniform_of(seeds, position)).all() and 0 <= u.min() and u.max() < 1
+    assert abs(u.mean() - 0.5) < 0.02 and abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.05
+    assert abs(np.corrcoef(u, uniform_of(seeds, position + 1))[0, 1]) < 0.05
+
+
+def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
+    engine = TransformersEngine(policy, codec)
+    with engine.awake(policy), pytest.raises(UserError):
+        engine.awake(torch.nn.Linear(1, 1))
+
+
+def test_agent_config_errors_end_only_their_trajectory(codec, policy):
+    config = AgentConfig(24, 13, 24, window=30)
+    (done,) = rollout(TransformersEngine(policy, codec), full_context, [(tasks(1)[0], 0)], config)
+    assert "does not fit" in done.error and done.answer == ""
+
+
+# ---------------------------------------------------------------- drafts
+
+
+def request(ids, max_tokens=50):
+    return hf._Request(1, Prompt((), max_tokens), ids, Sampling(), 0)
+
+
+def test_a_draft_is_what_followed_the_latest_tokens_in_the_prompt():
+    again = request([5, 6, 7, 8, 9, 6, 3, 4])
+    assert again.draft([5], 3) == [6, 7, 8]
+    assert again.draft([6], 3) == [3, 4]  # where it last stood, as far as the prompt goes
+    assert again.draft([5, 6], 3) == [7, 8, 9]  # two tokens know better than one
+    assert (
+        again.draft([1, 6], 3) == [3, 4]
+        and again.draft([1, 2], 3) == []
+        and again.draft([4], 3) == []
+    )
+    assert again.draft([5], 0) == []
+    assert [len(request([5, 6, 7, 8], n).draft([5], 3)) for n in (1, 2, 3, 4)] == [
+        0,
+        0,
+        1,
+        2,
+    ]  # and one is sampled after it
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, temperature):
+    """The embedded policy has learnt to copy its memory."""
+    policy, codec = load_model(EMBEDDED, device="cpu"), Codec.load(EMBEDDED)
+
+    def read(most):
+        monkeypatch.setattr(hf, "DRAFT", most)
+        engine, passes = TransformersEngine(policy, codec), []
+        monkeypatch.setattr(
+            engine, "_run", lambda parts, run=engine._run: passes.append(1) or run(parts)
+        )
+        done = sorted(
+            rollout(
+                engine, memagent, [(t, 0) for t in tasks(6, 12)], CONFIG, Sampling(temperature)
+            ),
+            key=lambda t: t.task.id,
+        )
+        turns = [turn for t in done for turn in t.turns]
+        assert engine.generated_tokens == sum(len(turn.response_ids) for turn in turns)
+        return turns, len(passes)
+
+    (plain, slow), (drafted, fast) = read(0), read(4)
+    assert [(t.response_ids, t.finish) for t in plain] == [
+        (t.response_ids, t.finish) for t in drafted
+    ]
+    gaps = [
+        abs(a - b)
+        for one, other in zip(plain, drafted, strict=True)
+        for a, b in zip(one.logprobs, other.logprobs, strict=True)
+    ]
+    assert max(gaps) < 1e-4 and fast < 0.75 * slow, (fast, slow)
+
+
+def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch):
+    """The end-of-sequence id is drawn, or the limit reached, while guessed tokens wait behind it: they leave nothing."""
+    engine = TransformersEngine(policy, codec)
+    eos = next(iter(codec.eos_ids))
+    monkeypatch.setattr(
+        hf._Request,
+        "draft",
+        lambda self, out, most: [7, eos, 9, 9][: self.prompt.max_tokens - len(out) - 1],
+    )
+    monkeypatch.setattr(
+        hf,
+        "draw",
+        lambda logits, *_: (
+            torch.tensor(([8] if len(logits) == 1 else [7, eos, 9, 9, 9])[: len(logits)]),
+            torch.zeros(len(logits)),
+        ),
+    )
+    engine.add(Prompt(((Text("x", range(10, 20)), False),), 12))
+    while not (done := engine.step()):
+        pass
+    ((_, turn),) = done
+    assert (
+        turn.response_ids == [8, 7, eos]
+        and turn.finish == "stop"
+        and engine._held[0] == [*range(10, 20), 8, 7]
+    )
+    engine.add(Prompt(((Text("x", range(10, 20)), False),), 2))
+    while not (done := engine.step()):
+        pass
+    assert done[0][1].response_ids == [8, 8] and done[0][1].finish == "length"
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_few_queries_of_grouped_heads_see_what_the_librarys_attention_sees(kv_heads):
+    torch.manual_seed(0)
+    query, mask = torch.randn(3, 4, 5, 8), minus_inf(torch.rand(3, 1, 5, 11) > 0.3, torch.float32)
+    mask[..., 0] = 0
+    key, value = torch.randn(2, 3, kv_heads, 20, 8)[
+        :, :, :, :11
+    ]  # a part of every row of the cache
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(
+        sdpa(query, key, value, mask, 0.3), expected.transpose(1, 2), rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,209 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import random_policy
+from torch.distributed.checkpoint import FileSystemReader
+
+from commands import train
+from commands.dryrun import made_up
+from config import options
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from embedded import tiny
+from engines.hf import TransformersEngine
+from memagent import memagent
+from models.checkpoints import load_checkpoint
+from models.load import inner, load_model, merged, optimizer_of, with_lora
+from rollout import Sampling, rollout
+from tasks import worlds
+
+LORA = GRPOConfig(lora_rank=4)
+IDS = torch.arange(10, 40)[None]
+
+
+@pytest.fixture
+def folder(codec, tmp_path):
+    path = tmp_path / "model"
+    # bitsandbytes wants matrices of at least its block of 64 weights
+    random_policy(codec, hidden_size=64, intermediate_size=128).save_pretrained(path)
+    codec.tokenizer.save_pretrained(path)
+    return path
+
+
+def perturb(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.add_(0.3 * torch.randn_like(p))
+
+
+@pytest.mark.parametrize("quantise", [False, True])
+def test_a_merged_model_computes_what_was_trained(folder, tmp_path, quantise):
+    model = with_lora(load_model(folder, device="cpu", quantise=quantise), LORA).eval()
+    plain = inner(model)(IDS).logits
+    perturb(model)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    merged(model).save_pretrained(tmp_path / "merged")
+    again = load_model(tmp_path / "merged", device="cpu")
+    with torch.no_grad():
+        expected = inner(model)(IDS).logits
+        assert (
+            (again(IDS).logits - expected).abs().max()
+            < 2e-5
+            < 1e-2
+            < (expected - plain).abs().max()
+        )
+    assert all(p.dtype == torch.float32 for p in again.parameters()) and not hasattr(
+        again.config, "quantization_config"
+    )
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_four_bits_are_four_bits(folder):
+    model = load_model(folder, device="cpu", quantise=True)
+    whole = load_model(folder, device="cpu")
+    packed = {name: p for name, p in model.named_parameters() if hasattr(p, "quant_state")}
+    assert len(packed) == 7 * 2 and all(p.dtype == torch.uint8 for p in packed.values())
+    assert sum(p.numel() for p in packed.values()) * 2 == sum(
+        whole.get_parameter(name).numel() for name in packed
+    )
+    with torch.no_grad():
+        apart = (model(IDS).logits - whole(IDS).logits).abs().mean()
+    assert 0.005 < apart < 0.5 * whole(IDS).logits.std()  # rounded, and not broken
+
+
+def test_qlora_samples_and_trains_the_same_weights(folder, codec):
+    model = with_lora(load_model(folder, device="cpu", quantise=True), LORA)
+    perturb(model)
+    engine = TransformersEngine(inner(model), codec)
+    done = list(
+        rollout(
+            engine,
+            memagent,
+            [(t, 0) for t in worlds.make_tasks(0, 3, 2, "one_fact")],
+            tiny.AGENT,
+            Sampling(),
+        )
+    )
+    for turn in (turn for t in done for turn in t.turns):
+        ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+        with torch.no_grad():
+            logp = inner(model)(ids).logits[0].log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
+        own = logp.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0]
+        assert (own - torch.tensor(turn.logprobs)).abs().max() < 1e-5
+
+
+def run_config(folder, tmp_path, name):
+    return RunConfig(
+        name=name,
+        runs=str(tmp_path / "runs"),
+        model=str(folder),
+        lengths=(2,),
+        device="cpu",
+        save_every=2,
+    )
+
+
+@pytest.mark.parametrize("more", [dict(quantise=True, lora_rank=4), dict(optimizer="adamw8bit")])
+def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
+    folder = options.EMBEDDED  # what it answers is right now and then
+    config = replace(
+        GRPOConfig(
+            steps=4, tasks_per_step=(3,), group_size=8, warmup=0, lr=1e-3, max_mismatch=1e-4
+        ),
+        **more,
+    )
+    whole = train.train(run_config(folder, tmp_path, "whole"), config, tiny.AGENT)
+    train.train(run_config(folder, tmp_path, "parts"), replace(config, steps=2), tiny.AGENT)
+    parts = train.train(run_config(folder, tmp_path, "parts"), config, tiny.AGENT, resume=True)
+    a, b = (load_model(run / "model", device="cpu") for run in (whole, parts))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    start = load_model(folder, device="cpu")
+    assert any(
+        not torch.equal(p, q) for p, q in zip(a.parameters(), start.parameters(), strict=True)
+    )
+
+
+def test_the_8_bit_optimizer_keeps_bytes_and_takes_nearly_the_same_steps():
+    ends = {}
+    for name in ("adamw", "adamw8bit"):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(128, 128))
+        optimizer = optimizer_of([weight], GRPOConfig(optimizer=name, lr=1e-2))
+        for _ in range(20):
+            (weight**2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends[name] = weight.detach()
+        if name == "adamw8bit":
+            assert {
+                v.dtype for k, v in optimizer.state[weight].items() if k.startswith("state")
+            } == {torch.uint8}
+    moved = (ends["adamw"] - torch.nn.Parameter(ends["adamw8bit"])).abs().mean()
+    assert 0 < moved < 0.02  # of steps that move a weight by 0.2
+
+
+def test_adapters_stand_where_they_are_asked_for(folder):
+    model = with_lora(load_model(folder, device="cpu"), replace(LORA, lora_targets="q_proj,v_proj"))
+    assert {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad} == {
+        "q_proj",
+        "v_proj",
+    }
+    everywhere = with_lora(load_model(folder, device="cpu"), LORA)
+    assert (
+        len({name.split(".")[-4] for name, p in everywhere.named_parameters() if p.requires_grad})
+        == 7
+    )
+    with pytest.raises(UserError, match="cannot name the lm_head"):
+        with_lora(load_model(folder, device="cpu"), replace(LORA, lora_targets="q_proj,lm_head"))
+    with pytest.raises(UserError, match="its linear layers are down_proj"):
+        with_lora(load_model(folder, device="cpu"), replace(LORA, lora_targets="wq"))
+
+
+def test_settings_that_do_not_go_together(folder, tmp_path):
+    with pytest.raises(UserError, match="give a --lora-rank"):
+        GRPOConfig(quantise=True)
+    assert "quantise" in options.docs(GRPOConfig)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec, tmp_path, tied):
+    import psutil
+
+    large = random_policy(codec, hidden_size=1024, intermediate_size=4096, tie_word_embeddings=tied)
+    large.config.save_pretrained(tmp_path)  # and no weights
+    n_bytes = sum(p.numel() * 4 for p in large.parameters())
+    process = psutil.Process()
+    before = process.memory_info().rss
+    model = load_model(tmp_path, device="unset")
+    assert process.memory_info().rss - before < n_bytes / 4
+    assert {n: p.shape for n, p in model.named_parameters()} == {
+        n: p.shape for n, p in large.named_parameters()
+    }
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.buffers(), large.buffers(), strict=True)
+    ) and list(model.buffers())
+    model.load_state_dict(large.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, large.eval()(IDS).logits)
+
+
+def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
+    run = train.train(
+        run_config(options.EMBEDDED, tmp_path, "a"), config, tiny.AGENT, rewards=made_up
+    )
+    names = FileSystemReader(run / "checkpoints" / "step-1").read_metadata().state_dict_metadata
+    weights = [name for name in names if "param_groups" not in name]
+    assert len(weights) == 4 * sum(name.startswith("weights.") for name in names) and all(
+        ".lora_" in name for name in weights
+    )
+    other = train.build(
+        run_config(options.EMBEDDED, tmp_path, "b"),
+        replace(config, lora_targets="q_proj"),
+        tiny.AGENT,
+    )
+    with pytest.raises(UserError, match="other names"):
+        load_checkpoint(run / "checkpoints" / "step-1", other.model)

@@ -1,0 +1,419 @@
+"""Several ranks: two processes over gloo. They are started anew and import this module, so what they run stands at its top level."""
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from conftest import random_policy
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+
+from agents import find
+from agents.find import resolve
+from commands import train
+from config.errors import UserError
+from config.options import EMBEDDED, GRPOConfig, RunConfig
+from embedded import tiny
+from engines.hf import TransformersEngine
+from grpo import GRPO, rows_of
+from memagent import Group, memagent
+from models import ranks
+from models.checkpoints import checkpoints
+from models.load import inner, with_lora
+from models.logprobs import logprobs
+from rollout import Sampling, rollout
+from tasks import worlds
+from tokens.codec import Codec
+
+CONFIG = GRPOConfig(
+    tasks_per_step=(4,), group_size=3, max_mismatch=99, grad_clip=1e9, kl=0.05, micro_tokens=300
+)
+CASES = {
+    "full": (CONFIG, {}),
+    "tied": (replace(CONFIG, aggregation="row_mean"), {"tie_word_embeddings": True}),
+    "several updates": (
+        replace(CONFIG, updates_per_rollout=3, recompute=True, aggregation="turn_mean"),
+        {},
+    ),
+    "lora": (replace(CONFIG, lora_rank=4), {}),
+    "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
+    "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
+    "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
+    "a rank without signal": (replace(CONFIG, aggregation="row_mean"), {}),
+    "turns of an update": (
+        replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"),
+        {},
+    ),
+    "rewards of turns": (replace(CONFIG, aggregation="state_mean", alpha=0.6), {}),
+}
+
+
+def by_tokens(trajectory):
+    """A reward that a random policy varies in."""
+    return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
+
+
+def groups_of(policy, codec, config, signal):
+    """Groups of four tasks, of which those in `signal` give one."""
+    tasks = list(worlds.make_tasks(0, 4, 3, "one_fact"))
+    groups = {task.id: Group(task, []) for task in tasks}
+    jobs = [(task, g) for task in tasks for g in range(config.group_size)]
+    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, tiny.AGENT, Sampling()):
+        t.reward = by_tokens(t) if t.task.id[-1] in signal else 0.5
+        if config.aggregation == "state_mean":
+            t.states = [{"state": float(sum(turn.response_ids) % 5)} for turn in t.turns]
+        groups[t.task.id].trajectories.append(t)
+    for group in groups.values():
+        group.trajectories.sort(key=lambda t: t.sample)
+    return list(groups.values())
+
+
+def policy_of(codec, config, folder, other):
+    policy = random_policy(codec, **other)
+    if config.quantise:
+        from models.load import load_model
+
+        policy.save_pretrained(folder)  # the library lets rank 0 alone write
+        ranks.barrier()
+        policy = load_model(folder, device="cpu", quantise=True)
+    if config.lora_rank:
+        policy = with_lora(policy, config)
+        with torch.no_grad():
+            for name, p in policy.named_parameters():
+                if "lora_B" in name:
+                    p.add_(
+                        0.1
+                        * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
+                    )
+    return policy
+
+
+def updated(name, folder):
+    """An update with plain steps on this rank's share of four groups: (trained weights, gradients summed over the updates, metrics)."""
+    config, other = CASES[name]
+    codec = Codec(tiny.make_tokenizer())
+    policy = policy_of(codec, config, f"{folder}/{name}", other)
+    none_on_the_second = name == "a rank without signal"
+    groups = groups_of(inner(policy), codec, config, "03" if none_on_the_second else "012")
+    reference = None if config.lora_rank else random_policy(codec, **other).requires_grad_(False)
+    if reference:
+        with torch.no_grad():
+            for p in reference.parameters():
+                p.mul_(1.1)
+    if ranks.world() > 1:
+        for model in filter(None, (policy, reference)):
+            ranks.shard(model, init_device_mesh("cpu", (ranks.world(),)), logprobs=logprobs)
+    grpo = GRPO(policy, None, memagent, by_tokens, None, config, tiny.AGENT, reference)
+    grpo.manual_backward = lambda loss: loss.backward()
+    trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=1.0)
+    grpo.optimizers, grpo.rate = lambda: optimizer, lambda step: 0.05
+    gradients = []
+    step = optimizer.step
+
+    def take():
+        gradients.append({n: ranks.whole(p.grad).clone() for n, p in trained.items()})
+        step()
+
+    optimizer.step = take
+    rows = rows_of(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
+    assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
+    grpo.update(rows)
+    return {n: ranks.whole(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
+
+
+def all_cases(folder):
+    with ranks.joined(False):
+        found = {name: updated(name, folder) for name in CASES}
+        assert all(a == b for a, b in [ranks.everywhere({n: f[2] for n, f in found.items()})])
+        return found
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    left, handler = tmp_path_factory.mktemp("left"), signal.getsignal(signal.SIGINT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(left))
+        found = ranks.launch(all_cases, 2, str(tmp_path_factory.mktemp("two")))
+    assert not list(left.iterdir()) and signal.getsignal(signal.SIGINT) is handler
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
+    weights, gradients, metrics = updated(name, tmp_path)
+    there = by_two[name]
+    updates = (
+        3 if CASES[name][0].rows_per_update else CASES[name][0].updates_per_rollout
+    )  # 12 trajectories of 4 turns
+    assert len(gradients) == len(there[1]) == updates
+    for ours, theirs in [*zip(gradients, there[1], strict=True), (weights, there[0])]:
+        assert ours.keys() == theirs.keys()
+        size = sum(g.norm() ** 2 for g in ours.values()) ** 0.5
+        assert size > 1e-3 and max((ours[n] - theirs[n]).norm() for n in ours) < 1e-5 * size
+    for key in set(metrics) - {"computed_tokens", "share_saved"}:  # two smaller tries share less
+        assert there[2][key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+
+
+# ---------------------------------------------------------------- a training
+
+
+DEMO, AGENT = resolve("demo", EMBEDDED, {"steps": 4, "tasks_per_step": (4,), "group_size": 6}, {})
+
+
+def run_config(runs, name, **kwargs):
+    return RunConfig(
+        **{
+            "name": name,
+            "runs": str(runs),
+            "agent": "rememr1",
+            "save_every": 1,
+            "validation": "world",
+            "validation_n": 5,
+        }
+        | kwargs
+    )
+
+
+def outcome(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        metrics = [
+            {k: float(v) for k, v in row.items() if not k.endswith("_s")}
+            for row in csv.DictReader(file)
+        ]
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        lines = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in file]
+    lines.sort(key=lambda x: (x["step"], x["id"], x["sample"]))
+    return (
+        load_file(folder / "model" / "model.safetensors"),
+        metrics,
+        lines,
+        (folder / "validation.csv").read_text(),
+    )
+
+
+class Kill(lightning.Callback):
+    """As if from outside: rank 0 is gone in the middle of a step."""
+
+    def on_train_batch_start(self, trainer, module, *_):
+        if module.done_steps == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four steps on two ranks, killed in the third and resumed; of an agent with rewards of its turns."""
+    runs = tmp_path_factory.mktemp("runs")
+    with pytest.raises(RuntimeError, match="Rank 0 of 2 ended"):
+        train.train(
+            run_config(runs, "two", devices=2, device="cpu"), DEMO, AGENT, callbacks=[Kill()]
+        )
+    assert set(checkpoints(runs / "two")) == {2}
+    return train.train(run_config(runs, "two", devices=2, device="cpu"), DEMO, AGENT, resume=True)
+
+
+def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(whole, tmp_path):
+    one = outcome(train.train(run_config(tmp_path, "one"), DEMO, AGENT))
+    two = outcome(whole)
+    for a, b in zip(one[1], two[1], strict=True):
+        for key in (
+            "reward",
+            "turns",
+            "read_tokens",
+            "written_tokens",
+            "trained_rows",
+            "groups_without_signal",
+        ):
+            assert a[key] == b[key], key
+        of_states = [
+            key for key in a if key.startswith(("state_", "recall_", "format_", "memory_"))
+        ]
+        assert len(of_states) > 20 and all(
+            a[key] == pytest.approx(b[key], abs=1e-9) for key in of_states
+        )
+        assert (
+            a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3) and b["mismatch_mean"] < 1e-5
+        )
+    assert [line["response_ids"] for x in one[2] for line in x["turns"]] == [
+        line["response_ids"] for x in two[2] for line in x["turns"]
+    ]
+    assert one[3] == two[3] and one[3].count("\n") == 5
+    assert all((one[0][n] - two[0][n]).abs().max() < 1e-4 for n in one[0])
+    assert {p.name for p in (whole / "checkpoints" / "step-4").iterdir()} == {
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+        "state.json",
+    }
+
+
+def test_a_checkpoint_of_two_ranks_is_gone_on_with_by_one(whole, tmp_path):
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "two")
+    run = run_config(tmp_path, "two", devices=1, device="cpu")
+    before = load_file(whole / "model" / "model.safetensors")
+    folder = train.train(run, replace(DEMO, steps=7), AGENT, resume=True)
+    assert find.begun(folder)["run"]["devices"] == 1
+    metrics = outcome(folder)[1]
+    assert [row["step"] for row in metrics] == [*range(7)] and all(
+        row["mismatch_mean"] < 1e-5 for row in metrics
+    )
+    after = load_file(folder / "model" / "model.safetensors")
+    assert 0 < max((after[n] - before[n]).abs().max() for n in after) < 1e-2
+
+
+def constant(form):
+    return lambda trajectory: 0.5
+
+
+def changing(form):
+    """A signal in the second step alone."""
+    return lambda trajectory: by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"devices": 2, "device": "cpu"}, {"dtype": "mixed"}, {"dtype": "mixed", "quantise": True}],
+    ids=str,
+)
+def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
+    config = replace(
+        DEMO, steps=1, lora_rank=4 * ("quantise" in change), quantise="quantise" in change
+    )
+    run = run_config(
+        tmp_path,
+        "a",
+        agent="memagent",
+        **{key: value for key, value in change.items() if key != "quantise"},
+    )
+    if run.devices == 1:  # the start of a process for each costs too much to do it twice
+        train.train(run, config, AGENT, rewards=constant)
+    folder = train.train(
+        run, replace(config, steps=3), AGENT, resume=run.devices == 1, rewards=changing
+    )
+    rows = outcome(folder)[1]
+    assert [row["trained_rows"] > 0 for row in rows] == [False, True, False] and all(
+        row["mismatch_mean"] < 0.02 for row in rows
+    )
+
+
+def test_saving_changes_nothing(tmp_path):
+    ends = []
+    for save_every in (1, 9):
+        run = run_config(
+            tmp_path, str(save_every), save_every=save_every, validation="", agent="memagent"
+        )
+        folder = train.train(run, replace(DEMO, steps=3), AGENT, rewards=changing)
+        ends.append(load_file(folder / "model" / "model.safetensors"))
+    assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+
+
+def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
+    command = [
+        sys.executable,
+        "cli.py",
+        "train",
+        "--preset",
+        "demo",
+        "--steps",
+        "500",
+        "--name",
+        "a",
+        "--runs",
+        str(tmp_path),
+        "--devices",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "a" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while (
+        not (metrics.exists() and metrics.read_text().count("\n") > 2)
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode not in (0, None) and "Traceback" not in stderr
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # python's helper processes notice it a moment later
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+
+
+def wrong_on_the_second():
+    with ranks.joined(False):
+        if ranks.rank() == 1:
+            raise UserError("The disk of rank 1 is full.")
+        ranks.barrier()
+
+
+def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
+        ranks.launch(wrong_on_the_second, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_do_not_go_together(tmp_path):
+    with pytest.raises(UserError, match="has 4 tasks and there are 5 ranks"):
+        train.train(run_config(tmp_path, "a", devices=5, device="cpu"), DEMO, AGENT)
+    with pytest.raises(UserError, match="torchrun starts the command"):
+        train.train(run_config(tmp_path, "a", num_nodes=2, device="cpu"), DEMO, AGENT)
+    with pytest.raises(UserError, match="takes no weights in shards"):
+        train.train(
+            run_config(tmp_path, "a", devices=2, device="cpu"),
+            replace(DEMO, optimizer="adamw8bit"),
+            AGENT,
+        )
+    with pytest.raises(UserError, match="No model folder"):
+        train.train(
+            run_config(tmp_path, "a", devices=2, device="cpu", model="./nowhere"), DEMO, AGENT
+        )
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
+    config, environment = replace(DEMO, steps=3, lora_rank=lora_rank), dict(os.environ)
+    folder = train.train(run_config(tmp_path, "a", dtype="mixed"), config, AGENT)
+    assert os.environ == environment
+    weights, metrics, *_ = outcome(folder)
+    assert all(0 < row["mismatch_mean"] < 0.02 for row in metrics)
+    exact = outcome(train.train(run_config(tmp_path, "b"), config, AGENT))
+    assert all(row["mismatch_mean"] < 1e-5 for row in exact[1])
+    assert metrics[0]["grad_norm"] == pytest.approx(exact[1][0]["grad_norm"], rel=0.5)
+    # steps of 1e-4 would be lost in weights of eight bits
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    assert any((w.bfloat16().float() != w).float().mean() > 0.9 for w in weights.values())
+
+
+def test_what_takes_turns_is_dealt_to_every_rank():
+    """Kinds of question alternate: dealt in turn, each of two ranks would get one kind, and the one with the longer answers hold up the other."""
+    for world in (1, 2, 3, 4):
+        shares = [list(islice(ranks.dealt(rank, world), 6)) for rank in range(world)]
+        assert sorted(i for share in shares for i in share) == list(range(6 * world))
+        if not world % 2:
+            assert all(sum(i % 2 for i in share) == 3 for share in shares)
+    assert ranks.share("abc") == ["a", "b", "c"]  # alone

@@ -1,0 +1,787 @@
+import io
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agents.rememr1 import COUNTS, ERRORS
+from config.errors import UserError, clean
+from report import page as report_page
+from report import plots
+from report.page import headline, write_report
+from report.published import TEN
+from report.summary import METRICS, bootstrap, summarise, write_summary
+from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
+
+HOSTILE = "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> [bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"
+
+
+class Page(HTMLParser):
+    """Every element closed in its place, ids once, nothing that runs or is fetched."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.ids, self.refs, self.words = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids)) and set(self.refs) <= set(self.ids)
+        allowed = "html head meta title style body main h1 h2 h3 p section div figure table caption thead tbody tr th td b small details summary span ins del dl dt dd pre"
+        assert set(self.tags) <= {
+            *allowed.split(),
+            "svg",
+            "defs",
+            "g",
+            "path",
+            "use",
+            "text",
+            "clippath",
+            "rect",
+            "tspan",
+        }
+        assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            assert not name.startswith("on") and name not in ("src", "srcset", "action")
+            self.ids += [value] if name == "id" else []
+            self.refs += [value[1:]] if name == "href" else []
+            self.refs += re.findall(r"url\(#([^)]+)\)", value or "")
+            assert name != "href" or value.startswith("#")
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def row(
+    agent="trained", question="one_fact", temperature="1.0", length=4, id="a", reward=1.0, **other
+):
+    return (
+        dict.fromkeys(METRICS, 0.0)
+        | {
+            "agent": agent,
+            "question": question,
+            "temperature": temperature,
+            "length": length,
+            "id": id,
+            "sample": 0,
+        }
+        | {
+            "reward": reward,
+            "sub_em": reward,
+            "prediction": "x",
+            "error": "",
+            "settings": "s",
+            "task": "t",
+        }
+        | other
+    )
+
+
+def record(
+    memories=("none", "Anna met Otto.", "Anna met Otto."),
+    answer="\\boxed{Lima}",
+    reward=1.0,
+    **other,
+):
+    """A trajectory that reads `section 1`, `section 2`, .. with these memories before each and before the answer."""
+    turns = [
+        {
+            "final": i == len(memories) - 1,
+            "section": f"section {i + 1}." if i < len(memories) - 1 else "",
+            "memory": memory,
+            "finish": "stop",
+            "response": answer if i == len(memories) - 1 else memories[i + 1],
+            "prompt_ids": [],
+            "response_ids": [],
+            "logprobs": [],
+        }
+        for i, memory in enumerate(memories)
+    ]
+    return {
+        "id": "a",
+        "step": None,
+        "sample": 0,
+        "question": "Where is Anna?",
+        "answers": ["Lima"],
+        "kind": "one_fact",
+        "reward": reward,
+        "answer": answer,
+        "error": "",
+        "seconds": 0.1,
+        "turns": turns,
+    } | other
+
+
+def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None):
+    path.mkdir(exist_ok=True)
+    write_summary(path / "summary.json", summarise(rows, unit))
+    if records:
+        (path / "transcripts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    if metrics:
+        (path / "metrics.csv").write_text(metrics)
+    if config:
+        (path / "config.yaml").write_text(config)
+    return path
+
+
+def page(*args, **kwargs):
+    return Page(write_report(folder_of(*args, **kwargs)).read_text(encoding="utf-8"))
+
+
+GRID = [
+    row(agent, question, temperature, length, str(i), float(i < right))
+    for agent, right in (("trained", 9), ("untrained", 1), ("full", 0))
+    for question in ("one_fact", "two_hop")
+    for temperature in ("1.0", "0.0")
+    for length in (4, 16, 64)
+    for i in range(10)
+]
+METRICS_CSV = "step,level,reward\n" + "".join(f"{i},{i // 10},{i / 40}\n" for i in range(30))
+CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_a_whole_report(tmp_path):
+    found = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
+    for part in (
+        "Accuracy by sections",
+        "Reward by training step",
+        "Every cell",
+        "Transcripts",
+        "Cost of one question",
+        "Settings",
+    ):
+        assert part in found.text
+    assert found.tags.count("svg") == 3  # two kinds of question and the reward
+    assert "0.900 0.70–1.00, n 10" in found.text and "0.000 0.00–0.28, n 10" in found.text
+    assert (
+        "4 sections" in found.text and "8 sections" in found.text and "16 sections" in found.text
+    )  # the curriculum
+    assert "training saw at most 16 sections" in found.text
+    assert "demo" in found.text and "lengths: [4, 8, 16]" in found.text
+    assert [*(tmp_path / "demo").glob(".*")] == []  # nothing half-written is left
+
+
+def test_everything_hostile_is_text(tmp_path):
+    rows = [row(HOSTILE, HOSTILE, length=n) for n in (4, 8)] + [
+        row("other", HOSTILE, id=HOSTILE, error=HOSTILE)
+    ]
+    bad = record(
+        ("none", HOSTILE, HOSTILE + " and more"),
+        HOSTILE,
+        id=HOSTILE,
+        question=HOSTILE,
+        answers=[HOSTILE],
+        kind=HOSTILE,
+        error=HOSTILE,
+    )
+    bad["turns"][0]["section"] = HOSTILE * 200
+    cell = {"agent": HOSTILE, "question": HOSTILE, "temperature": "1.0", "length": 4}
+    folder = tmp_path / "<b>name"
+    folder.mkdir()
+    (folder / "metrics.csv").write_text(
+        "step,sections,reward\n"
+        + f'0,"{HOSTILE.replace(chr(34), "")}",0.5\n'.replace("\x00", "").replace("\ud83d", "")
+    )
+    folder_of(
+        folder,
+        [],
+        records=[bad, bad | {"sample": 1, "cell": cell, "settings": "s"}],
+        config="a: <script>",
+    )
+    (folder / "summary.json").write_text(json.dumps(summarise(rows)))
+    found = Page(write_report(folder).read_text(encoding="utf-8"))
+    shown = " ".join(clean(HOSTILE).split())
+    assert found.text.count("<script>alert(") > 5 and shown in found.text
+    assert not re.search(
+        "[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", write_report(folder).read_text(encoding="utf-8")
+    )
+    assert "default-src 'none'" in write_report(folder).read_text()
+
+
+def test_without_training_transcripts_or_settings(tmp_path):
+    found = page(tmp_path / "eval", GRID)
+    assert found.tags.count("svg") == 2 and "Every cell" in found.text
+    for part in ("Reward by training step", "Transcripts", "Settings", "training saw"):
+        assert part not in found.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "svgs"),
+    [
+        ([row(reward=0.0, length=n) for n in (4, 16)], 1),
+        ([row()], 1),
+        ([row(length=0), row(length=3)], 1),
+        ([row(temperature="0.0")], 1),
+        ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
+        ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
+        ([], 0),
+    ],
+    ids=["zero accuracy", "one length", "length zero", "greedy only", "many", "gaps", "nothing"],
+)
+def test_unusual_summaries(tmp_path, rows, svgs):
+    found = page(tmp_path / "eval", rows)
+    assert found.tags.count("svg") == svgs
+    assert ("Nothing has been evaluated yet." in found.text) == (not rows)
+
+
+def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
+    folder = folder_of(tmp_path / "demo", GRID, metrics=METRICS_CSV)
+    assert "validation, greedy" not in write_report(folder).read_text()
+    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
+    text = write_report(folder).read_text()
+    assert "validation, greedy" in text and Page(text)
+
+
+def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
+    def heights(right):
+        rows = [
+            row(id=str(i), reward=float(i < right), length=n) for n in (4, 8) for i in range(20)
+        ]
+        svg = write_report(folder_of(tmp_path / "eval", rows)).read_text()
+        return [
+            float(y) for y in re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0\)', svg)
+        ]
+
+    one, zero = (
+        heights(20)[4],
+        heights(0)[4],
+    )  # of a mean of 1 and of 0; drawn are two low ends, two high ends, two means
+    for right in (20, 13, 0):
+        shares = [(y - zero) / (one - zero) for y in heights(right)][:6]
+        low, high = bootstrap([float(i < right) for i in range(20)])
+        assert shares == pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
+
+
+def test_colours_follow_the_page(tmp_path):
+    text = write_report(folder_of(tmp_path / "eval", GRID, metrics=METRICS_CSV)).read_text()
+    assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text
+    svg = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
+    assert "var(--c0)" in svg and "var(--c2)" in svg and "currentColor" in svg
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)  # nothing has a colour of its own
+    assert (
+        ">trained</text>" in svg and "stroke-dasharray" in svg
+    )  # words are words; greedy is dashed
+
+
+def test_metrics_that_are_torn_or_not_numbers(tmp_path):
+    metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
+    folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
+    assert report_page._training(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
+    assert Page(write_report(folder).read_text()).tags.count("svg") == 2
+    (folder / "metrics.csv").write_text("step,loss\n0,1\n")
+    assert "Reward by" not in Page(write_report(folder).read_text()).text
+
+
+def test_published_numbers_stand_beside_documents_only(tmp_path):
+    def rows(question="hotpotqa"):
+        return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
+
+    for name in (
+        "hotpotqa",
+        "questions, a/b.json",
+        "hotpotqa, a/b.json",
+    ):  # files that do not name their dataset are MemAgent's
+        found = page(tmp_path / "hqa", rows(name), unit="documents").text
+        assert (
+            "RL-MemAgent-14B published 0.836 0.820 0.844" in found
+            and f"trained, {name} 1.0 0.250" in found
+        )
+    text = page(
+        tmp_path / "hqa", rows(), unit="documents"
+    ).text  # both versions of the paper, each under its name
+    v1, v2 = (
+        text.partition(f"2507.02259v{version}, Table {3 - version}")[2].partition("grey:")[0]
+        for version in (1, 2)
+    )
+    assert (
+        "RL-MemAgent-14B published 0.836 0.820 0.844" in v1
+        and "QwenLong-L1-32B" in v1
+        and "second-hand" not in v1
+    )
+    assert (
+        v2.startswith(" (second-hand") and "RL-MemAgent-14B published 0.805 0.820 0.820 0.836" in v2
+    )
+    assert "RL-MemAgent-7B published 0.812 0.812 0.820" in v2 and "QwenLong" not in v2
+    assert (
+        "ReMemR1-3B published 0.535"
+        in page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
+    )
+    assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
+    for name in ("triviaqa", "musique", "hotpotqa, evidence reverse 0.5"):
+        assert "RL-MemAgent" not in page(tmp_path / "other", rows(name), unit="documents").text
+
+
+def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
+    rows = [
+        row(question=task, length=8192, reward=0.5 + k / 20, metric="x")
+        for k, task in enumerate((*TEN, "cwe"))
+    ]
+    found = page(tmp_path / "ruler", rows, unit="tokens").text
+    assert (
+        "mean of the paper's ten 0.72" in found
+        and "RULER, task by length" in found
+        and "RL-MemAgent-14B published 0.975" in found
+    )
+    assert "vt, RULER's match" in found
+    assert (
+        "the trained agent answers 75 % of 11 kinds of questions right" in found
+        and "brackets" not in found
+    )
+    assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
+
+
+def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
+    folder = folder_of(
+        tmp_path / "old",
+        GRID,
+        records=[
+            record(cell={"agent": "a"}),
+            {"id": "x", "sample": 0, "settings": "s"},
+            record(question="whole?"),
+        ],
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("paired", "metric"):
+        del summary[name]
+    for cell in summary["cells"]:
+        for name in ("depths", "fates", "occupancy"):
+            cell.pop(name, None)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = write_report(folder).read_text()
+    assert Page(text) and "whole?" in text and "Every cell" in text
+    (folder / "summary.json").write_text(
+        json.dumps({"unit": "sections", "accuracy": {}, "metrics": {}})
+    )
+    with pytest.raises(UserError, match="earlier version: run the same eval"):
+        write_report(folder)
+
+
+def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
+    def of(sample, settings, reward=1.0, **cell):
+        cell = {
+            "agent": "trained",
+            "question": "one_fact",
+            "temperature": "1.0",
+            "length": 4,
+        } | cell
+        return record(
+            sample=sample, reward=reward, question=f"sample {sample}?", cell=cell, settings=settings
+        )
+
+    folder = folder_of(
+        tmp_path / "eval",
+        [row()],
+        records=[of(0, "s"), of(1, "old"), of(0, "s"), record(question="no settings?")],
+    )
+    with (folder / "transcripts.jsonl").open("a") as file:
+        file.write('{"id": "torn')
+    text = Page(write_report(folder).read_text()).text
+    assert text.count("sample 0?") == 1 and "sample 1?" not in text and "no settings?" in text
+    many = [
+        of(i, "s", float(i % 20 > 0), agent=("trained", "untrained")[i % 2]) for i in range(100)
+    ]
+    text = Page(write_report(folder_of(tmp_path / "many", [row()], records=many)).read_text()).text
+    assert len(re.findall(r"sample \d+\?", text)) == 10
+    assert (
+        len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "untrained, one_fact" in text
+    )  # of every sort some
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", None),
+        ("summary.json", "{"),
+        ("summary.json", "[1]"),
+        ("summary.json", "{}"),
+        ("transcripts.jsonl", "{\n"),
+        ("transcripts.jsonl", "[]\n"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
+    folder = folder_of(tmp_path / "eval", [row()])
+    (folder / name).unlink(missing_ok=True)
+    if content is not None:
+        (folder / name).write_text(content)
+    with pytest.raises(UserError, match=name):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_the_headline_is_computed_from_the_numbers():
+    alone = [
+        row("trained", "two_hop_reverse", length=4)
+    ]  # what nobody else was asked is no comparison
+    assert (
+        headline(summarise([*GRID, *alone]), 16)
+        == headline(summarise(GRID), 16)
+        == (
+            "At 64 sections the trained agent answers 90 % [70, 100] of the one_fact and 90 % [70, 100] of the two_hop questions right; "
+            "untrained: 10 % and 10 %; full: 0 % and 0 % (95 % intervals in brackets, n = 10 questions, temperature 1.0, "
+            "training saw at most 16 sections)."
+        )
+    )
+    rows = [
+        row("bm25", length=50, temperature="0.0", reward=0.0),
+        row("memagent", length=200, temperature="0.0"),
+    ]
+    assert headline(summarise(rows, "documents"), 16) == (
+        "At 50 documents the bm25 agent answers 0 % [0, 79] of the one_fact questions right; memagent: not asked "
+        "(95 % intervals in brackets, n = 1 questions, temperature 0.0)."
+    )
+
+
+# ---------------------------------------------------------------- trajectories
+
+
+@given(st.text("ab .\n\u2028", max_size=40), st.text("ab .\n\u2028", max_size=40))
+def test_the_difference_holds_both_texts(before, after):
+    pieces = diff(before, after)
+    assert "".join(text for kind, text in pieces if kind != "out").split() == after.split()
+    assert "".join(text for kind, text in pieces if kind != "in").split() == before.split()
+    assert all(kind == "same" for kind, _ in pieces) == (before.split() == after.split())
+
+
+def test_sections_that_change_nothing_are_left_out_and_counted():
+    memories = (
+        ["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10
+    )  # 100 sections, changes at 10 and 91
+    steps = steps_of(record(memories))
+    assert [s if isinstance(s, str) else s.number for s in steps] == [
+        1,
+        "8 sections left out: the memory stayed as it was",
+        10,
+        "80 sections left out: the memory stayed as it was",
+        91,
+        "8 sections left out: the memory stayed as it was",
+        100,
+    ]
+    assert (steps[2].before, steps[2].after, steps[2].section) == ("none", "fact", "section 10.")
+
+
+def test_of_many_changes_the_middle_is_left_out():
+    steps = steps_of(record([f"memory {i}" for i in range(101)]), most=6)
+    assert [s if isinstance(s, str) else s.number for s in steps] == [
+        1,
+        2,
+        3,
+        "94 sections left out",
+        98,
+        99,
+        100,
+    ]
+    assert [s.number for s in steps_of(record(["x"] * 3))] == [1, 2]
+    assert [s if isinstance(s, str) else s.number for s in steps_of(record(["x"] * 4))][
+        1
+    ] == "1 section left out: the memory stayed as it was"
+
+
+def test_a_failed_turn_leaves_the_memory_as_it_was():
+    failed = record(("none", "fact", "fact"))
+    failed["turns"] = failed["turns"][:2]
+    failed["turns"][1] |= {"response": "", "finish": "error"}
+    assert [(s.before, s.after, s.remark) for s in steps_of(failed)] == [
+        ("none", "fact", ""),
+        ("fact", "fact", "failed"),
+    ]
+    failed["turns"][1] |= {"response": "cut sho", "finish": "length"}
+    assert [(s.after, s.remark) for s in steps_of(failed)][1] == ("cut sho", "cut at its limit")
+    assert steps_of(record() | {"turns": []}) == []
+
+
+def printed(*args, **kwargs):
+    console = Console(
+        width=100, record=True, file=io.StringIO(), force_terminal=True, color_system="standard"
+    )
+    console.print(render_trajectory(*args, **kwargs))
+    return console
+
+
+def test_a_trajectory_in_the_terminal():
+    console = printed(record(("Anna met Otto.", "Anna met Boris."), reward=0.0, answer="no box"))
+    styles = {
+        segment.text.strip(): segment.style
+        for segment in console._record_buffer
+        if segment.text.strip()
+    }
+    assert styles["Boris."].underline and styles["Boris."].color.name == "green"
+    assert styles["Otto."].strike and styles["Otto."].color.name == "red"
+    assert styles["section 1."].dim and styles["0"].color.name == "red"
+    text = console.export_text()
+    for part in (
+        "Where is Anna?",
+        "section 1 of 1",
+        "before  Anna met Otto.",
+        "after   Anna met Boris.",
+        "no box",
+        "gold    Lima",
+        "2 stop",
+    ):
+        assert part in text
+
+
+def looking_back(**other):
+    """Six sections; after the third the policy looks back for Otto and is shown what stood after the first, without an answer at the end."""
+    r = record(memories=("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima."), **other)
+    nothing = {"text": "", "query": "", "from": [], "score": 0.0}
+    for turn in r["turns"]:
+        turn |= {"recalled": nothing, "query": "", "errors": []}
+    r["turns"][2]["recalled"] = nothing | {"query": "who is Otto?"}
+    r["turns"][3]["recalled"] = {
+        "text": "Otto reached Lima.",
+        "query": "who is Otto?",
+        "from": [1],
+        "score": 0.25,
+        "held": "answer",
+    }
+    r["turns"][3]["errors"] = ["multi_update", "truncated", "stray_tag"]
+    r["turns"][3]["finish"] = "length"
+    r["turns"][-1]["recalled"] = {
+        "text": "Ida left.",
+        "query": "Ida",
+        "from": [2, 3],
+        "score": 1.0,
+        "held": "neither",
+    }
+    return r
+
+
+def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path):
+    shown = printed(looking_back()).export_text()
+    for words in (
+        "looks for who is Otto?",
+        "nothing found for 'who is Otto?'",
+        "recalled Otto reached Lima. written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
+        "recalled for the answer Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+        "cut at its limit, multi update, stray tag",
+        "section 6 of 6 section 6. before Ida left. after Lima. looks for Ida",
+        "1 section left out: the memory stayed as it was",
+    ):
+        assert words in " ".join(shown.split()), words
+    page_ = page(tmp_path / "a", [row()], records=[looking_back()])
+    for words in (
+        "looks for who is Otto?",
+        "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
+        "recalled Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+    ):
+        assert words in page_.text, words
+    of_yes = record(answers=["yes"])
+    of_yes["turns"][1]["recalled"] = {
+        "text": "yes",
+        "query": "q",
+        "from": [1],
+        "score": 1.0,
+        "held": "unknown",
+    }
+    assert "evidence not known" in printed(of_yes).export_text()
+    of_yes["turns"][1]["recalled"]["held"] = "evidence"
+    assert "holds evidence" in printed(of_yes).export_text()
+    del of_yes["turns"][1]["recalled"]["held"]  # a record made before it was kept
+    assert "evidence not known" in printed(of_yes).export_text()
+    hostile = looking_back()
+    for turn in hostile["turns"]:
+        turn |= {
+            "recalled": {
+                "text": "<b>x</b>",
+                "query": "<i>y</i>",
+                "from": [1],
+                "score": 1.0,
+                "held": "answer",
+            }
+        }
+    page(tmp_path / "b", [row()], records=[hostile])
+    html = (tmp_path / "b" / "report.html").read_text()
+    assert (
+        "<b>x" not in html and "<i>y" not in html and "&lt;b&gt;x" in html and "&lt;i&gt;y" in html
+    )
+
+
+def test_a_table_says_how_agents_looked_back(tmp_path):
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
+    many = {
+        "updates": 10,
+        "queries": 4,
+        "hits": 2,
+        "sought": 1,
+        "holds": 1,
+        "evidence_sought": 3,
+        "evidence": 2,
+        "ages": 6,
+        "current": 2,
+        "degenerate": 1,
+        "no_update": 3,
+        "stray_tag": 6,
+    }
+    rows = [
+        row(id="a", recalls=zero | many),
+        row(id="b", reward=0.0, recalls=zero | {"updates": 10, "queries": 1}),
+        row("other", id="a"),
+    ]
+    text = page(tmp_path / "a", rows).text
+    assert "Looking back" in text and "no update 3, stray tag 6" in text
+    cells = "0.25 5 of 20 0.40 2 of 5 1.00 1 of 1 0.67 2 of 3 3.0 1.00 2 of 2 0.20 1 of 5 1.00 n 1 0.00 n 1"
+    assert cells in text  # in the order of the head
+    assert "Looking back" not in page(tmp_path / "b", [row("other")]).text
+
+
+def test_nothing_in_a_document_steers_the_terminal():
+    bad = record(
+        ("none", HOSTILE, HOSTILE),
+        HOSTILE,
+        question=HOSTILE,
+        answers=[HOSTILE],
+        error=HOSTILE,
+        id=HOSTILE,
+    )
+    bad["turns"][0]["section"] = HOSTILE
+    console = Console(width=10000, file=io.StringIO(), force_terminal=False)
+    console.print(render_trajectory(bad))
+    text = console.file.getvalue()
+    assert (
+        text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
+    )  # markup stands there as it is, control characters do not
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
+
+
+def test_long_sections_and_whole_documents_are_clipped():
+    long = record(("none", "fact"))
+    long["turns"][0]["section"] = "x" * 5000
+    assert "4,900 characters left out" in printed(long, 100).export_text()
+    whole = record(("",))
+    whole["turns"][0]["section"] = "all of it"
+    assert "all of it" in printed(whole).export_text()
+
+
+def growth_of(document_tokens, seconds):
+    made = []
+    for agent, question, temperature in itertools.product(
+        ("trained", "full"), ("one", "two"), ("1.0", "0.0")
+    ):
+        values = zip(
+            (50, 100, 200),
+            seconds(agent, question, temperature),
+            (410, 430, 470),
+            document_tokens,
+            strict=True,
+        )
+        for length, s, mib, tokens in values:
+            cell = {
+                "agent": agent,
+                "question": question,
+                "temperature": temperature,
+                "length": length,
+            }
+            made.append(cell | {"seconds": s, "mib": mib, "document_tokens": tokens})
+    return plots.growth({"cells": made})
+
+
+def test_growth_has_a_line_for_each_agent_kind_and_temperature_and_numbers_on_its_axes():
+    def seconds(agent, question, temperature):
+        return [
+            n * (1 + (agent == "full") + 2 * (question == "two") + 4 * (temperature == "0.0"))
+            for n in (1, 4, 300)
+        ]
+
+    svg = growth_of((900, 2000, 300_000), seconds)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert not any("$" in label or "\\" in label for label in labels)
+    assert {
+        "1,000",
+        "10,000",
+        "100,000",
+        "10",
+        "100",
+        "trained",
+        "full",
+        "one",
+        "two",
+        "greedy",
+        "proportional",
+    } <= {*labels}
+    assert [
+        label for label in labels if re.fullmatch("4[0-9]0", label)
+    ]  # less than a power of ten: the ticks between
+    first = svg[: svg.index("</svg>")]
+    paths = re.findall(r'<path d="(M [^"Z]*)" clip-path', first)
+    drawn = [path for path in paths if path.count("L") == 2]
+    assert (
+        len(drawn) == 8 and len({*drawn}) == 8
+    )  # agents x kinds x temperatures, each of its own three lengths
+    assert growth_of((900, 950, 990), seconds)
+
+
+def shown_of(record):
+    console = Console(width=300, file=io.StringIO())
+    console.print(render_trajectory(record))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "kept"),
+    [
+        ("\\boxed{Lima}", "boxed", True),
+        ("It is Lima.", "boxed", False),
+        ("the answer is Lima.", "boxed", False),
+        ("\\boxed{}", "boxed", False),
+        ("Therefore, the answer is Lima.", "sentence", True),
+        ("\\boxed{Lima}", "sentence", False),
+        ("<think>\\boxed{Lima}</think>Lima", "boxed", False),
+        ("the answer is Lima.", "", True),
+        ("Lima", "", False),
+        ("", "boxed", True),
+        ("<think>never ends", "boxed", True),
+    ],
+)
+def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
+    one = (
+        record(answer=answer, reward=float(kept), form=form)
+        if form
+        else record(answer=answer, reward=float(kept))
+    )  # an older one
+    shown = shown_of(one)
+    assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
+    words = " ".join(
+        page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[one]).words
+    )
+    assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
+
+
+def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
+    hot = record(step=39, temperature=2.2)
+    assert "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:" in shown_of(
+        hot
+    )
+    assert (
+        sampled(record(temperature=0.0)) == "greedy"
+        and sampled(record(temperature=1.0)) == "sampled at temperature 1"
+    )
+    assert sampled(record()) == ""  # an older one
+    words = " ".join(
+        page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[hot]).words
+    )
+    assert "training step 39, sampled at temperature 2.2" in words

@@ -1,0 +1,414 @@
+"""What rows say together: means, intervals, paired differences, fates, the table."""
+
+import io
+import json
+import random
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from conftest import cell_of
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agents.rememr1 import COUNTS, ERRORS
+from config.errors import UserError
+from report.published import DOCUMENTS, RULER_HQA, RULER_HQA_V2, TABLES, TEN, TOKENS
+from report.rows import FATES, Cell
+from report.summary import (
+    METRICS,
+    bootstrap,
+    cells,
+    compare,
+    summarise,
+    table,
+    wilson,
+    write_summary,
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    # Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_against_published_values(right, n, low, high):
+    assert wilson(right / n, n) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(1 - right / n, n) == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+@given(st.floats(0, 1), st.integers(1, 10**6))
+def test_wilson_holds_its_mean_and_stays_a_share(mean, n):
+    low, high = wilson(mean, n)
+    assert 0 <= low <= mean + 1e-12 and mean - 1e-12 <= high <= 1 and low < high
+
+
+def row(agent, question, temperature, length, id, reward, sample=0, **other):
+    return (
+        dict.fromkeys(METRICS, 0.0)
+        | {
+            "agent": agent,
+            "question": question,
+            "temperature": temperature,
+            "length": length,
+            "id": id,
+            "sample": sample,
+        }
+        | {
+            "reward": reward,
+            "sub_em": reward,
+            "prediction": "x",
+            "error": "",
+            "settings": "s",
+            "task": "t",
+            "tokens_read": 100,
+        }
+        | other
+    )
+
+
+def test_the_summary_of_a_hand_made_example():
+    rows = [
+        row("untrained", "one_fact", "1.0", 16, "a", 0.0, prediction=None, tokens_read=300),
+        row("untrained", "one_fact", "1.0", 16, "b", 0.0, error="gone", prediction=None),
+        row("trained", "one_fact", "1.0", 16, "a", 1.0),
+        row("trained", "one_fact", "1.0", 16, "a", 0.0, 1),
+        row(
+            "trained", "one_fact", "1.0", 16, "b", 1.0, f1=0.5
+        ),  # one sample only: the question still weighs as much as the other
+        row("trained", "one_fact", "1.0", 4, "a", 1.0),
+        row("trained", "one_fact", "0.0", 4, "a", 0.0),
+        row("trained", "two_hop", "1.0", 4, "c", 1.0),
+    ]
+    summary = summarise(rows, "documents")
+
+    def leaf(*values):
+        low, high = bootstrap(values)
+        return {"mean": sum(values) / len(values), "n": len(values), "low": low, "high": high}
+
+    expected = {
+        ("trained", "one_fact", "1.0", 4): leaf(1.0),
+        ("trained", "one_fact", "0.0", 4): leaf(0.0),
+        ("trained", "two_hop", "1.0", 4): leaf(1.0),
+        ("untrained", "one_fact", "1.0", 16): leaf(0.0, 0.0),
+        ("trained", "one_fact", "1.0", 16): leaf(0.5, 1.0),
+    }
+    assert [astuple(cell) for cell, _ in cells(summary)] == [
+        *expected
+    ]  # by length, and then as they came
+    for cell, record in zip(expected, summary["cells"], strict=True):
+        assert record == record | expected[cell] and {*record} == {
+            *Cell.__dataclass_fields__,
+            *expected[cell],
+            *METRICS,
+        }
+    assert cell_of(summary, "trained", "one_fact", "1.0", 16)["f1"] == 0.25
+    none = cell_of(summary, "untrained", "one_fact", "1.0", 16)
+    assert (none["tokens_read"], none["failed"], none["empty"]) == (200, 0.5, 0.5)
+    assert summary["unit"] == "documents" and summary["settings"] == ["s"]
+    assert json.loads(json.dumps(summary)) == summary
+    assert dict(cells(summary))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
+    assert summarise([])["cells"] == []
+
+
+def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "summary.json"
+    write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0)]))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        write_summary(path, summarise([row("a", "q", "1.0", 4, "a", 1.0, seconds=float("nan"))]))
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
+def test_compare_is_paired():
+    rng = random.Random(0)
+    hard = [rng.random() < 0.5 for _ in range(200)]
+    a = [row("a", "q", "1.0", 4, str(i), float(not h)) for i, h in enumerate(hard)]
+    b = [
+        row("b", "q", "1.0", 4, str(i), float(not h and i % 10 > 0)) for i, h in enumerate(hard)
+    ]  # right where a is, but for some
+    lost = sum(x["sub_em"] != y["sub_em"] for x, y in zip(a, b, strict=True))
+    result = compare(a, b)
+    assert result["n"] == 200 and result["mean"] == pytest.approx(lost / 200)
+    # unpaired, two shares near 1/2 of 200 questions differ by 0.1 either way by chance alone
+    assert 0 < result["low"] < result["mean"] < result["high"] < result["mean"] + 0.06
+    assert compare(a, b) == result and compare(b, a)["mean"] == -result["mean"]
+    assert compare(a, a) == {
+        "mean": 0.0,
+        "n": 200,
+        "low": -wilson(0.0, 200)[1],
+        "high": wilson(0.0, 200)[1],
+    }  # both sides, as far as 200 tell
+    assert compare(a[:50], b[25:])["n"] == 25  # only what both were asked
+    with pytest.raises(UserError, match="no question in common"):
+        compare(a, [row("b", "q", "1.0", 8, "0", 1.0)])
+
+
+def test_compare_averages_samples_first():
+    a = [row("a", "q", "1.0", 4, "x", reward, sample) for sample, reward in enumerate([1.0, 0.0])]
+    assert compare(a, [row("b", "q", "1.0", 4, "x", 0.0)])["mean"] == 0.5
+
+
+def test_the_table_fits_80_columns_with_five_lengths():
+    rows = [
+        row(agent, question, temperature, length, str(i), float(i > 1))
+        for agent in ("trained", "untrained", "[red]context")
+        for question in ("one_fact", "two_hop_reverse")
+        for temperature in ("1.0", "0.0")
+        for length in (4, 16, 64, 256, 1024)
+        for i in range(200)
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(summarise(rows)))
+    text = console.export_text().splitlines()
+    assert max(map(len, text)) <= 80
+    assert (
+        sum(line.count(".99 .97-1.0") == 5 for line in text) == 12
+    )  # every line has its five cells, none wrapped
+    assert (
+        sum(" trained " in line for line in text) == 4
+        and sum("two_hop_reverse" in line for line in text) == 1
+    )  # no name is cut
+    assert (
+        sum("[red]context" in line for line in text) == 4
+        and "1,024" in text[1]
+        and "n = 200 questions" in text[-1]
+    )
+    assert "failures" not in text[-1] and "95 % interval" in text[-1]
+    rows += [row("trained", "one_fact", "1.0", n, "1", 1.0) for n in (4096, 16384)]
+    console.print(table(summarise(rows)))
+    text = console.export_text().splitlines()
+    assert (
+        max(map(len, text)) <= 80
+        and sum(line.count(".99") == 5 for line in text) == 12
+        and "intervals: table.md" in " ".join(text[-2:])
+    )
+
+
+def test_the_table_counts_cells_with_failures_and_leaves_gaps():
+    rows = [
+        row("a", "q", "1.0", 4, "x", 1.0),
+        row("b", "q", "1.0", 8, "x", 0.0, error="gone"),
+        row("b", "q", "1.0", 8, "y", 0.0),
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(summarise(rows)))
+    assert "n = 1 to 2 questions a cell; failures, counted as wrong, in 1 of 2 cells" in " ".join(
+        console.export_text().split()
+    )
+
+
+def test_published_rows_are_whole_numbers_of_128_questions():
+    assert DOCUMENTS == tuple(50 * 2**i for i in range(10)) and TOKENS == tuple(
+        8192 * 2**i for i in range(7)
+    )
+    for by in (*RULER_HQA.rows.values(), *RULER_HQA_V2.rows.values()):
+        assert list(by) == list(DOCUMENTS[: len(by)])
+        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
+    assert (
+        RULER_HQA.rows["RL-MemAgent-14B"][6400] == 0.7734
+        and RULER_HQA.rows["DS-Distill-7B"][50] == 0.3047
+    )
+    v1, v2 = (
+        [by for name, by in table.rows.items() if name.startswith("RL-")]
+        for table in (RULER_HQA, RULER_HQA_V2)
+    )
+    assert sum(a[n] != b[n] for a, b in zip(v1, v2, strict=True) for n in DOCUMENTS) == 18  # of 20
+    assert [table.source for table in TABLES if table.second_hand] == [
+        RULER_HQA_V2.source
+    ] and "v2" in RULER_HQA_V2.source
+    for published in TABLES:
+        assert all(
+            0 <= share <= 1 and n in (*DOCUMENTS, *TOKENS)
+            for by in published.rows.values()
+            for n, share in by.items()
+        )
+
+
+def test_the_published_mean_of_ten_tasks_is_that_of_the_tasks():
+    by_task = {t.question: t for t in TABLES if t.question in TEN}
+    mean = next(t for t in TABLES if t.question.startswith("mean"))
+    assert len(by_task) == 10
+    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
+        for tokens in (TOKENS[0], TOKENS[-1]):
+            assert (
+                abs(
+                    sum(t.rows[model][tokens] for t in by_task.values()) / 10
+                    - mean.rows[model][tokens]
+                )
+                < 6e-4
+            ), (model, tokens)
+
+
+def test_the_bootstrap_draws_questions_and_has_width_where_all_agree():
+    def plainly(values, draws=4000):
+        chance = random.Random(2)
+        means = sorted(
+            sum(chance.choices(values, k=len(values))) / len(values) for _ in range(draws)
+        )
+        return means[int(0.025 * draws)], means[int(0.975 * draws)]
+
+    rng = np.random.default_rng(1)
+    for values in ((rng.random(128) < 0.7).astype(float), rng.random(40), rng.normal(size=300)):
+        assert bootstrap(values) == pytest.approx(plainly([*values]), abs=0.015)
+        assert bootstrap(values) == bootstrap(values)
+    assert bootstrap([1.0] * 20) == wilson(1.0, 20) and bootstrap([0.0]) == wilson(0.0, 1)
+    assert bootstrap(np.arange(3000) % 2)[1] == pytest.approx(
+        0.518, abs=0.003
+    )  # drawn in several parts
+
+
+def test_a_constant_difference_has_width_on_the_side_it_may_err():
+    def side(agent, *values):
+        return [row(agent, "q", "1.0", 4, str(i), value) for i, value in enumerate(values)]
+
+    ones, zeros = side("a", 1.0, 1.0, 1.0), side("b", 0.0, 0.0, 0.0)
+    up, down = compare(ones, zeros), compare(zeros, ones)
+    assert (up["mean"], up["low"], up["high"]) == (1.0, *wilson(1.0, 3)) and (
+        down["low"],
+        down["high"],
+    ) == (
+        -up["high"],
+        -up["low"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("agents", "pairs"),
+    [
+        (
+            ("full", "untrained", "trained"),
+            {("trained", "full"), ("trained", "untrained")},
+        ),  # rows come in any order
+        (
+            ("memagent", "full", "memagent@untrained", "full@untrained"),
+            {
+                ("memagent", "full"),
+                ("memagent", "memagent@untrained"),
+                ("memagent", "full@untrained"),
+                ("full", "full@untrained"),
+            },
+        ),
+        (
+            ("rememr1", "memagent", "untrained memagent"),
+            {
+                ("rememr1", "memagent"),
+                ("rememr1", "untrained memagent"),
+                ("memagent", "untrained memagent"),
+            },
+        ),
+    ],
+)
+def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
+    rows = [row(agent, "q", "1.0", 4, str(i), 1.0) for agent in agents for i in range(3)]
+    assert {(p["a"], p["b"]) for p in summarise(rows)["paired"]} == pairs
+
+
+def test_every_other_agent_is_paired_with_the_first():
+    rows = [
+        row(agent, q, "1.0", n, str(i), float(i < right), task=q)
+        for agent, right in (("a", 8), ("b", 5), ("c", 8))
+        for q in "xy"
+        for n in (4, 8)
+        for i in range(10)
+    ]
+    rows = [r for r in rows if (r["agent"], r["question"], r["length"]) != ("c", "y", 8)]
+    paired = summarise(rows)["paired"]
+    assert [(p["a"], p["b"], p["question"], p["length"]) for p in paired] == [
+        ("a", b, q, n) for q in "xy" for n in (4, 8) for b in "bc" if (b, q, n) != ("c", "y", 8)
+    ]
+    assert {p["b"]: round(p["mean"], 6) for p in paired} == {"b": 0.3, "c": 0.0} and all(
+        p["n"] == 10 for p in paired
+    )
+
+
+def test_depths_fates_and_occupancy():
+    some = dict(sections=10, needed=1, seen=[2], memory_most=1)
+    rows = [
+        row(
+            "a",
+            "q",
+            "1.0",
+            4,
+            "1",
+            1.0,
+            depths=[0.95, 0.31],
+            occupancy=[1.0, 3.0],
+            held=[[2, 1]],
+            **some | {"memory_most": 9},
+        ),
+        row(
+            "a",
+            "q",
+            "1.0",
+            4,
+            "2",
+            0.0,
+            depths=[0.39],
+            occupancy=[3.0, 3.0],
+            held=[[2, 1], [8, 0]],
+            **some,
+        ),
+        row("a", "q", "1.0", 4, "3", 0.0, depths=[1.0], occupancy=[2.0], held=[], **some),
+        row("a", "q", "1.0", 4, "4", 0.0, held=[], **some | {"seen": []}),
+        row("a", "q", "1.0", 4, "5", 0.0, held=[], **some | {"needed": 0}),
+        row("a", "q", "1.0", 4, "6", 0.5, held=[[2, 1], [3, 2]], **some | {"needed": 3}),
+        row("a", "q", "1.0", 4, "7", 0.0, held=[[2, 1]], **some),
+        row("a", "q", "1.0", 4, "8", 0.0, held=[[2, 1]], error="gone", **some),
+    ]
+    summary = summarise(rows)
+    depths, fates, occupancy = map(summary["cells"][0].get, ("depths", "fates", "occupancy"))
+    assert (
+        depths["n"] == [0, 0, 0, 2, 0, 0, 0, 0, 0, 1]
+        and depths["mean"][3] == 0.5
+        and depths["mean"][9] == 0.0
+    )
+    assert {name: fates[name] for name in FATES} == dict.fromkeys(FATES, 1) and fates["wrong"] == 6
+    assert fates["left"] == [0] * 7 + [1, 0, 0]
+    assert occupancy == {"mean": [2.0, 3.0], "most": 9}
+
+
+def test_looks_back_are_added_up_and_set_against_the_outcome():
+    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
+    rows = [
+        row(
+            "a",
+            "q",
+            "1.0",
+            4,
+            "1",
+            1.0,
+            recalls=zero | {"updates": 4, "queries": 2, "hits": 2, "holds": 1, "ages": 5},
+        ),
+        row(
+            "a",
+            "q",
+            "1.0",
+            4,
+            "2",
+            0.0,
+            recalls=zero | {"updates": 4, "queries": 1, "hits": 1, "ages": 4, "truncated": 2},
+        ),
+        row(
+            "a", "q", "1.0", 4, "4", 1.0, recalls=zero | {"updates": 4}, needed=0
+        ),  # no answer to look for
+        row("a", "q", "1.0", 4, "3", 0.5, recalls=zero | {"updates": 4}),
+        row("b", "q", "1.0", 4, "1", 1.0),
+    ]
+    ((cell, leaf),) = cells(summarise(rows), "recalls")
+    assert (
+        cell.agent == "a"
+        and leaf["age"] == 3
+        and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (16, 3, 3, 2)
+    )
+    assert leaf["held"] == {"n": 1, "mean": 1.0} and leaf["not_held"] == {"n": 2, "mean": 0.25}
+    ((_, never),) = cells(
+        summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})]), "recalls"
+    )
+    assert never["age"] is None and never["held"] == {"n": 0, "mean": None}

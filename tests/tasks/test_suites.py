@@ -1,0 +1,379 @@
+"""What an evaluation asks: columns of a suite, sources, RULER's tasks; and the agents and weights that answer."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import cell_of, parts_of
+from test_readers import hotpot, lines, paragraphs
+from test_ruler import codec as codec_of
+
+import eval
+from commands import taskfiles
+from config.errors import UserError
+from config.options import EMBEDDED, EvalConfig
+from embedded import tiny
+from engines.scripted import ScriptedEngine
+from memagent import Finish
+from tasks import readers, ruler, suites
+from tokens.codec import Codec
+
+QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return str(lines(tmp_path / "questions.jsonl", [paragraphs(k) for k in range(6)]))
+
+
+@pytest.fixture
+def filler(tmp_path):
+    return str(
+        lines(
+            tmp_path / "filler.jsonl",
+            [{"title": f"F{k}", "text": f"Filler sentence {k}. Another one."} for k in range(300)],
+        )
+    )
+
+
+def asked(codec, **other):
+    unit, columns = suites.asked_of(replace(QUICK, **other), lambda: codec)
+    return (
+        unit,
+        [(c.question, c.length) for c in columns],
+        {(c.question, c.length): c.make() for c in columns},
+    )
+
+
+def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
+    unit, columns, made = asked(
+        codec, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(20, 50, 200), n=3
+    )
+    assert unit == "documents" and columns == [("made", n) for n in (20, 50, 200)]
+    ids = {tuple(t.id for t in tasks) for tasks in made.values()}
+    assert len(ids) == 1 and len(ids.pop()) == 3
+    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
+
+
+def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
+    other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
+    _, columns, _ = asked(codec, suite="ruler-hqa", data=(questions, other), lengths=(14, 12))
+    assert columns == [("made", 12), ("hotpotqa", 12), ("made", 14), ("hotpotqa", 14)]
+    with pytest.raises(UserError, match="one dataset"):
+        asked(codec, suite="ruler-hqa", data=(questions, questions), lengths=(20,))
+
+
+def test_ruler_hqa_with_distant_evidence_and_one_split(codec, questions, filler):
+    other = dict(suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(50,), n=5)
+    _, _, made = asked(codec, **other, evidence_order="reverse", min_distance=0.5)
+    assert all(t.gold[0] - t.gold[1] > 25 for t in made["made, evidence reverse 0.5", 50])
+    assert len(made["made, evidence reverse 0.5", 50]) == 5
+    assert asked(codec, **other, source_split="train")[0] == "documents"
+    with pytest.raises(UserError, match="no split 'dev'; there are train"):
+        asked(codec, **other, source_split="dev")
+
+
+def test_where_questions_come_from(codec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="data get hotpotqa"):
+        asked(codec, suite="ruler-hqa")
+    (tmp_path / "data" / "hotpotqa").mkdir(parents=True)
+    lines(tmp_path / "data" / "hotpotqa" / "dev.jsonl", [hotpot(k) for k in range(6)])
+    lines(tmp_path / "data" / "hotpotqa" / "train-00000.jsonl", [hotpot(k) for k in range(6)])
+    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [
+        ("hotpotqa", 12)
+    ]  # what was downloaded and is not for training
+
+
+def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
+    generated = [kind for kind in ruler.KINDS if kind not in (*suites.ESSAY, "qa_1", "qa_2")]
+    assert [q for q, _ in asked_names(suite="ruler")] == generated
+    essay = tmp_path / "essay.txt"
+    essay.write_text("One thing. Another thing. " * 40)
+    assert [q for q, _ in asked_names(suite="ruler", haystack=(str(essay),))] == [
+        k for k in ruler.KINDS if k[:2] != "qa"
+    ]
+    everything = [k for k in ruler.KINDS if k != "qa_1"]
+    assert [
+        q for q, _ in asked_names(suite="ruler", data=(questions,), filler=(filler,))
+    ] == everything
+    for kind, words in (
+        ("niah_single_2", "--haystack"),
+        ("qa_1", "--squad"),
+        ("qa_2", "--data"),
+        ("all", "niah_single_2 needs --haystack"),
+    ):
+        with pytest.raises(UserError, match=words):
+            asked_names(suite="ruler", ruler_tasks=(kind,))
+    with pytest.raises(UserError, match="Unknown task of RULER 'niah'"):
+        asked_names(suite="ruler", ruler_tasks=("niah",))
+
+
+def asked_names(**other):
+    """Columns of the suite, for which no tokenizer is needed."""
+    return [
+        (c.question, c.length)
+        for c in suites.asked_of(replace(QUICK, lengths=(4096,), **other), None)[1]
+    ]
+
+
+def test_the_haystack_is_named(questions):
+    assert (
+        suites.haystack_name(
+            replace(QUICK, suite="ruler", haystack=("a/essays",), data=("b/q.jsonl",))
+        )
+        == "essays"
+    )
+    assert (
+        suites.haystack_name(replace(QUICK, suite="ruler", data=("b/q.jsonl",), filler=("c/f.gz",)))
+        == "passages of q.jsonl, f.gz"
+    )
+
+
+# ---------------------------------------------------------------- who answers
+
+
+def test_agents_and_their_weights():
+    config = replace(
+        QUICK,
+        model="m",
+        untrained="u",
+        agents=("memagent", "memagent@untrained", "full", "bm25@untrained"),
+    )
+    assert eval.weights_of(config) == {
+        False: ["memagent", "full"],
+        True: ["memagent@untrained", "bm25@untrained"],
+    }
+    same = replace(config, untrained="m")  # over an endpoint --model is no more than the tokenizer
+    assert eval.weights_of(same) == eval.weights_of(config)
+    for agents, words in (
+        (("other",), "Unknown agent 'other'"),
+        (("full@m",), "only @untrained"),
+        (("other@untrained",), "Unknown agent"),
+    ):
+        with pytest.raises(UserError, match=words):
+            eval.weights_of(replace(config, agents=agents))
+    with pytest.raises(UserError, match="say by --untrained"):
+        eval.weights_of(replace(config, untrained=""))
+
+
+def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
+    agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
+    config = replace(
+        QUICK,
+        suite="ruler-hqa",
+        data=(questions,),
+        filler=(filler,),
+        lengths=(12, 20),
+        agents=agents,
+        untrained=str(EMBEDDED),
+        runs=str(tmp_path),
+        name="e",
+        transcripts=1,
+    )
+    folder = eval.run_suite(config, replace(tiny.AGENT, chunk_tokens=256))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
+    assert all(
+        parts_of(summary, "length", agent=agent, question="made", temperature="0.0") == [12, 20]
+        for agent in agents
+    )
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 and not any(row["error"] for row in rows)
+    read = {
+        agent: {r["document_tokens"] for r in rows if r["agent"] == agent and r["length"] == 20}
+        for agent in agents
+    }
+    assert read["none"] == {0} and max(read["oracle"]) < min(read["memagent"])
+    assert all(
+        a["prediction"] == b["prediction"]
+        for a in rows
+        for b in rows
+        if {a["agent"], b["agent"]} == {"memagent", "memagent@untrained"}
+        and a["id"] == b["id"]
+        and a["length"] == b["length"]
+    )
+    assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
+    page = (folder / "report.html").read_text()
+    for part in (
+        "Paired differences",
+        "By depth of the evidence",
+        "What was lost where",
+        "Growth with the document",
+    ):
+        assert part in page
+    assert (folder / "table.md").read_text().count("| made |") == 6 and (
+        folder / "table.csv"
+    ).read_text().count("\n") == 13
+    eval.run_suite(config, replace(tiny.AGENT, chunk_tokens=256))
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 24
+
+
+def test_questions_that_are_known_without_the_document_are_dropped(
+    tmp_path, questions, monkeypatch, capsys
+):
+    def script(prompt):
+        assert "Text 7" not in prompt.text  # the document is not shown
+        said = {
+            "Question 1?": "\\boxed{A1}",
+            "Question 2?": "It might be A2, \\boxed{x}",
+            "Question 3?": "\\boxed{b}",
+        }
+        return next((text for question, text in said.items() if question in prompt.text), "no")
+
+    monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: scripted(script))
+    for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
+        out = tmp_path / rule / "kept.jsonl.gz"
+        taskfiles.filter_questions(
+            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, rule, "cpu", "transformers"
+        )
+        kept = readers.read(out)
+        assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
+        assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
+        assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
+    with pytest.raises(UserError, match="right or contains"):
+        taskfiles.filter_questions(
+            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, "any", "cpu", "transformers"
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "dropped"),
+    [
+        (r"\boxed{Paris, France}", True),  # the box is wrong, and the answer stands in it
+        (r"\boxed{Paris.}", True),
+        ("It is PARIS", True),
+        ("In Parisian times", True),  # MemAgent's code looks for letters, not for words
+        (r"\boxed{P a r i s}", True),  # the box is right: blanks do not count there
+        ("P a r i s", False),
+        (r"\boxed{Rome}", False),
+        ("", False),
+    ],
+)
+def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
+    tmp_path, monkeypatch, said, dropped
+):
+    records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
+    file, out = lines(tmp_path / "questions.jsonl", records), tmp_path / "kept.jsonl"
+    engine = ScriptedEngine(
+        codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
+    )  # byte by byte what is said
+    engine.dtype = "float32"
+    monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: engine)
+    taskfiles.filter_questions(file, out, "", 2, 1.0, 0.7, 64, "contains", "cpu", "transformers")
+    assert {task.id for task in readers.read(out)} == {
+        "q0",
+        "q1",
+        "q2",
+        "q4",
+        *(() if dropped else ["q3"]),
+    }
+
+
+def scripted(script):
+    made = ScriptedEngine(Codec(tiny.make_tokenizer()), script)
+    made.dtype = "float32"
+    return made
+
+
+@pytest.mark.parametrize("endpoint", [(), ("http://x/v1",)])
+def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, endpoint):
+    """Also where the tokenizer of an endpoint is that of the policy before training."""
+    opened = []
+
+    def answers(word):
+        made = scripted(lambda prompt: f"\\boxed{{{word}}}")
+        made.model = word
+        return made
+
+    def open_engine(model, *rest):
+        opened.append(model)
+        return answers("old" if model == "u" else "new")
+
+    def open_endpoint(urls, served, *rest):
+        opened.append(served)
+        return answers("old" if served == "u" else "new")
+
+    monkeypatch.setattr(eval, "open_engine", open_engine)
+    monkeypatch.setattr(eval, "open_endpoint", open_endpoint)
+    monkeypatch.setattr(eval, "fingerprint", lambda model, dtype: model)
+    config = replace(
+        QUICK,
+        agents=("full", "full@untrained"),
+        lengths=(1,),
+        kinds=("one_fact",),
+        runs=str(tmp_path),
+        name="e",
+        untrained="u",
+    )
+    config = replace(
+        config, model="u" if endpoint else "m", endpoint=endpoint, served_as="m" if endpoint else ""
+    )
+    folder = eval.run_suite(config, tiny.AGENT)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert {(row["agent"], row["prediction"]) for row in rows} == {
+        ("full", "new"),
+        ("full@untrained", "old"),
+    }
+    assert opened == ["m", "u"] and len({row["settings"] for row in rows}) == 2
+
+
+def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
+    asked = []
+
+    def script(prompt):
+        asked.append(prompt)
+        return "\\boxed{x}"
+
+    class Refusing(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                turn.finish, turn.error = Finish.ERROR, "HTTP 500"
+            return done
+
+    def opened(*args):
+        made = Refusing(Codec(tiny.make_tokenizer()), script)
+        made.dtype = "float32"
+        return made
+
+    monkeypatch.setattr(eval, "open_engine", opened)
+    config = replace(
+        QUICK,
+        agents=("none",),
+        lengths=(1,),
+        kinds=("one_fact",),
+        runs=str(tmp_path),
+        name="e",
+        retries=0,
+    )
+    folder = eval.run_suite(config, tiny.AGENT)
+    eval.run_suite(config, tiny.AGENT)
+    assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
+    eval.run_suite(replace(config, redo_failed=True), tiny.AGENT)
+    assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
+    assert (
+        cell_of(json.loads((folder / "summary.json").read_text()), "none", "one_fact", "0.0", 1)[
+            "failed"
+        ]
+        == 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"evidence_order": "reverse"}, "evidence_order means nothing without --suite"),
+        ({"haystack": ("x",)}, "haystack"),
+        ({"filler": ("x",)}, "filler"),
+        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4 means nothing to the suite ruler"),
+        ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
+        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths mean nothing to files"),
+        ({"agents": ("full", "bm25", "full")}, "agents has 'full' twice"),
+        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures has 0.0 twice"),
+        ({"lengths": (4, 4)}, "lengths has 4 twice"),
+    ],
+)
+def test_what_a_suite_does_not_use_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        EvalConfig(**fields)

@@ -1,0 +1,392 @@
+"""Text that remembers its tokens, and the codec between the two.
+
+Holds: `Text` (a str with the token ids it was cut from or sampled as), `Sections` of a document, `Codec` (a tokenizer with a chat template),
+`Characters` (for a model whose tokenizer is not known).
+Leaves out: prompts (memagent.py), models (rollout.py). No torch.
+Exercise it: `pytest tests/tokens/test_codec.py`. Read next: data.py.
+
+Tokens in, tokens out: a section is a slice of the document's ids and a memory is the ids that were sampled. Both travel
+through the agents as ordinary strings; when they come back inside a prompt, their own ids are used and nothing is encoded twice.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+from weakref import WeakValueDictionary
+
+from config.errors import UserError, loading
+
+
+class Text(str):
+    """A string together with the token ids it stands for. Any string operation gives a plain `str` without ids.
+
+    >>> t = Text("Anna joined Boris.", (7, 8, 9, 3)); t.ids, t.strip() == t, hasattr(t.strip(), "ids")
+    ((7, 8, 9, 3), True, False)
+    """
+
+    __slots__ = ("ids",)
+    ids: tuple[int, ...]
+
+    def __new__(cls, text: str, ids: Iterable[int]) -> Text:
+        self = super().__new__(cls, text)
+        self.ids = tuple(ids)
+        return self
+
+    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:  # pickle and copy keep the ids
+        return str(self), self.ids
+
+
+class Sections(Sequence[Text]):
+    """A document in sections of `n_tokens` ids, the last one shorter. The document stands here once, as ids of four bytes each; a section
+    becomes text when it is read, and the latest ones are remembered: the members of a group read the same at about the same time."""
+
+    REMEMBERED = 1 << 13  # tokens, and at least two sections
+
+    def __init__(
+        self,
+        ids: Iterable[int],
+        n_tokens: int,
+        left_out: int,
+        decode: Callable[[Sequence[int]], Text],
+    ):
+        self.ids, self.n_tokens = array("I", ids), n_tokens
+        self.left_out = left_out
+        """tokens of the document that are in no section"""
+        self._decode, self._latest = decode, OrderedDict()
+
+    def __len__(self) -> int:
+        return -(-len(self.ids) // self.n_tokens)
+
+    def __getitem__(self, k: int | slice) -> Text | list[Text]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        k = range(len(self))[k]
+        if k not in self._latest:
+            self._latest[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
+            if len(self._latest) > max(2, self.REMEMBERED // self.n_tokens):
+                self._latest.popitem(last=False)
+        return self._latest[k]
+
+
+class Recent:
+    """The results of the latest calls, as long as they have `max_tokens` tokens together: the members of a group read the same document."""
+
+    def __init__(self, max_tokens: int):
+        self.max_tokens, self.tokens = max_tokens, 0
+        self.kept: OrderedDict[tuple, tuple[int, object]] = OrderedDict()
+
+    def get(self, key: tuple, make: Callable[[], object], size: Callable[[object], int]):
+        if key in self.kept:
+            self.kept.move_to_end(key)
+            return self.kept[key][1]
+        value = make()
+        if (n := size(value)) <= self.max_tokens:
+            self.kept[key] = n, value
+            self.tokens += n
+        while self.tokens > self.max_tokens:
+            self.tokens -= self.kept.popitem(last=False)[1][0]
+        return value
+
+
+class Codec:
+    """A fast tokenizer of transformers with its chat template, seen as pieces of token ids.
+
+    A prompt is encoded piece by piece: the template's fixed strings one by one (cached), a `Text` by its ids, any other string by
+    the tokenizer. Pieces are never merged across their borders, in training and evaluation alike (spec memagent.md 3.2).
+
+    Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets the ids of those characters. The
+    library cannot do the same for added tokens that are not special (`</think>`, the embedded policy's template pieces): they stop
+    nothing, and a text that spells our tags reads like our tags with every tokenizer.
+
+    thinking: False asks the chat template to switch thinking off where it knows how (`enable_thinking`).
+    """
+
+    exact = True  # a text has as many ids here as the model reads
+
+    def __init__(
+        self,
+        tokenizer,
+        thinking: bool = False,
+        system: str | None = None,
+        eos_ids: Iterable[int] = (),
+    ):
+        self.tokenizer = tokenizer
+        self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
+        self.pad_id = (
+            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        )
+        self._fixed: dict[str, tuple[int, ...]] = {}
+        self._recent = Recent(1 << 21)
+        self._alive: WeakValueDictionary[tuple, Sections] = (
+            WeakValueDictionary()
+        )  # in use, however long
+        # the library looks at the type of every id before it decodes them: its backend does the same, where it does, in a tenth of the time
+        backend, some = (
+            getattr(tokenizer, "backend_tokenizer", None),
+            list(range(min(256, len(tokenizer)))),
+        )
+        plainly = backend is not None and backend.decode(
+            some, skip_special_tokens=True
+        ) == self._decode_slowly(some)
+        self._decode: Callable[[list[int]], str] = (
+            (lambda ids: backend.decode(ids, skip_special_tokens=True))
+            if plainly
+            else self._decode_slowly
+        )
+        self._head, self._tail = self._chat_frame(thinking, system)
+        self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, trust_remote_code: bool = False, local: bool = False, **kwargs
+    ) -> Codec:
+        """Of a model's folder or a hub name; local: nothing is downloaded. kwargs: `thinking`, `system`."""
+        from transformers import AutoTokenizer, GenerationConfig
+
+        if not Path(path).exists() and str(path).startswith((".", "/", "~")):
+            raise UserError(
+                f"No model folder at {path}: give a folder with config.json, tokenizer and safetensors, or a hub name."
+            )
+        with loading(f"The tokenizer of {path}"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=trust_remote_code, local_files_only=local
+            )
+            try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
+                eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
+            except OSError:
+                if Path(path, "generation_config.json").exists():  # there, but damaged
+                    raise
+                eos = None
+            return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
+
+    def _chat_frame(self, thinking: bool, system: str | None) -> tuple[str, str]:
+        """What the chat template puts before and after one user message."""
+        if self.tokenizer.chat_template is None:
+            return self.tokenizer.bos_token or "", ""
+        mark = "MEMAGENT-SLOT"
+        messages = ([{"role": "system", "content": system}] if system else []) + [
+            {"role": "user", "content": mark}
+        ]
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+        head, found, tail = text.partition(mark)
+        if not found:
+            raise UserError(
+                "The model's chat template drops the user's message; give another --model."
+            )
+        return head, tail
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells one tokenizer and chat template from another."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        said = (
+            backend.to_str()
+            if backend is not None
+            else repr(sorted(self.tokenizer.get_vocab().items()))
+        )
+        return blake2b(
+            repr((said, self._head, self._tail, sorted(self.eos_ids))).encode(), digest_size=8
+        ).hexdigest()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of one piece, without special tokens around it or in it. A `Text` gives the ids it carries."""
+        if isinstance(text, Text):
+            return text.ids
+        return tuple(
+            self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        )
+
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of a text in lower case as strings, without the mark that stands for a blank."""
+        return [token.replace("\u0120", "") for token in self.tokenizer.tokenize(text.lower())]
+
+    PART = 1 << 18  # characters that are encoded at once
+    AROUND = 256  # characters on either side of a cut that say whether it changes anything
+
+    def ids(self, text: str) -> array:
+        """What `encode` gives, four bytes a token, of a text of any length.
+
+        The library takes 250 bytes a token while it encodes, so a long text goes in parts. It is cut before a blank or a line's first
+        letter, where the text around the cut has the same ids in two parts as in one; where there is no such place, not at all.
+        """
+        found, start = array("I"), 0
+        while len(text) - start > 2 * self.PART and not isinstance(text, Text):
+            end = next(
+                filter(lambda at: self._parts(text, at), self._places(text, start + self.PART)), 0
+            )
+            if not end:
+                break
+            found.extend(self.encode(text[start:end]))
+            start = end
+        found.extend(self.encode(text if start == 0 else text[start:]))
+        return found
+
+    @staticmethod
+    def _places(text: str, start: int) -> Iterator[int]:
+        """The next places from `start` on where a text may be cut, a few of either kind."""
+        some = text[start : start + 4096]
+        blanks = [start + m.start() for m in re.finditer(r"(?<=\S) (?=\S)", some)]
+        lines = [start + m.start() for m in re.finditer(r"(?<=\n)[^\W_]", some)]
+        yield from lines[:8]
+        yield from blanks[:8]
+
+    def _parts(self, text: str, at: int) -> bool:
+        before, after = text[max(0, at - self.AROUND) : at], text[at : at + self.AROUND]
+        return self.encode(before) + self.encode(after) == self.encode(before + after)
+
+    def text(self, text: str) -> Text:
+        """A string with its ids, so that it is encoded once."""
+        if isinstance(text, Text):
+            return text
+        return self._recent.get(
+            (text,), lambda: Text(text, self.encode(text)), lambda made: len(made.ids)
+        )
+
+    def after_thinking(self, response: Text) -> Text:
+        """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
+        rest = response.rpartition("</think>")[2]
+        if "<think>" in rest:
+            return self.text(rest.partition("<think>")[0])  # thoughts that never ended
+        if "</think>" not in response:
+            return response
+        end = self.tokenizer.convert_tokens_to_ids("</think>")
+        if end in response.ids:
+            return self.decode(response.ids[len(response.ids) - response.ids[::-1].index(end) :])
+        return self.text(rest)
+
+    def fixed(self, text: str) -> tuple[int, ...]:
+        """Token ids of a template's constant piece, special tokens among them; remembered."""
+        if text not in self._fixed:
+            self._fixed[text] = (
+                tuple(
+                    self.tokenizer.encode(
+                        text, add_special_tokens=False, split_special_tokens=False
+                    )
+                )
+                if text
+                else ()
+            )
+        return self._fixed[text]
+
+    def _decode_slowly(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def decode(self, ids: Sequence[int]) -> Text:
+        return Text(self._decode(list(ids)), ids)
+
+    def chat(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Prompt ids of one user message made of (piece, is it constant?), inside the chat template."""
+        ids = list(self.fixed(self._head))
+        for piece, constant in parts:
+            ids += self.fixed(piece) if constant else self.encode(piece)
+        ids += self.fixed(self._tail)
+        return ids
+
+    def response(self, ids: Sequence[int]) -> Text:
+        """A sampled response as text, without padding and end-of-sequence ids (spec memagent.md 3.3).
+
+        Where the chat template itself has opened `<think>`, the text begins with it: thoughts cut short are then known as thoughts.
+        """
+        text = self.decode([i for i in ids if i not in self.eos_ids and i != self.pad_id])
+        return Text(f"<think>{text}", text.ids) if self._thinks_at_once and ids else text
+
+    def cut(
+        self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center"
+    ) -> Sections:
+        """The document in sections of `n_tokens` ids: no overlap, no alignment, the last one shorter (spec memagent.md 3.1).
+
+        Past `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of the ids that fit, `"head"` the
+        first sections. Who asks for the same again while it is in use, or soon after, gets the same: neither text nor ids of a document
+        are in memory twice.
+        """
+
+        def made() -> Sections:
+            kept = ids = self.ids(document)
+            if max_sections and len(ids) > (limit := max_sections * n_tokens):
+                kept = (
+                    ids[: limit // 2] + ids[len(ids) - limit // 2 :]
+                    if over == "center"
+                    else ids[:limit]
+                )
+            return Sections(kept, n_tokens, len(ids) - len(kept), self.decode)
+
+        text = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
+        key = (
+            text,
+            getattr(document, "ids", None),
+            n_tokens,
+            max_sections,
+            over,
+        )  # equal text may have other ids
+        sections = self._alive.get(key) or self._recent.get(
+            key, made, lambda sections: len(sections.ids)
+        )
+        self._alive[key] = sections
+        return sections
+
+
+class Characters(Codec):
+    """A codec for a model whose tokenizer is not known: a "token" is a piece of at most four bytes of UTF-8, about what a token of today's
+    vocabularies has. Lengths are estimates; every text comes back as it was. There is no chat template: a prompt is its text.
+
+    >>> codec = Characters(); codec.encode("Anna met Zoë."), str(codec.decode(codec.encode("Anna met Zoë.")))
+    ((0, 1, 2, 3), 'Anna met Zoë.')
+    """
+
+    exact = False
+    PIECE = re.compile("[\0-\x7f]{1,4}|[\0-\u07ff]{1,2}|.", re.DOTALL)
+    fingerprint = "characters"
+
+    def __init__(self):
+        self.tokenizer, self.eos_ids, self.pad_id = (
+            SimpleNamespace(eos_token_id=None),
+            frozenset(),
+            None,
+        )
+        self._numbers: dict[str, int] = {}  # piece -> its number, in the order in which they came
+        self._pieces: list[str] = []
+        self._head = self._tail = ""
+        self._thinks_at_once = False
+        self._recent, self._alive = Recent(1 << 21), WeakValueDictionary()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if isinstance(text, Text):
+            return text.ids
+        return tuple(self._number(piece) for piece in self.PIECE.findall(text))
+
+    def _number(self, piece: str) -> int:
+        if piece not in self._numbers:
+            self._numbers[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return self._numbers[piece]
+
+    def ids(self, text: str) -> array:
+        return array("I", self.encode(text))
+
+    def fixed(self, text: str) -> tuple[int, ...]:
+        return self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> Text:
+        return Text("".join(self._pieces[i] for i in ids), ids)
+
+    def response(self, ids: Sequence[int]) -> Text:
+        return self.decode(ids)
+
+    def after_thinking(self, response: Text) -> Text:
+        rest = response.rpartition("</think>")[2].partition("<think>")[0]
+        return response if rest == response else self.text(rest)
+
+    def tokens(self, text: str) -> list[str]:
+        raise UserError(
+            "The retriever tfidf_tokens compares the model's own tokens: say by --model whose these are."
+        )
