@@ -1,279 +1,165 @@
-"""The commands. `python cli.py --help` lists them; every setting of a command is a flag, and its help is the setting's docstring.
+"""The commands. `python cli.py --help` lists them; every setting of a command is a flag.
 
 Holds: typer commands, nothing else: logic is in the modules that they call, imported only when they run.
+Read next: any room, by its charter (`agents/__init__.py` and so on).
 """
 
 from __future__ import annotations
 
-import errno
-import functools
-import inspect
 import os
 import sys
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agents import find
-from config import files, options, presets
-from config.errors import UserError, clean, clip
-from config.options import BaseConfig, EvalConfig, GRPOConfig, RunConfig
-from memagent import AgentConfig
+from config import options
+from config.errors import UserError
+from config.flags import AgentGroup, Panels, command, value_of
+from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
+from memagent import ReadConfig
 
-# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take the cores from whatever else
-# runs. With two of them beside other work on two cores SmolLM2 took 32 to 69 s for what one thread does in 12, sleeping ones in 13.
+# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take the
+# cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32 to 69 s
+# for what one thread does in 12, sleeping ones in 13.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
+    cls=AgentGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Language models that read more than they can hold.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
 
+# ---------------------------------------------------------------- flags of agents
 
-def command(parent: typer.Typer, *classes: type, name: str | None = None) -> Callable:
-    """Register a command whose flags are its own parameters and every field of the given settings classes.
 
-    The command is called with one dict per class: the fields that the user gave. A UserError becomes one sentence and exit code 2.
+def agents_of(arguments: Sequence[str]) -> list[str]:
+    """Return the agents that a command line is about, before its flags are known.
+
+    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
+    --model.
     """
-
-    def register(function: Callable) -> Callable:
-        own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters = [p.replace(annotation=hints[p.name]) for p in own]
-        taken = {p.name for p in own}
-        for cls in classes:
-            types, docs = typing.get_type_hints(cls), options.docs(cls)
-            for field in fields(cls):
-                if field.name in taken:
-                    continue
-                taken.add(field.name)
-                default = field.default if field.default is not MISSING else ""
-                parameters.append(
-                    _flag(
-                        field.name,
-                        types[field.name],
-                        default,
-                        docs.get(field.name, ""),
-                        cls.__name__,
-                    )
-                )
-
-        @functools.wraps(function)
-        def run(**values):
-            given = []
-            try:
-                _whole(values)
-                for cls in classes:
-                    names = [f.name for f in fields(cls) if f.name not in {p.name for p in own}]
-                    types = typing.get_type_hints(cls)
-                    given.append(
-                        {
-                            n: _value(n, types[n], values[n])
-                            for n in names
-                            if values.get(n) is not None
-                        }
-                    )
-                return function(*[values[p.name] for p in own], *given)
-            except UserError as error:
-                typer.echo(
-                    f"memagent: {clip(clean(error), 2000)}", err=True
-                )  # it may quote somebody else's file
-                raise typer.Exit(2) from None
-            except KeyboardInterrupt:
-                typer.echo(
-                    "memagent: stopped. Finished work is kept: the same command goes on (train with --resume).",
-                    err=True,
-                )
-                raise typer.Exit(130) from None
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    why = "the disk is full; make room and call again, train with --resume: finished work is kept."
-                elif error.errno in REFUSED and error.filename is not None:
-                    why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
-                else:
-                    raise
-                typer.echo(f"memagent: {why}", err=True)
-                raise typer.Exit(2) from None
-
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        del run.__wrapped__  # typer would look through it and see the dicts
-        return parent.command(name=name or function.__name__.strip("_").replace("_", "-"))(run)
-
-    return register
+    given: dict[str, str] = {}
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
+    stored = find.stored_settings(Path(given["config"])) if "config" in given else {}
+    if "resume" in given and "name" in given:
+        stored = find.begun(Path(given.get("runs", RunConfig().runs), given["name"]))
+    if "agent" in given or "agents" in given:
+        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
+    elif agents := stored.get("eval", {}).get("agents"):
+        names = agents
+    else:
+        own = stored.get("run", {}).get("agent")
+        model = find.model_or_default(given.get("model", ""), given.get("endpoint", ()))
+        names = [own or find.agent_of(given.get("preset", "default"), model)]
+    return [plain for name in names if (plain := name.partition("@")[0])]
 
 
-# how a system refuses a path, wherever in the program it is used first
-REFUSED = (
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-)
-
-
-def _whole(values: dict) -> None:
-    """UserError for an argument with a NUL byte: no path, name or text of a user's has one, and the system's calls end there."""
-    for name, value in values.items():
-        if isinstance(value, str | Path) and "\0" in str(value):
-            raise UserError(
-                f"{name.upper().replace('_', '-')} holds a NUL byte: {clip(str(value), 200)}."
-            )
-
-
-def _flag(name: str, kind: object, default: object, doc: str, panel: str) -> inspect.Parameter:
-    """One field as an optional flag; several values are given as one text with commas."""
-    several = typing.get_origin(kind) is tuple
-    plain = (
-        str if several else next((t for t in typing.get_args(kind) if t is not type(None)), kind)
-    )
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
-    option = typer.Option(
-        f"--{name.replace('_', '-')}"
-        + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""),
-        help=about,
-        rich_help_panel=panel,
-        show_default=False,
-    )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[plain | None, option],
-    )
-
-
-def _value(name: str, kind: object, value: object) -> object:
-    if typing.get_origin(kind) is not tuple:
-        return value
-    item = typing.get_args(kind)[0]
-    try:
-        return tuple(_doubled([v if v == "..." else item(v) for v in str(value).split(",") if v]))
-    except (ValueError, TypeError):
-        raise UserError(
-            f"--{name.replace('_', '-')} takes values of the form 4,8,16, not {value!r}."
-        ) from None
-
-
-def _doubled(values: list) -> list:
-    """50,...,6400 is 50,100,200, .. as far as 6400: each number twice the one before."""
-    out = []
-    for value, following in zip(values, [*values[1:], None], strict=False):
-        if value != "...":
-            out.append(value)
-            continue
-        if not out or not isinstance(following, int) or not 0 < out[-1] < following:
-            raise ValueError
-        while out[-1] * 2 < following:
-            out.append(out[-1] * 2)
-    return out
-
-
-def _merged(
-    config: Path | None, compat: str = "", training: bool = False, **given: dict
-) -> list[dict]:
-    """Fields from a config file, over them those of --compat, the flags on top; one dict per section."""
-    classes = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig, "eval": EvalConfig}
-    stored = files.load(config, **classes) if config else {}
-    theirs = presets.compat_fields(compat, training)
+def own_flags(arguments: list[str]) -> Panels:
+    """Return the settings classes of the agents of a command line, each with the title of its panel."""
     return [
-        stored.get(section, {}) | theirs.get(section, {}) | values
-        for section, values in given.items()
+        (f"The agent {find.find(name).name}", find.find(name).Config)
+        for name in agents_of(arguments)
     ]
 
 
-def _check_compat(compat: str, agents: Sequence[str]) -> None:
-    if compat and "rememr1" not in agents:
-        raise UserError(
-            "--compat is about ReMemR1: give --agent rememr1 (eval: --agents) or --preset rememr1 too."
-        )
+def flags_of_evaluation(arguments: list[str]) -> Panels:
+    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
+    named = any(word.partition("=")[0] == "--agents" for word in arguments)
+    defaults = () if named else EvalConfig().agents[1:]
+    titled = [(f"The agent {find.find(name).name}", find.find(name).Config) for name in defaults]
+    return [*own_flags(arguments), *titled]
+
+
+def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
+    """Return fields per section: of a config file, over them those of --compat, the flags on top."""
+    stored = find.stored_settings(config) if config else {}
+    return [
+        stored.get(section, {}) | compat.get(section, {}) | values
+        for section, values in given.items()
+    ]
 
 
 Config = Annotated[
     Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")
 ]
-RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 Preset = Annotated[
-    str, typer.Option(help="several settings at once: default, paper, vime, rememr1, demo")
+    str,
+    typer.Option(
+        help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
+    ),
 ]
 Compat = Annotated[
     str,
     typer.Option(
-        help="rememr1, where its paper and its code differ: every axis as the one or the other has it (paper, upstream); the axes are "
-        "printed, and with upstream what of its code is not imitated"
+        help="imitate a published system wherever the agent's settings can: paper or upstream; prints "
+        "what it sets and what it cannot imitate",
+        rich_help_panel="How the agent reads",
     ),
 ]
+AgentName = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        help="a name in agents/, or a file such as my_agent.py; default: the preset's, else the model's",
+    ),
+]
+Model = Annotated[
+    str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded policy")
+]
+RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
+DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
+TRAIN = (
+    "config preset resume dry_run name model data agent steps tasks_per_step group_size lr temperature "
+    "lora_rank devices engine validation save_every seed"
+).split()
+EVAL = (
+    "config preset name model untrained agents data suite lengths n samples temperatures engine endpoint seed"
+).split()
 
 
-@command(app, RunConfig, GRPOConfig, AgentConfig)
+@command(app, RunConfig, GRPOConfig, ReadConfig, everyday=TRAIN, more=own_flags)
 def train(
     config: Config = None,
     preset: Preset = "default",
-    compat: Compat = "",
     resume: Annotated[bool, typer.Option(help=RESUME)] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="everything but the weights: the plan, two small steps, an export"
-        ),
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    compat: Compat = "",
     run: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
     """Train a policy with GRPO; results lie in RUNS/NAME."""
-    run, grpo, agent = _merged(config, compat, training=True, run=run, grpo=grpo, agent=agent)
+    (run,) = _merged(config, {}, run=run)
+    name = run.get("agent") or find.agent_of(preset, run.get("model") or options.EMBEDDED)
+    theirs = find.compat_of(compat, [name], training=True)
+    grpo, agent = _merged(config, theirs, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = find.resumed(preset, run, grpo, agent)
-    reader = find.reader_of(preset, run.get("model") or options.EMBEDDED)
-    run_config = RunConfig(**presets.preset_fields(preset)[2] | {"agent": reader} | run)
-    _check_compat(compat, [run_config.agent])
-    grpo_config, agent_config = find.resolve(
-        preset, run_config.model or options.EMBEDDED, grpo, agent, run_config.agent
+        name = run.get("agent") or name
+    grpo_config, reader = find.resolve(
+        preset, run.get("model") or options.EMBEDDED, grpo, agent, name
     )
-    if run_config.agent == "rememr1":
-        typer.echo(find.axes(agent_config, grpo_config, compat))
+    run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
+    run_config = RunConfig(**run)
+    if axes := find.axes(reader, grpo_config, compat):
+        typer.echo(axes)
     if dry_run:
         from commands.dryrun import dry_run as run_dry
 
-        return run_dry(run_config, grpo_config, agent_config, typer.echo, resume)
-    from commands.train import TrainingProgress
-    from commands.train import train as run_training
-    from models.ranks import first
-    from report.page import write_report
-    from report.runlog import summary
-    from report.summary import write_summary
+        return run_dry(run_config, grpo_config, reader, typer.echo, resume)
+    from commands.train import run_and_report
 
-    folder = run_training(
-        run_config,
-        grpo_config,
-        agent_config,
-        resume,
-        callbacks=[TrainingProgress(grpo_config.steps)],
-    )
-    if not first():  # one of torchrun's other processes
-        return
-    if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
-        write_summary(folder / "summary.json", summary(folder))
-        write_report(folder, title=f"Training {folder.name}")
-    if not run_config.keep_checkpoints:
-        typer.echo(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
-        return
-    typer.echo(
-        f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'} and the files beside it."
-    )
+    run_and_report(run_config, grpo_config, reader, resume, typer.echo)
 
 
 @command(app)
@@ -302,7 +188,7 @@ def export(
     typer.echo(f"The policy is in {folder}.")
 
 
-@command(app, EvalConfig, AgentConfig)
+@command(app, EvalConfig, ReadConfig, everyday=EVAL, more=flags_of_evaluation)
 def _eval(
     config: Config = None,
     preset: Preset = "default",
@@ -310,56 +196,49 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents on tasks: accuracy by length with n and a 95 % interval; goes on where an earlier call was stopped."""
-    evaluation, agent = _merged(config, compat, eval=evaluation, agent=agent)
+    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was stopped."""
     from eval import run_suite
 
+    (evaluation,) = _merged(config, {}, eval=evaluation)
     eval_config = EvalConfig(**evaluation)
-    model = find.policy(eval_config.model, eval_config.endpoint)
+    model = find.model_or_default(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
-        eval_config = replace(
-            eval_config, agents=(find.reader_of(preset, model), *EvalConfig().agents[1:])
-        )
-    agents = [name.partition("@")[0] for name in eval_config.agents]
-    _check_compat(compat, agents)
-    _, agent_config = find.resolve(
-        preset, model, {}, {"max_sections": None} | agent
-    )  # a preset's cap is one of training
-    if "rememr1" in agents:
-        typer.echo(find.axes(agent_config, compat=compat))
-    folder = run_suite(eval_config, agent_config)
+        agents = (find.agent_of(preset, model), *EvalConfig().agents[1:])
+        eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
+    names = dict.fromkeys(name.partition("@")[0] for name in eval_config.agents)
+    theirs = find.compat_of(compat, names, training=False)
+    (agent,) = _merged(config, theirs, agent=agent)
+    settings = {"max_sections": None} | agent  # a preset's cap is one of training
+    agents = {
+        name: find.with_state(find.resolve(preset, model, {}, settings, name)[1], model)
+        for name in names
+    }
+    for reader in agents.values():
+        if axes := find.axes(reader, compat=compat if reader.compat else ""):
+            typer.echo(axes)
+    folder = run_suite(eval_config, agents)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
 
-@command(app, AgentConfig)
+ENDPOINT = (
+    "ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer, "
+    "without it lengths are estimated"
+)
+
+
+@command(app, ReadConfig, more=own_flags)
 def ask(
     file: Annotated[Path, typer.Argument(help="text to read")],
     question: Annotated[str, typer.Argument()],
-    model: Annotated[
-        str,
-        typer.Option(help="folder or hub name of a causal LM; empty = the embedded base policy"),
-    ] = "",
-    reader: Annotated[
-        str,
-        typer.Option(
-            "--agent",
-            help="memagent, rememr1, full, bm25 or none; default: the preset's, else the model's",
-        ),
-    ] = "",
+    model: Model = "",
+    name: AgentName = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: Annotated[Device, typer.Option(help="where the model computes")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option(help="run code that comes with the model")
     ] = False,
-    engine: Annotated[
-        str, typer.Option(help="what answers: transformers or vllm")
-    ] = "transformers",
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            help="ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer, without it lengths are estimated"
-        ),
-    ] = "",
+    engine: Annotated[EngineName, typer.Option(help="what answers")] = "transformers",
+    endpoint: Annotated[str, typer.Option(help=ENDPOINT)] = "",
     served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
     chat: Annotated[
         bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")
@@ -369,30 +248,20 @@ def ask(
     agent: dict = {},
 ):
     """Answer a question about a text, showing the memory as it changes."""
-    EvalConfig(device=device, engine=engine)  # for its checks
-    (agent,) = _merged(None, compat, agent=agent)
-    policy = find.policy(model, endpoint)
-    reader = reader or find.reader_of(preset, policy)
-    _check_compat(compat, [reader])
-    _, agent_config = find.resolve(preset, policy, {}, {"max_sections": None} | agent)
-    if reader == "rememr1":
-        typer.echo(find.axes(agent_config, compat=compat))
     from commands.ask import ask as run_ask
 
-    run_ask(
-        file,
-        question,
-        model,
-        reader,
-        temperature,
-        device,
-        trust_remote_code,
-        agent_config,
-        endpoint,
-        served_as,
-        chat,
-        engine,
-    )
+    config = EvalConfig(
+        model=model, device=device, engine=engine, trust_remote_code=trust_remote_code, in_flight=1,
+        endpoint=tuple(url for url in endpoint.split(",") if url), served_as=served_as, chat=chat,
+    )  # fmt: skip
+    policy = find.model_or_default(model, endpoint)
+    name = name or find.agent_of(preset, policy)
+    theirs = find.compat_of(compat, [name], training=False).get("agent", {})
+    settings = {"max_sections": None} | theirs | agent
+    reader = find.with_state(find.resolve(preset, policy, {}, settings, name)[1], policy)
+    if axes := find.axes(reader, compat=compat):
+        typer.echo(axes)
+    run_ask(file, question, reader, config, temperature)
 
 
 @command(app)
@@ -402,20 +271,21 @@ def show(
     task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
     wrong: Annotated[bool, typer.Option(help="only trajectories with reward 0")] = False,
     n: Annotated[int, typer.Option("--n", help="how many")] = 3,
+    agent: Annotated[
+        str, typer.Option(help="the file of an agent of your own, which then shows its turns")
+    ] = "",
 ):
     """Print trajectories: each section, the memory before and after, the answer, the reward."""
     from commands.show import show as run_show
 
-    run_show(path, step, task, wrong, n)
+    run_show(path, step, task, wrong, n, agent)
 
 
-@command(app, GRPOConfig, AgentConfig)
+@command(app, GRPOConfig, ReadConfig, more=own_flags)
 def plan(
     model: Annotated[
         str,
-        typer.Option(
-            help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded base policy"
-        ),
+        typer.Option(help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded policy"),
     ] = "",
     gpu_gib: Annotated[
         float | None, typer.Option(help="memory of one GPU; default: the card's")
@@ -424,28 +294,25 @@ def plan(
     card: Annotated[
         str,
         typer.Option(
-            help="H200, H100, A100, L40S, RTX 4090, L4 or A10; default: by its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and where nothing is said) or H200 (141)"
+            help="H200, H100, A100, L40S, RTX 4090, L4 or A10; default: by its memory an RTX 4090 "
+            "(24 GiB), L40S (48), H100 (80, and where nothing is said) or H200 (141)"
         ),
     ] = "",
     sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
-    reader: Annotated[
-        str, typer.Option("--agent", help="memagent or rememr1; default: the preset's")
-    ] = "",
+    name: AgentName = "",
     preset: Preset = "default",
     grpo: dict = {},
     agent: dict = {},
 ):
     """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
-    from agents.baselines import SECTIONWISE
     from commands.plan import show as show_plan
 
-    reader = reader or find.reader_of(preset, model or options.EMBEDDED)
-    grpo_config, agent_config = find.resolve(preset, model or options.EMBEDDED, grpo, agent, reader)
-    if reader not in SECTIONWISE:
+    grpo_config, reader = find.resolve(preset, model or options.EMBEDDED, grpo, agent, name)
+    if not reader.by_section:
         raise UserError(
-            f"A plan is for an agent that is trained, {' or '.join(SECTIONWISE)}, not {reader!r}."
+            f"A plan is for an agent that is trained section by section, which {reader.label} is not."
         )
-    show_plan(model, gpu_gib, devices, card, sections, grpo_config, agent_config, reader)
+    show_plan(model, gpu_gib, devices, card, sections, grpo_config, reader)
 
 
 @command(app)
@@ -480,13 +347,12 @@ def base(
 
 @command(app)
 def demo(
-    reader: Annotated[
+    agent: Annotated[
         str,
         typer.Option(
-            "--agent",
-            help="memagent; rememr1 = beside memagent, on a task where looking back pays, several seeds",
+            help="a name or a file; one with a demo of its own is trained beside others, several seeds"
         ),
-    ] = "memagent",
+    ] = find.DEFAULT,
     long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
     short: Annotated[
         bool, typer.Option("--short", help="a few steps and questions: does everything run?")
@@ -495,20 +361,20 @@ def demo(
     name: Annotated[
         str | None,
         typer.Option(
-            help="name of the run, default: demo, or demo-AGENT; an earlier demo of this name is replaced"
+            help="name of the run, default: demo, or demo-AGENT; an earlier one is replaced"
         ),
     ] = None,
     runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs",
 ):
-    """Train the embedded policy with GRPO, evaluate it beside the untrained one and others, write a report."""
-    from commands.demo import run_demo, run_versus
+    """Train the embedded policy with GRPO, evaluate it beside the untrained one, write a report."""
+    from commands.demo import run_demo
 
-    if reader not in ("memagent", "rememr1"):
-        raise UserError(f"There is no demo of {reader!r}: choose memagent or rememr1.")
+    kind = find.find(agent)
+    if not kind.by_section:
+        raise UserError(f"There is no demo of {agent!r}: it does not read section by section.")
     if name is None:
-        name = "demo" if reader == "memagent" else f"demo-{reader}"
-    run = run_versus if reader == "rememr1" else run_demo
-    run("long" if long else "short" if short else "default", seed, name, runs)
+        name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
+    run_demo("long" if long else "short" if short else "default", seed, name, runs, kind.name)
 
 
 # ---------------------------------------------------------------- data
@@ -589,7 +455,7 @@ def build(
     run_build(
         file,
         out,
-        _value("documents", tuple[int, ...], documents),
+        value_of("documents", tuple[int, ...], documents),
         n,
         extra,
         split,
@@ -634,17 +500,17 @@ def build_ruler(
     from commands.taskfiles import build_ruler as run_build
 
     many = {
-        name: _value(name, tuple[str, ...], text)
+        name: value_of(name, tuple[str, ...], text)
         for name, text in (("ruler_tasks", tasks), ("haystack", haystack), ("filler", extra))
     }
     config = EvalConfig(
         suite="ruler",
-        lengths=_value("tokens", tuple[int, ...], tokens),
+        lengths=value_of("tokens", tuple[int, ...], tokens),
         n=n,
         squad=squad,
         source_split=split,
         seed=seed,
-        data=_value("questions", tuple[str, ...], questions) or ("world",),
+        data=value_of("questions", tuple[str, ...], questions) or ("world",),
         **many,
     )
     run_build(out, config, tokenizer, trust_remote_code)

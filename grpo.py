@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import islice, repeat
+from typing import Literal
 
 import lightning
 import torch
@@ -19,13 +20,13 @@ import torch
 from config.errors import UserError
 from config.options import GRPOConfig
 from data import Task, Tasks, seed_of
-from memagent import Agent, AgentConfig, Group, Trajectory, Turn
+from memagent import Agent, Group, Trajectory, Turn, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
 from models.logprobs import Batch, Row, logprobs, pack, score
 from models.proof import Followed, Kept, agreement, followed
-from report.metrics import UPDATE_METRICS, PeakMemory, describe, describe_states, on_gpu
-from rollout import Engine, Sampling, rollout
+from report.metrics import UPDATE_METRICS, PeakMemory, describe, describe_turns, on_gpu
+from rollout import Engine, Sampling, advance, rollout, start
 from tokens.trie import Cost
 
 # ---------------------------------------------------------------- advantages
@@ -50,89 +51,84 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
 
 
 def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
-    """Advantages of a group's turns, [trajectories][turns].
+    """Return the advantages of a group's turns, [trajectories][turns].
 
-    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it). With them (ReMemR1, arXiv
-    2509.23040 eq. 8 and 9) it is alpha times that, plus 1 - alpha times the turn's own: its `state` reward against those of the
-    group's other trajectories at the same section. The turns that answer are a group of their own, wherever they stand.
+    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it).
+    With them it is alpha times that, plus 1 - alpha times the turn's own: the sum of its rewards against
+    those of the group's turns at the same place (`memagent.place_of`); arXiv 2509.23040, eq. 8 and 9.
     """
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
     out = []
     for a, trajectory in zip(outcome, group.trajectories, strict=True):
-        shares = (
-            sum(bool(t.response_ids) for t in trajectory.turns) if config.credit == "split" else 1
-        )
+        split = config.credit == "split"
+        shares = sum(turn.trained for turn in trajectory.turns) if split else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
-    if not any(t.states for t in group.trajectories):
-        return out
-    same: dict[int, list[tuple[int, int]]] = {}  # section, or -1 -> places in `out`
+    compared: dict[Hashable, list[tuple[int, int]]] = {}  # place -> indices in `out`
     for i, trajectory in enumerate(group.trajectories):
-        for k, (turn, _) in enumerate(zip(trajectory.turns, trajectory.states, strict=True)):
-            same.setdefault(-1 if turn.prompt.final else k, []).append((i, k))
-    for places in same.values():
-        rewards = [
-            config.state_reward_scale * group.trajectories[i].states[k]["state"] for i, k in places
-        ]
-        for (i, k), a in zip(places, advantages(rewards, config.normalisation), strict=True):
+        for k, turn in enumerate(trajectory.turns):
+            if turn.rewards and turn.prompt.trained and not turn.prompt.frozen:
+                compared.setdefault(place_of(turn, k), []).append((i, k))
+    for indices in compared.values():
+        turns = [group.trajectories[i].turns[k] for i, k in indices]
+        rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
+        own = advantages(rewards, config.normalisation)
+        for (i, k), a in zip(indices, own, strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out
 
 
-def rows_of(
+def training_rows(
     groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1
 ) -> list[Row]:
-    """The rows of all groups that carry a signal (without_signal = keep: of all groups), in the order of groups, trajectories and turns.
-    These are the groups of the step that `ranks.dealt` gives this rank.
+    """Return the rows of all groups with a signal (without_signal = keep: of all groups), in order.
 
-    Normalised per trajectory first, expanded to turns afterwards: long documents do not weigh more in the baseline. The rare outcome of
-    a group (the one failure among successes, or the one success) has the larger advantages; its trajectories are never thinned out.
+    groups: this rank's share of the step (`ranks.dealt`). Advantages are normalised per trajectory and
+    expanded to turns afterwards: long documents do not weigh more in the baseline.
     """
     rows = []
     for place, group in zip(ranks.dealt(rank, world), groups, strict=False):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
         each = advantages_of(group, config)
-        if (
-            config.without_signal == "skip"
-            and not group.signal
-            and not any(any(of_turns) for of_turns in each)
-        ):
+        signal = group.signal or any(any(of_turns) for of_turns in each)
+        if config.without_signal == "skip" and not signal:
             continue
         usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
-        first = place * config.group_size
-        for number, (a, of_turns, trajectory) in enumerate(
-            zip(outcome, each, group.trajectories, strict=True), first
-        ):
-            turns = [
-                (t, advantage)
-                for t, advantage in zip(trajectory.turns, of_turns, strict=True)
-                if t.response_ids
-            ]
-            updates = [t for t, _ in turns if not t.prompt.final]
-            weight, k = 1.0, config.turns_per_trajectory
-            if abs(a) <= usual and 0 < k < len(updates):
-                draw = torch.Generator().manual_seed(
-                    seed_of(seed, trajectory.task.id, trajectory.sample) >> 1
-                )
-                chosen = {
-                    id(updates[i])
-                    for i in torch.randperm(len(updates), generator=draw)[:k].tolist()
-                }
-                turns, weight = (
-                    [(t, x) for t, x in turns if t.prompt.final or id(t) in chosen],
-                    len(updates) / k,
-                )
-            rows += [
-                Row(
-                    t.prompt_ids,
-                    t.response_ids,
-                    t.logprobs,
-                    x,
-                    1.0 if t.prompt.final else weight,
-                    number,
-                )
-                for t, x in turns
-            ]
+        for k, trajectory in enumerate(group.trajectories):
+            pairs = zip(trajectory.turns, each[k], strict=True)
+            turns = [(turn, advantage) for turn, advantage in pairs if turn.trained]
+            # the rare outcome of a group, the one failure or success, has the larger advantage: all of it
+            thinned = config.turns_per_trajectory if abs(outcome[k]) <= usual else 0
+            number = place * config.group_size + k
+            rows += _rows_of(trajectory, turns, thinned, seed, number)
     return rows
+
+
+def _rows_of(
+    trajectory: Trajectory, turns: list[tuple[Turn, float]], n: int, seed: int, number: int
+) -> list[Row]:
+    """Return the rows of one trajectory: its answer and, of its updates, n drawn at random (0 = all).
+
+    Drawn rows are weighted up, so that their gradient is that of all rows on average.
+    """
+    updates = [turn for turn, _ in turns if not turn.prompt.final]
+    weight = 1.0
+    if 0 < n < len(updates):
+        seed = seed_of(seed, trajectory.task.id, trajectory.sample) >> 1
+        order = torch.randperm(len(updates), generator=torch.Generator().manual_seed(seed))
+        chosen = {id(updates[i]) for i in order[:n].tolist()}
+        turns = [(t, a) for t, a in turns if t.prompt.final or id(t) in chosen]
+        weight = len(updates) / n
+    return [
+        Row(
+            turn.prompt_ids,
+            turn.response_ids,
+            turn.logprobs,
+            advantage,
+            1.0 if turn.prompt.final else weight,
+            number,
+        )
+        for turn, advantage in turns
+    ]
 
 
 # ---------------------------------------------------------------- the loss
@@ -240,10 +236,6 @@ PROBES, PROBE_TOKENS = (
 )  # answers, and tokens of each, that show before the first step whether the weights reach the sampler
 
 
-Reward = Callable[[Trajectory], float]
-States = Callable[[Trajectory], list[dict[str, float]]]  # of every turn
-
-
 class GRPO(lightning.LightningModule):
     """One policy, one engine, one agent; `training_step` is the algorithm.
 
@@ -256,31 +248,19 @@ class GRPO(lightning.LightningModule):
         model,
         engine: Engine,
         agent: Agent,
-        reward: Reward,
-        tasks: Tasks,
+        tasks: Tasks | None,
         config: GRPOConfig,
-        agent_config: AgentConfig,
         reference=None,
-        shards: bool = False,
-        mixed: bool = False,
+        sharding: Literal["none", "same", "mixed"] = "none",
         validation: Sequence[Task] = (),
-        states: States | None = None,
     ):
+        """sharding: how the weights are held: whole; in shards of their own type; or in shards of
+        float32 that are computed with in bfloat16."""
         super().__init__()
         self.automatic_optimization = False
-        self.model, self.config = model, config
-        self.engine, self.agent, self.reward, self.tasks, self.agent_config = (
-            engine,
-            agent,
-            reward,
-            tasks,
-            agent_config,
-        )
-        self.states = states
-        self.shards, self.mixed = (
-            shards,
-            mixed,
-        )  # the weights are to be sharded; computed with in bfloat16
+        self.model, self.engine, self.tasks, self.config = model, engine, tasks, config
+        self.agent = agent.on(engine.codec, engine.window)
+        self.sharding, self.sharded = sharding, False
         self.reference = (reference,)  # in a tuple: a frozen copy is neither trained nor saved
         self.done_steps, self.level, self.level_steps, self.running = 0, 0, 0, 0.0
         self.metrics: dict[str, float] = {}
@@ -309,7 +289,9 @@ class GRPO(lightning.LightningModule):
         switch_s = (
             ready - start + time.perf_counter() - sampled
         )  # to wake the engine, bring it the weights, put it to sleep
-        rows = rows_of(self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world())
+        rows = training_rows(
+            self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world()
+        )
         counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
             "trained_rows": len(rows),
             "turn_tokens": sum(map(len, rows)),
@@ -318,8 +300,7 @@ class GRPO(lightning.LightningModule):
         self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(
             self.groups, counts
         )
-        if self.states:
-            self.metrics |= describe_states(self.groups, self.agent_config)
+        self.metrics |= describe_turns(self.groups, self.agent)
         self.prove_after(batch_idx)
         rolled = (
             time.perf_counter()
@@ -372,13 +353,11 @@ class GRPO(lightning.LightningModule):
             self.engine,
             self.agent,
             jobs,
-            self.agent_config,
             sampling,
             seed_of(config.seed, step),
             config.in_flight,
         ):
-            trajectory.reward = 0.0 if trajectory.error else self.reward(trajectory)
-            trajectory.states = self.states(trajectory) if self.states else []
+            self.grade(trajectory)
             groups[trajectory.task.id].trajectories.append(trajectory)
         for group in groups.values():  # trajectories finish in any order: nothing may depend on it
             group.trajectories.sort(key=lambda t: t.sample)
@@ -387,7 +366,33 @@ class GRPO(lightning.LightningModule):
             raise UserError(
                 f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}."
             )
+        self.remember(list(groups.values()))
         return list(groups.values())
+
+    def grade(self, trajectory: Trajectory) -> None:
+        """Give a trajectory its reward and its turns theirs."""
+        outcome = self.config.outcome
+        trajectory.reward = 0.0 if trajectory.error else self.agent.reward(trajectory, outcome)
+        rewards = self.agent.turn_rewards(trajectory)
+        if rewards is not None:
+            for turn, own in zip(trajectory.turns, rewards, strict=True):
+                turn.rewards = dict(own)
+
+    def remember(self, groups: list[Group]) -> None:
+        """Let the agent learn from the groups of all ranks, where it has a memory that outlives a task."""
+        if type(self.agent).after_group is Agent.after_group:
+            return
+        shares = ranks.everywhere(groups)
+        order = [
+            [*islice(ranks.dealt(k, len(shares)), len(share))] for k, share in enumerate(shares)
+        ]
+        numbered = [
+            pair
+            for at, share in zip(order, shares, strict=True)
+            for pair in zip(at, share, strict=True)
+        ]
+        for _, group in sorted(numbered, key=lambda pair: pair[0]):  # as they stand in the step
+            self.agent.after_group(group)
 
     def update(self, rows: list[Row]) -> None:
         """One or several optimizer steps on the rows of a rollout: this rank's, and in step with it those of the others."""
@@ -440,10 +445,8 @@ class GRPO(lightning.LightningModule):
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
         """Add the gradient of the loss to the parameters', pass by pass; returns what `policy_loss` and we count, over all ranks."""
         config, model = self.config, inner(self.model)
-        written = (
-            self.agent_config.most_step_tokens if self.states else self.agent_config.memory_tokens
-        )
-        weights = token_weights(rows, config, max(written, self.agent_config.final_tokens))
+        longest = max(self.agent.limits().written, self.agent.config.final_tokens)
+        weights = token_weights(rows, config, longest)
         reference = self.reference_logprobs(rows) if config.kl else None
         sums = dict.fromkeys(
             ("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0
@@ -520,7 +523,7 @@ class GRPO(lightning.LightningModule):
     def check_mismatch(self, kl: float) -> None:
         """UserError if the sampler's log-probs are further from the trainer's than rounding explains, by the k3 estimate of KL."""
         config = self.config
-        full = inner(self.model).dtype == torch.float32 and not self.mixed
+        full = inner(self.model).dtype == torch.float32 and self.sharding != "mixed"
         allowed = config.max_mismatch or (1e-6 if full else 0.01)
         if config.top_p == 1 and not kl <= allowed:
             raise UserError(
@@ -534,7 +537,7 @@ class GRPO(lightning.LightningModule):
         Where the first noise is too small for 16 bits to show it, larger ones follow.
         """
         tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
-        prompt = next(self.agent(tasks[ranks.rank()], self.agent_config, self.engine.codec))
+        prompt = advance(self.agent, start(self.agent, tasks[ranks.rank()]))
         prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens))
         fresh = (
             self.kept is not None and not self.done_steps
@@ -619,15 +622,13 @@ class GRPO(lightning.LightningModule):
                     self.engine,
                     self.agent,
                     jobs,
-                    self.agent_config,
                     sampling,
                     config.seed,
                     config.in_flight,
                 )
             )
-        n = ranks.total(
-            {"score": sum(0.0 if t.error else self.reward(t) for t in done), "n": len(done)}
-        )
+        rewards = [0.0 if t.error else self.agent.reward(t, config.outcome) for t in done]
+        n = ranks.total({"score": sum(rewards), "n": len(done)})
         self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
         return self.validated
 
@@ -655,10 +656,11 @@ class GRPO(lightning.LightningModule):
 
     def configure_model(self) -> None:
         """Lightning's place for shards: the ranks know each other."""
-        if self.shards:
+        if self.sharding != "none" and not self.sharded:
+            mixed = self.sharding == "mixed"
             for model in filter(None, (self.model, *self.reference)):
-                ranks.shard(model, self.device_mesh["data_parallel"], self.mixed, logprobs=logprobs)
-            self.shards = False
+                ranks.shard(model, self.device_mesh["data_parallel"], mixed, logprobs=logprobs)
+            self.sharded = True
         self.kept = Kept(self.model.parameters())  # before a checkpoint is loaded
 
     @property

@@ -1,22 +1,32 @@
-"""Agents: generators that yield prompts and are sent turns. The words of the project, and MemAgent itself, on one page.
+"""The words of the project and its first agent: what a prompt, a turn and a trajectory are, and `Agent`, the interface.
 
-Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; all templates, `AgentConfig`; MemAgent.
-Leaves out: the other agents (agents/rememr1.py, agents/baselines.py), engines (rollout.py, engines/hf.py), losses (grpo.py). No torch.
-Exercise it: `python cli.py ask FILE "question"`. Read next: agents/rememr1.py.
+Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; `ReadConfig`, `Wording`, `Agent`; `MemAgent`.
+Leaves out: the other agents (agents/), engines (rollout.py, engines/), losses (grpo.py). No torch.
+Exercise it: `python cli.py ask FILE "question"`. Read next: memory.py.
+
+Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that were sampled. Both are
+`Text`, a string that carries its ids. A memory that is passed on as it came is never encoded again; any string operation
+(`strip`, `+`) gives a plain string, which is encoded anew when it stands in a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+import copy
+import re
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from config.errors import UserError
-from data import Task, score
-from memory import Recall, overwrite
-from tokens.codec import Codec, Text
+from config.options import COUNT, LIMIT, check_fields
+from data import Task, score, strip_thinking
+from memory import overwrite
+from tokens.codec import Codec, Sections, Text
+
+# ---------------------------------------------------------------- what travels
 
 
 class Finish(StrEnum):
@@ -30,7 +40,7 @@ class Finish(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """One user message as pieces, in order. `constant` pieces belong to the template; the others are slots."""
+    """One message to the model, as pieces in order: constants of the template, and the texts of its slots."""
 
     pieces: tuple[tuple[str, bool], ...]  # (text, constant?)
     max_tokens: int
@@ -38,24 +48,38 @@ class Prompt:
     section: str = ""  # what the turn reads, "" in a final turn
     memory: str = ""  # the memory it starts from
     cut: int = 0  # tokens of the document that the agent never reads, by `max_sections` or `window`
-    recalled: Recall | None = None  # what a look back has brought; None: the agent has none
+    role: str = "user"  # of the message, as the model's chat template calls it
+    system: str = (
+        ""  # a system message before it; in a conversation that goes on, the first prompt's holds
+    )
+    tools: tuple[dict, ...] = ()  # JSON schemas for the chat template; likewise
+    after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
+    trained: bool = True  # False: the response is sampled, but no token of it is trained
+    frozen: bool = False  # answered by the policy as it was before training; never trained
+    place: Hashable = None  # turns of a group with the same place are compared with each other;
+    # None: the k-th turns are, and those that answer
 
     @property
     def text(self) -> str:
         return "".join(piece for piece, _ in self.pieces)
 
+    def ids(self, codec: Codec) -> list[int]:
+        """Return the prompt's token ids, those of the conversation before it first."""
+        before = [*self.after.prompt_ids, *self.after.response_ids] if self.after else None
+        return codec.chat(self.pieces, self.role, self.system, self.tools, before)
 
-@dataclass(slots=True, frozen=True)
-class Step:
-    """What an agent reads out of one response (rememr1.parse_step): once, for rollout, reward and evaluation alike."""
+    def messages(self) -> list[dict]:
+        """Return the conversation as messages, for servers that take no token ids."""
+        if self.after is None:
+            before = [{"role": "system", "content": self.system}] if self.system else []
+        else:
+            answer = {"role": "assistant", "content": str(self.after.response)}
+            before = [*self.after.prompt.messages(), answer]
+        return [*before, {"role": self.role, "content": self.text}]
 
-    thinking: str | None = None
-    memory: str | None = None  # None: the response holds none
-    query: str | None = None
-    errors: tuple[str, ...] = ()  # by name, each once
-    memory_cut: bool = False  # a cap has cut it
-    query_cut: bool = False
-    stray: bool = False  # a tag is left without its other half
+    def all_tools(self) -> tuple[dict, ...]:
+        """Return the tools of the conversation: those of its first prompt."""
+        return self.after.prompt.all_tools() if self.after else self.tools
 
 
 @dataclass(slots=True)
@@ -69,9 +93,20 @@ class Turn:
     finish: Finish
     response: Text  # without the end-of-sequence id
     error: str = ""
-    step: Step | None = (
-        None  # what the agent has read out of the response, where it reads more than a memory
-    )
+    notes: object = None  # what the agent keeps of the turn: a dataclass of its own, or None
+    rewards: dict[str, float] = field(default_factory=dict)  # its own rewards by name, raw
+
+    @property
+    def trained(self) -> bool:
+        """Whether there are tokens to train on."""
+        return bool(self.response_ids) and self.prompt.trained and not self.prompt.frozen
+
+
+def place_of(turn: Turn, k: int) -> Hashable:
+    """Return which turns of a group the k-th turn of a trajectory is compared with."""
+    if turn.prompt.place is not None:
+        return turn.prompt.place
+    return -1 if turn.prompt.final else k
 
 
 @dataclass(slots=True)
@@ -82,9 +117,6 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     sample: int = 0  # which of the group's G trajectories
     reward: float = 0.0  # raw, never overwritten
-    states: list[dict[str, float]] = field(
-        default_factory=list
-    )  # one a turn: its own rewards by name, raw, where the agent has such
     error: str = ""  # why it failed; a failed trajectory counts as wrong
     seconds: float = 0.0
 
@@ -103,315 +135,377 @@ class Group:
 
     @property
     def signal(self) -> bool:
-        """Whether there is anything to learn: in a group whose rewards are all the same every advantage is 0."""
+        """Whether the rewards differ: where they are all the same every advantage is 0."""
         return len(self.trajectories) == 1 or len({t.reward for t in self.trajectories}) > 1
 
 
-Agent = Callable[[Task, "AgentConfig", Codec], Generator[Prompt, Turn, None]]
-
-
-# ---------------------------------------------------------------- templates
+# ---------------------------------------------------------------- wording
 
 NO_MEMORY = "No previous memory"
-NOT_RECALLED = "No memory was recalled."
-
-_UPDATE = (
-    "You read a long document one section at a time and carry a short memory from section to section. Read the section below, then "
-    "write the memory anew: keep every old detail that helps to solve the problem, add what this section contributes, leave out the rest."
-)
-_FINAL = {
-    "boxed": "Solve the problem with the help of the memory alone. Give the answer inside \\boxed{}.",
-    "sentence": 'Solve the problem with the help of the memory alone. End with the sentence "Therefore, the answer is (...)".',
+ANSWER_FORMS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
+    "boxed": "Give the answer inside \\boxed{}.",
+    "sentence": 'End with the sentence "Therefore, the answer is (...)".',
 }
-_FULL = {
-    "boxed": "Read the document, then solve the problem. Give the answer inside \\boxed{}.",
-    "sentence": 'Read the document, then solve the problem. End with the sentence "Therefore, the answer is (...)".',
-}
-_NONE = {
-    "boxed": "Solve the problem. Give the answer inside \\boxed{}.",
-    "sentence": 'Solve the problem. End with the sentence "Therefore, the answer is (...)".',
-}
-_LOOK_BACK = (
-    "You read a long document one section at a time and carry a short memory from section to section. Your earlier memories are stored and "
-    "can be looked up. Read the section below, then write:\n"
-    "- what the section adds and what is still missing, briefly, as <thinking>...</thinking>;\n"
-    "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps to solve the problem, add what this section "
-    "contributes, leave out the rest;\n"
-    "- only if a piece is missing that an earlier memory may hold: what to look for, at most once, as <recall>...</recall>, for example "
-    "<recall>{example}</recall>. What is found is shown beside the next section."
-)
-_LOOKED_BACK = {
-    "boxed": "Solve the problem with the help of the memory, and of the earlier one that was looked up. Give the answer inside \\boxed{}.",
-    "sentence": "Solve the problem with the help of the memory, and of the earlier one that was looked up. End with the sentence "
-    '"Therefore, the answer is (...)".',
-}
-EXAMPLE = "the year in which the bridge was opened"
-SLOTS = {
-    "problem": "problem",
-    "memory": "memory",
-    "recalled_memory": "recalled_memory",
-    "section": "section",
-}
-SLOTS |= {"prompt": "problem", "chunk": "section"}  # the names that MemAgent and ReMemR1 have
-
-
-def _block(slot: str) -> str:
-    return f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n"
-
-
-def default_template(turn: str, layout: str, form: str, example: str = EXAMPLE) -> str:
-    """Our wording. turn: one of `TEMPLATES`; layout: shared (section first) | paper (section last); form: boxed | sentence; example: the query
-    that recall_update shows."""
-    order = {
-        "shared": ("section", "problem", "recalled_memory", "memory"),
-        "paper": ("problem", "recalled_memory", "memory", "section"),
-    }[layout]
-    head, cue = {
-        "update": (_UPDATE, "Updated memory:"),
-        "final": (_FINAL[form], "Your answer:"),
-        "full": (_FULL[form], "Your answer:"),
-        "none": (_NONE[form], "Your answer:"),
-        "recall_update": (_LOOK_BACK.replace("{example}", example), "Updated memory:"),
-        "recall_final": (_LOOKED_BACK[form], "Your answer:"),
-    }[turn]
-    return (
-        f"{head}\n\n"
-        + "".join(_block(slot) for slot in order if slot not in WITHOUT[turn])
-        + f"{cue}\n"
-    )
-
-
-def split_template(template: str) -> tuple[tuple[str, bool], ...]:
-    """A template as (piece, constant?) pairs. Slots are `{problem}`, `{memory}`, `{recalled_memory}`, `{section}`, or MemAgent's `{prompt}` and
-    `{chunk}` for the first and the last; every other brace stands for itself.
-
-    >>> split_template("Q: {problem} \\\\boxed{}")
-    (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
-    """
-    pieces: list[tuple[str, bool]] = []
-    while template:
-        found = [(at, slot) for slot in SLOTS if (at := template.find(f"{{{slot}}}")) >= 0]
-        at, slot = min(found, default=(len(template), ""))
-        if at:
-            pieces.append((template[:at], True))
-        if slot:
-            pieces.append((SLOTS[slot], False))
-        template = template[at + len(slot) + 2 :] if slot else ""
-    return tuple(pieces)
-
-
-# the prompts, and the slots that each has not
-WITHOUT = {
-    "update": ("recalled_memory",),
-    "final": ("section", "recalled_memory"),
-    "full": ("memory", "recalled_memory"),
-    "none": ("section", "memory", "recalled_memory"),
-    "recall_update": (),
-    "recall_final": ("section",),
-}
-TEMPLATES = tuple(WITHOUT)
+ALIASES = {"prompt": "problem", "chunk": "section"}  # names that published templates use
 
 
 @dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """How an agent reads. Every field is a flag of `train`, `eval` and `ask`. A model folder may bring its own defaults (agent.yaml)."""
+class Wording:
+    """A prompt of ours: a head, one block per slot, a cue. `{answer}` in the head is how the answer is asked for."""
 
-    chunk_tokens: int = 2048
+    head: str
+    slots: tuple[str, ...]  # in our order, the section first (`ReadConfig.layout`)
+    cue: str = "Your answer:"
+    needs: tuple[str, ...] = ()  # slots that a template of the user's must have
+
+    def text(self, layout: str, form: str) -> str:
+        """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
+        last = layout == "paper"
+        slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
+        head = self.head.replace("{answer}", ANSWER_FORMS[form])
+        blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
+        return f"{head}\n\n{blocks}{self.cue}\n"
+
+
+@lru_cache(maxsize=64)
+def split_template(template: str, slots: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
+    """Split a template at its slots into (piece, constant?) pairs; every other brace stands for itself.
+
+    >>> split_template("Q: {problem} \\\\boxed{}", ("problem",))
+    (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
+    """
+    names = [*slots, *(alias for alias, slot in ALIASES.items() if slot in slots)]
+    parts = re.split(f"{{({'|'.join(map(re.escape, names))})}}", template) if names else [template]
+    pieces = [
+        (ALIASES.get(part, part), False) if k % 2 else (part, True) for k, part in enumerate(parts)
+    ]
+    return tuple(piece for piece in pieces if piece[0])
+
+
+# ---------------------------------------------------------------- the interface
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """How an agent reads. Every field is a flag; a model folder may bring its own defaults (agent.yaml)."""
+
+    chunk_tokens: Annotated[int, COUNT] = 2048
     """tokens of one section"""
-    memory_tokens: int = 512
+    memory_tokens: Annotated[int, COUNT] = 512
     """most tokens of a memory, the end-of-sequence id included"""
-    final_tokens: int = 256
+    final_tokens: Annotated[int, COUNT] = 256
     """most tokens of an answer, the end-of-sequence id included"""
-    max_sections: int | None = None
-    """longer documents are cut to this many sections; 0 or None reads all of it"""
-    over: str = "center"
+    max_sections: Annotated[int | None, LIMIT] = None
+    """cut longer documents to this many sections; 0 or None reads all of them"""
+    over: Literal["center", "head"] = "center"
     """what is kept of a longer document: center = its first and last half, head = its beginning"""
-    layout: str = "shared"
+    layout: Literal["shared", "paper"] = "shared"
     """order of the update prompt: shared = section, problem, memory; paper = problem, memory, section"""
-    form: str = "boxed"
+    form: Literal["boxed", "sentence"] = "boxed"
     """form of the answer: boxed = \\boxed{...}; sentence = "the answer is (...)" """
-    empty: str = "placeholder"
-    """what an empty memory becomes: placeholder = the first-memory literal, keep = the previous memory, empty = stays empty"""
-    window: int | None = None
-    """most tokens of a prompt of full, bm25 or oracle and its answer, what they read is cut to fit; never more than the model's own window,
-    which is also what 0 or None means"""
-    top_k: int = 4
-    """sections that the bm25 baseline reads"""
     thinking: bool = False
-    """let a model think that can (its chat template's enable_thinking); thoughts never enter a memory and are not graded"""
-    callback: str = "learned"
-    """rememr1, what looks back into the earlier memories: learned = the policy's own query; question = the question, after every section;
-    off = nothing. The prompts are the same in all three"""
-    retriever: str = "word_recall"
-    """rememr1: word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over the model's tokens, as upstream"""
-    recall_k: int = 1
-    """rememr1: memories that a look back brings"""
-    recall_at_zero: bool = False
-    """rememr1: bring a memory that shares nothing with the query too, as upstream"""
-    history_scope: str = "exclude_current"
-    """rememr1, what is looked through: exclude_current = the earlier memories without the one that the next prompt shows anyway;
-    include_current = that one too; exclude_new = that one only if an earlier response had written it already, as upstream trains"""
-    memory_text: str = "update"
-    """rememr1, what becomes the memory: update = what stands in <update>; response_minus_recall = the whole response but <recall>"""
-    on_missing_update: str = "keep_previous"
-    """rememr1, a response without an update: keep_previous = the memory stays; reset = the first-memory literal; whole_response = the
-    response becomes the memory, whatever it is"""
-    query_text: str = "first"
-    """rememr1, what of a response is the query: first = the first recall that is not blank, on one line, tags in it and all in <thinking>
-    left out; greedy = from the first <recall> to the last </recall> of one line, as it stands and however long, as upstream"""
-    query_tokens: int = 128
-    """rememr1: most tokens of a query (query_text first)"""
-    step_tokens: int | None = None
-    """rememr1: most tokens of a response to a section, thinking and tags among them; 0 or None = two memories and a query"""
-    example_query: str = EXAMPLE
-    """rememr1: the example that our prompt gives; a query that repeats it counts as degenerate"""
-    boxed_literal: str = "single"
-    """rememr1, how our final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream shows in training; templates of
-    your own stay as they are"""
+    """let a model think that can (its chat template's enable_thinking); thoughts never enter a
+    memory and are not graded"""
     templates: str = ""
-    """folder with update.txt, final.txt, full.txt, none.txt, recall_update.txt, recall_final.txt (any of them), used byte for byte instead of
-    our wording; slots: {problem}, {recalled_memory}, {memory}, {section}, or MemAgent's {prompt}, {memory}, {chunk}"""
+    """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of our
+    wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt}, {chunk}"""
 
     def __post_init__(self):
-        for name, allowed in (
-            ("over", ("center", "head")),
-            ("layout", ("shared", "paper")),
-            ("form", ("boxed", "sentence")),
-            ("empty", ("placeholder", "keep", "empty")),
-            ("callback", ("learned", "question", "off")),
-            ("retriever", ("word_recall", "tfidf", "bm25", "tfidf_tokens")),
-            ("history_scope", ("exclude_current", "include_current", "exclude_new")),
-            ("query_text", ("first", "greedy")),
-            ("memory_text", ("update", "response_minus_recall")),
-            ("on_missing_update", ("keep_previous", "reset", "whole_response")),
-            ("boxed_literal", ("single", "double")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}."
-                )
-        for name in (
-            "chunk_tokens",
-            "memory_tokens",
-            "final_tokens",
-            "top_k",
-            "recall_k",
-            "query_tokens",
-        ):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if {*"{}<>"} & {*self.example_query}:
-            raise UserError(
-                f"example_query must be plain text without braces and tags, not {self.example_query!r}."
-            )
-        for name in ("max_sections", "window", "step_tokens"):
-            if (getattr(self, name) or 0) < 0:
-                raise UserError(
-                    f"{name} must be at least 1, or 0 for no limit, not {getattr(self, name)}."
-                )
-        if self.templates:
-            if not any(Path(self.templates, f"{turn}.txt").is_file() for turn in TEMPLATES):
-                raise UserError(
-                    f"There are no templates in {self.templates}: it must be a folder with {', '.join(f'{turn}.txt' for turn in TEMPLATES)}, or some of them."
-                )
-            for turn in TEMPLATES:
-                self.template(turn)  # one that cannot be used is refused now
+        check_fields(self)
 
-    def template(self, turn: str) -> tuple[tuple[str, bool], ...]:
-        """The pieces of one of the prompts, `TEMPLATES`."""
-        path = Path(self.templates, f"{turn}.txt")
-        if not (self.templates and path.is_file()):
-            text = default_template(turn, self.layout, self.form, self.example_query)
-            return _pieces(
-                text.replace("{}", "{{}}")
-                if turn == "recall_final" and self.boxed_literal == "double"
-                else text
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most tokens that a turn with a section shows of memories, and that it writes."""
+
+    shown: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compat:
+    """Settings that imitate a published system where it differs from ours: fields of GRPOConfig and of the agent."""
+
+    grpo: dict
+    agent: dict
+    reading: dict = field(default_factory=dict)  # fields of the agent where nothing is trained
+    omitted: str = ""  # what the settings cannot imitate
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that an agent adds to a recorded turn when it is shown to a person."""
+
+    label: str
+    text: str
+    note: str = ""
+    before: bool = False  # it stood in the prompt; else it came out of the response
+
+
+ROOM_TOKENS = 1024  # for the question and the template, beside section, memories and response
+
+
+class Agent:
+    """An agent: how it reads, what it is paid for, what is counted and shown of it.
+
+    A new agent is one subclass in one file, `agents/NAME.py` or any other (`--agent my_agent.py`). Everything but `run`
+    has a default. An instance holds settings; `on` gives one that has a codec as well and can run.
+    """
+
+    name: ClassVar[str] = ""  # as it is called: agents/NAME.py, or the file's path
+    Config: ClassVar[type[ReadConfig]] = (
+        ReadConfig  # a frozen dataclass: each field is a flag, its docstring the help
+    )
+    prompts: ClassVar[
+        Mapping[str, Wording | str]
+    ] = {}  # a str is a template as it stands, with {slots}
+    presets: ClassVar[
+        Mapping[str, Mapping[str, dict]]
+    ] = {}  # name -> section (grpo, agent, run) -> fields
+    compat: ClassVar[Mapping[str, Compat]] = {}
+    training: ClassVar[
+        dict
+    ] = {}  # fields of GRPOConfig whatever the preset; a flag goes before them
+    by_section: ClassVar[bool] = True  # False: one prompt, cut to the model's window
+    frozen_turns: ClassVar[bool] = (
+        False  # whether some prompts are `frozen`: training then keeps that policy
+    )
+    rates: ClassVar[
+        Mapping[str, tuple[str, str]]
+    ] = {}  # column -> (numerator, denominator), names of `count`
+    splits: ClassVar[
+        Sequence[str]
+    ] = ()  # counts by which a report splits trajectories: with any, with none
+    demo: ClassVar[object] = None  # a commands.demo plan as plain data; None: the usual one
+
+    def __init__(
+        self,
+        config: ReadConfig | None = None,
+        codec: Codec | None = None,
+        window: int | None = None,
+    ):
+        self.config = self.Config() if config is None else config
+        self.codec, self.window = codec, window  # window: most tokens of a prompt and its response
+        self._templates: dict[str, tuple[tuple[str, bool], ...]] = {}
+        self._check_templates()
+
+    @property
+    def label(self) -> str:
+        """The name as it stands in rows and reports: a file's without its folder."""
+        return Path(self.name).stem
+
+    def on(self, codec: Codec, window: int | None = None) -> Agent:
+        """Return this agent with a codec, ready to run; `window` is the engine's."""
+        if self.codec is codec and self.window == window:
+            return self
+        other = copy.copy(self)
+        other.codec, other.window = codec, window
+        return other
+
+    def with_settings(self, **fields: object) -> Agent:
+        """Return this agent with other settings."""
+        other = type(self)(replace(self.config, **fields), self.codec, self.window)
+        other.name = self.name
+        return other
+
+    # ---- what it does
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        """Yield prompts and be sent turns, until the last prompt is answered."""
+        raise NotImplementedError
+
+    def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
+        """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's. A failed trajectory has no answer."""
+        task = trajectory.task
+        scores = score(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
+        exact = outcome == "exact" or task.asks_for_all
+        return scores.reward if exact else getattr(scores, outcome)
+
+    def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
+        """Return each turn's own rewards by name, raw; their sum is compared turn by turn. None: it has none."""
+        return None
+
+    def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
+        """Count things of one turn; sums stand in rows and reports, `rates` of them in metrics.csv as well.
+
+        `memory_capped` is known to others: it marks a memory that was cut, beside those cut at `max_tokens`.
+        """
+        return {}
+
+    def lines(self, turn: dict) -> Sequence[Line]:
+        """Return what to show of a recorded turn (`report.records`) beside section, memory and response."""
+        return ()
+
+    def memory_after(self, turn: dict) -> str:
+        """Return the memory that a recorded turn leaves, where no later prompt shows it."""
+        return strip_thinking(turn["response"])
+
+    def after_group(self, group: Group) -> None:
+        """Learn from a group whose rewards are known: for memories that outlive a task."""
+
+    def state(self) -> dict | None:
+        """Return what outlives a task, as JSON can hold it; it is saved with every checkpoint."""
+        return None
+
+    def load_state(self, state: dict) -> None:
+        """Take over what `state` returned."""
+
+    # ---- what it needs
+
+    def limits(self) -> Limits:
+        return Limits(shown=self.config.memory_tokens, written=self.config.memory_tokens)
+
+    def turn_tokens(self) -> int:
+        """Return the most tokens of a turn by section: section, memories, response, question and template."""
+        limits, config = self.limits(), self.config
+        return (
+            config.chunk_tokens
+            + limits.shown
+            + max(limits.written, config.final_tokens)
+            + ROOM_TOKENS
+        )
+
+    def window_needed(self) -> int | None:
+        """Return the window that a sampler must reserve; None: all that the model has."""
+        return self.turn_tokens()
+
+    # ---- prompts
+
+    def sections(self, task: Task) -> Sections:
+        """Cut the task's document into sections of `chunk_tokens`."""
+        c = self.config
+        return self.codec.cut(task.document, c.chunk_tokens, c.max_sections, c.over)
+
+    def prompt(
+        self, name: str, max_tokens: int, *, final: bool = False, cut: int = 0, **slots: str
+    ) -> Prompt:
+        """Fill a template. final: this turn answers. cut: tokens of the document that are never read.
+
+        The other fields of a prompt are set with `dataclasses.replace`:
+        `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
+        """
+        pieces = []
+        for piece, constant in self.template(name):
+            if not constant and piece not in slots:
+                raise UserError(
+                    f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt {name!r}."
+                )
+            pieces.append((piece, True) if constant else (self.codec.text(slots[piece]), False))
+        section, memory = slots.get("section", ""), slots.get("memory", "")
+        return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
+
+    def template(self, name: str) -> tuple[tuple[str, bool], ...]:
+        """Return a prompt's template as (piece, constant?) pairs: the user's file, else our wording."""
+        if name not in self._templates:
+            path = Path(self.config.templates, f"{name}.txt")
+            own = self.config.templates and path.is_file()
+            self._templates[name] = (
+                self._of_file(name, path)
+                if own
+                else split_template(self.wording(name), self.slots_of(name))
             )
+        return self._templates[name]
+
+    def wording(self, name: str) -> str:
+        """Return our template of a prompt."""
+        wording = self.prompts[name]
+        if isinstance(wording, str):
+            return wording.replace("{answer}", ANSWER_FORMS[self.config.form])
+        return wording.text(self.config.layout, self.config.form)
+
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of a prompt's slots."""
+        wording = self.prompts[name]
+        if isinstance(wording, str):
+            names = re.findall(r"{([a-z_]\w*)}", wording)
+            return tuple(name for name in dict.fromkeys(names) if name != "answer")
+        return wording.slots
+
+    def needs_of(self, name: str) -> Sequence[str]:
+        """Return the slots that a user's template of this prompt must have."""
+        wording = self.prompts[name]
+        return () if isinstance(wording, str) else wording.needs
+
+    def _of_file(self, name: str, path: Path) -> tuple[tuple[str, bool], ...]:
         try:
-            pieces = _pieces(path.read_bytes().decode())
+            text = path.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"The template {path} cannot be read as UTF-8 text ({error})."
             ) from error
-        slots = {piece for piece, constant in pieces if not constant}
-        if turn in ("update", "full", "recall_update") and "section" not in slots:
+        every = {slot for prompt in self.prompts for slot in self.slots_of(prompt)}
+        pieces = split_template(text, tuple(sorted({"problem", "memory", "section", *every})))
+        used = {piece for piece, constant in pieces if not constant}
+        for slot in self.needs_of(name):
+            if slot not in used:
+                also = "".join(f" (or {{{alias}}})" for alias in ALIASES if ALIASES[alias] == slot)
+                raise UserError(
+                    f"The template {path} does not show the {slot.replace('_', ' ')} to the model: "
+                    f"it needs the slot {{{slot}}}{also}."
+                )
+        if extra := sorted(used - {*self.slots_of(name)}):
             raise UserError(
-                f"The template {path} shows no text to the model: it needs the slot {{section}} (or {{chunk}})."
-            )
-        if turn.startswith("recall") and "recalled_memory" not in slots and self.callback != "off":
-            raise UserError(
-                f"The template {path} does not show what was recalled: it needs the slot {{recalled_memory}}, or --callback off."
-            )
-        if empty := next((slot for slot in WITHOUT[turn] if slot in slots), ""):
-            raise UserError(
-                f"The template {path} has a slot for the {empty.replace('_', ' ')}, which there is none of in this prompt."
+                f"The template {path} has a slot for the {extra[0].replace('_', ' ')}, "
+                "which this prompt is given none of."
             )
         return pieces
 
-    @property
-    def most_step_tokens(self) -> int:
-        """Most tokens of a response of rememr1 to a section."""
-        return self.step_tokens or 2 * self.memory_tokens + self.query_tokens
+    def _check_templates(self) -> None:
+        """Refuse templates of the user's that cannot be used, before anything is loaded."""
+        folder = self.config.templates
+        if not folder:
+            return
+        if not any(Path(folder, f"{name}.txt").is_file() for name in self.prompts) and (
+            self.by_section or not any(Path(folder).glob("*.txt"))
+        ):
+            names = ", ".join(f"{name}.txt" for name in self.prompts)
+            raise UserError(
+                f"There are no templates in {folder}: it must be a folder with {names}, or some of them."
+            )
+        for name in self.prompts:
+            self.template(name)
 
 
-def turn_tokens(config: AgentConfig, agent: str = "memagent") -> tuple[int, int]:
-    """Most tokens that a turn with a section shows of memories, and that it writes; of an agent that reads section by section."""
-    if agent == "rememr1":
-        return (1 + config.recall_k) * config.memory_tokens, config.most_step_tokens
-    return config.memory_tokens, config.memory_tokens
+# ---------------------------------------------------------------- MemAgent
+
+UPDATE = Wording(
+    "You read a long document one section at a time and carry a short memory from section to section. "
+    "Read the section below, then write the memory anew: keep every old detail that helps to solve the "
+    "problem, add what this section contributes, leave out the rest.",
+    ("section", "problem", "memory"),
+    cue="Updated memory:",
+    needs=("section",),
+)
+FINAL = Wording(
+    "Solve the problem with the help of the memory alone. {answer}", ("problem", "memory")
+)
 
 
-def window_of(config: AgentConfig, agent: str = "memagent") -> int:
-    """Tokens that a turn takes at most: a section, what it shows of memories, the response, and 1,024 for question and template."""
-    shown, written = turn_tokens(config, agent)
-    return config.chunk_tokens + shown + max(written, config.final_tokens) + 1024
+@dataclass(frozen=True, slots=True)
+class MemAgentConfig(ReadConfig):
+    """How MemAgent reads."""
+
+    empty: Literal["placeholder", "keep", "empty"] = "placeholder"
+    """what an empty memory becomes: placeholder = the first-memory literal, keep = the previous
+    memory, empty = stays empty"""
 
 
-_pieces = lru_cache(maxsize=64)(split_template)
+class MemAgent(Agent):
+    """One bounded memory, overwritten after each section (arXiv 2507.02259)."""
 
+    name = "memagent"
+    Config = MemAgentConfig
+    prompts = {"update": UPDATE, "final": FINAL}
 
-def fill(
-    template: tuple[tuple[str, bool], ...],
-    max_tokens: int,
-    final: bool = False,
-    cut: int = 0,
-    recalled: Recall | None = None,
-    **slots: str,
-) -> Prompt:
-    pieces = tuple(
-        (piece, True) if constant else (slots[piece], False) for piece, constant in template
-    )
-    return Prompt(
-        pieces, max_tokens, final, slots.get("section", ""), slots.get("memory", ""), cut, recalled
-    )
-
-
-# ---------------------------------------------------------------- agents
-
-
-def memagent(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """MemAgent: one bounded memory, overwritten after each section; the answer comes from question + memory (arXiv 2507.02259)."""
-    update, final = config.template("update"), config.template("final")
-    problem, first = codec.text(task.question), codec.text(NO_MEMORY)
-    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    memory, cut = first, sections.left_out
-    for section in sections:
-        turn = yield fill(
-            update, config.memory_tokens, cut=cut, problem=problem, section=section, memory=memory
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        c, problem, sections = self.config, task.question, self.sections(task)
+        memory = first = self.codec.text(NO_MEMORY)
+        cut = sections.left_out
+        for section in sections:
+            turn = yield self.prompt(
+                "update", c.memory_tokens, cut=cut, problem=problem, section=section, memory=memory
+            )
+            memory = overwrite(memory, self.codec.after_thinking(turn.response), first, c.empty)
+        yield self.prompt(
+            "final", c.final_tokens, final=True, cut=cut, problem=problem, memory=memory
         )
-        memory = overwrite(memory, codec.after_thinking(turn.response), first, config.empty)
-    yield fill(final, config.final_tokens, final=True, cut=cut, problem=problem, memory=memory)
-
-
-def reward(form: str, outcome: str = "exact"):
-    """The outcome reward: the final answer's box (or sentence) equals an accepted answer, or the share of the answers it holds where all
-    are asked for; nothing else counts (spec memagent.md 4). outcome: `GRPOConfig.outcome`."""
-    name = {"exact": "reward"}.get(outcome, outcome)
-
-    def of(trajectory: Trajectory) -> float:
-        scores = score(
-            trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all
-        )
-        return scores.reward if trajectory.task.asks_for_all else getattr(scores, name)
-
-    return of

@@ -1,21 +1,27 @@
-"""Rollout: what an engine is, and the loop that drives many agents through one engine side by side.
+"""Rollout: the protocol of an engine, and the loop that drives many agents through one side by side.
 
-Holds: the `Engine` protocol, `ScriptedEngine`, `rollout`, `together`, `follow`, `record` (a trajectory as plain data). Leaves out: agents
-(memagent.py), the engine that samples from a model of transformers (engines/hf.py), losses (grpo.py). No torch. Exercise it: `pytest tests/test_rollout.py`. Read next: engines/hf.py.
+Holds: `Sampling`, `Engine`, `rollout`, `follow`. Leaves out: agents (memagent.py), engines (engines/),
+losses (grpo.py). No torch.
+Exercise it: `pytest tests/test_rollout.py`. Read next: grpo.py.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from config.errors import UserError
 from data import Task, seed_of
-from memagent import Agent, AgentConfig, Finish, Prompt, Trajectory, Turn
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from tokens.codec import Codec
+
+
+class AgentError(UserError):
+    """A mistake in the code of an agent: it ends what runs, and is no failure of one trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,119 +41,168 @@ class Sampling:
 
 
 class Engine(Protocol):
-    """Turns prompts into turns, continuously: prompts are added at any time, finished turns come back from `step` in any order.
+    """What turns prompts into turns, continuously: prompts are added at any time, and finished turns come
+    back from `step` in any order.
 
-    The same (weights, prompt, sampling, seed) gives the same turn whatever else is in flight, up to rounding of the arithmetic.
+    The same (weights, prompt, sampling, seed) gives the same turn whatever else is in flight, up to
+    rounding. A `frozen` prompt is answered by the policy as it was before training, where the engine
+    samples for a trainer; any other engine has one policy only, and answers with that.
     """
 
     codec: Codec
     window: int | None  # most tokens of a prompt and its response; None: no limit
 
     def add(self, prompt: Prompt, sampling: Sampling, seed: int) -> int:
-        """Queue a prompt; returns its key."""
+        """Queue a prompt; return its key."""
 
     def step(self) -> list[tuple[int, Turn]]:
-        """Do some work; returns the turns that finished. Empty only while something is still in flight."""
+        """Do some work; return the turns that finished, none only while some are in flight."""
 
     def awake(self, policy=None) -> AbstractContextManager:
-        """Hold the engine ready to generate, with the policy's weights as they are now (None: with those it has). On exit it may give
-        up its memory, and turns that are still in flight."""
+        """Hold the engine ready, with the policy's weights as they are now (None: with those it has).
+
+        On exit it may release its memory and drop the turns still in flight.
+        """
 
     def close(self) -> None:
-        """Give up everything; it is not used again."""
+        """Release all resources; the engine is unusable afterwards."""
 
     def counts(self) -> dict[str, int]:
-        """Tokens so far: prefilled_tokens (of prompts, computed), reused_tokens (of prompts, taken from a cache), generated_tokens."""
+        """Count tokens so far: prefilled_tokens and reused_tokens (of prompts, computed or taken
+        from a cache), generated_tokens."""
 
 
 def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn | None:
-    """The turn of a prompt that does not fit the window with its response; None if it does."""
+    """Return the failed turn of a prompt that does not fit the window with its response; None if it fits."""
     if len(ids) + prompt.max_tokens <= window:
         return None
     turn = Turn(prompt, ids, [], [], Finish.FULL, codec.response([]))
-    turn.error = f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones exceed the model's window of {window}"
+    turn.error = (
+        f"a prompt of {len(ids)} tokens and {prompt.max_tokens} new ones "
+        f"exceed the model's window of {window}"
+    )
     return turn
 
 
-def fitted(config: AgentConfig, engine: Engine) -> AgentConfig:
-    """The settings with the window that the baselines have: the one asked for, never more than the engine's."""
-    return (
-        replace(config, window=min(config.window or engine.window, engine.window))
-        if engine.window
-        else config
-    )
+# ---------------------------------------------------------------- the loop
+
+
+def start(agent: Agent, task: Task) -> Generator[Prompt, Turn, None]:
+    """Start an agent on a task. AgentError if its `run` is no generator."""
+    steps = agent.run(task)
+    if not inspect.isgenerator(steps):
+        raise AgentError(
+            f"The agent {agent.label} has a run that is no generator: it must yield prompts."
+        )
+    return steps
+
+
+def advance(agent: Agent, steps: Generator, turn: Turn | None = None) -> Prompt | None:
+    """Send an agent its last turn; return its next prompt, None if there is none.
+
+    UserError is the agent's own: the trajectory has failed. AgentError is a mistake in its code.
+    """
+    at = _place(steps)
+    try:
+        prompt = steps.send(turn)
+    except StopIteration:
+        if turn is None:
+            raise AgentError(f"The agent {agent.label} ended without a prompt ({at}).") from None
+        return None
+    if not isinstance(prompt, Prompt):
+        raise AgentError(
+            f"The agent {agent.label} yielded {type(prompt).__name__}, which is no prompt "
+            f"({_place(steps)}): yield self.prompt(...)."
+        )
+    return prompt
+
+
+def _place(steps: Generator) -> str:
+    """Return the file and line at which a generator stands."""
+    while inspect.isgenerator(steps.gi_yieldfrom):
+        steps = steps.gi_yieldfrom
+    line = steps.gi_frame.f_lineno if steps.gi_frame else steps.gi_code.co_firstlineno
+    return f"{steps.gi_code.co_filename}, line {line}"
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trajectory in flight."""
+
+    trajectory: Trajectory
+    steps: Generator
+    seed: int
+    started: float
 
 
 def rollout(
     engine: Engine,
     agent: Agent,
     jobs: Iterable[tuple[Task, int]],
-    config: AgentConfig,
     sampling: Sampling = Sampling(),
     seed: int = 0,
     in_flight: int = 512,
     keep: Callable[[Trajectory, Turn], Turn] = lambda trajectory, turn: turn,
 ) -> Iterator[Trajectory]:
-    """Drive one agent per job (task, sample number) through the engine, at most `in_flight` at a time; yields trajectories as they finish.
+    """Drive an agent through the engine, once per job (task, sample number), at most `in_flight` at a time.
 
-    Every trajectory goes its own pace: there is no barrier between sections. A turn that could not be made ends its trajectory with
-    `error` set; it is yielded like the others, and counted as wrong by whoever asks.
+    Yield trajectories as they finish. Each goes at its own pace: there is no barrier between sections.
+    A turn that could not be made ends its trajectory with `error` set; it is yielded like the others.
 
-    keep: what the trajectory keeps of a turn. A document of millions of tokens stands in the prompts of its turns a second time.
+    keep: what the trajectory keeps of a turn, since the prompts of all turns hold the document once more.
     """
-    jobs, config = iter(jobs), fitted(config, engine)
-    running: dict[int, tuple[Trajectory, object, int, float]] = {}
+    jobs, agent = iter(jobs), agent.on(engine.codec, engine.window)
+    running: dict[int, _Running] = {}
+
+    def send(job: _Running, turn: Turn | None) -> bool:
+        """Send the agent a turn and the engine its next prompt; False if the trajectory is over."""
+        try:
+            prompt = advance(agent, job.steps, turn)
+        except AgentError:
+            raise
+        except UserError as error:
+            job.trajectory.error, prompt = str(error), None
+        if turn is not None:
+            job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
+        if prompt is None:
+            return False
+        key = engine.add(prompt, sampling, job.seed + len(job.trajectory.turns))
+        running[key] = job
+        return True
 
     def begin() -> Iterator[Trajectory]:
         while len(running) < in_flight and (job := next(jobs, None)) is not None:
             task, sample = job
-            trajectory, steps = Trajectory(task, sample=sample), agent(task, config, engine.codec)
-            base = seed_of(seed, task.id, sample)
-            start = time.perf_counter()
-            try:
-                running[engine.add(next(steps), sampling, base)] = trajectory, steps, base, start
-            except UserError as error:
-                trajectory.error = str(error)
+            seed_of_job = seed_of(seed, task.id, sample)
+            trajectory = Trajectory(task, sample=sample)
+            if not send(
+                _Running(trajectory, start(agent, task), seed_of_job, time.perf_counter()), None
+            ):
                 yield trajectory
 
     yield from begin()
     while running:
         for key, turn in engine.step():
-            trajectory, steps, base, start = running.pop(key)
-            prompt = None
+            job = running.pop(key)
             if turn.finish in (Finish.FULL, Finish.ERROR):
-                trajectory.error = turn.error
-            else:
-                try:
-                    prompt = steps.send(turn)
-                except StopIteration:
-                    pass
-                except UserError as error:
-                    trajectory.error = str(error)
-            trajectory.turns.append(
-                keep(trajectory, turn)
-            )  # with what the agent has read out of it
-            if prompt is not None:
-                running[engine.add(prompt, sampling, base + len(trajectory.turns))] = (
-                    trajectory,
-                    steps,
-                    base,
-                    start,
-                )
+                job.trajectory.error = turn.error
+                job.trajectory.turns.append(keep(job.trajectory, turn))
+            elif send(job, turn):
                 continue
-            trajectory.seconds = time.perf_counter() - start
-            yield trajectory
+            job.trajectory.seconds = time.perf_counter() - job.started
+            yield job.trajectory
         yield from begin()
 
 
 def follow(
-    engine: Engine, agent: Agent, task: Task, config: AgentConfig, sampling: Sampling, seed: int = 0
+    engine: Engine, agent: Agent, task: Task, sampling: Sampling, seed: int = 0
 ) -> Iterator[Turn]:
-    """One trajectory, turn by turn as it happens."""
-    steps = agent(task, fitted(config, engine), engine.codec)
+    """Yield the turns of one trajectory as they happen."""
+    agent = agent.on(engine.codec, engine.window)
+    steps = start(agent, task)
     base, number = seed_of(seed, task.id, 0), 0
-    prompt = next(steps)
-    while True:
+    prompt = advance(agent, steps)
+    while prompt is not None:
         engine.add(prompt, sampling, base + number)
         while not (done := engine.step()):
             pass
@@ -156,10 +211,5 @@ def follow(
         if turn.finish in (Finish.FULL, Finish.ERROR):
             yield turn
             raise UserError(f"Turn {number} could not be made: {turn.error}.")
-        try:
-            prompt, more = steps.send(turn), True
-        except StopIteration:
-            more = False
-        yield turn  # with what the agent has read out of it
-        if not more:
-            return
+        prompt = advance(agent, steps, turn)
+        yield turn  # with the agent's notes

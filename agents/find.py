@@ -1,136 +1,320 @@
-"""Find an agent by name or path, and resolve the settings that it reads with.
+"""Find an agent by name or by path, and resolve the settings that it reads with.
 
-Holds: `pick`, `resolve`, `resumed`, `of_model`, `reader_of`. Leaves out: the settings (config/options.py).
-Exercise it: `python cli.py train --help`. Read next: agents/baselines.py.
+Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `stored_settings`.
+Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
+Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import importlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-from agents.baselines import AGENTS
+from config import files
 from config.errors import UserError
-from config.files import load
-from config.options import EMBEDDED, GRPOConfig, RunConfig
-from config.presets import COMPAT, NOT_IMITATED, OF_AGENT, preset_fields
-from memagent import AgentConfig
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig, hints_of
+from config.plugins import load_file
+from config.presets import PRESETS
+from memagent import Agent
 
-# what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed at once may change, for a run
-# that has run out of memory; sums are then rounded in another order
+SHARED = ("__init__", "demos", "find", "retrieval")  # files of this folder that hold no agent
+DEFAULT = "memagent"
+STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
+
+# what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed
+# at once may change, for a run that ran out of memory; sums are then rounded in another order
 MAY_CHANGE = {
-    "run": {
-        "name",
-        "runs",
-        "save_every",
-        "keep_checkpoints",
-        "keep_trajectories",
-        "device",
-        "kv_gib",
-        "sleep",
-        "devices",
-        "num_nodes",
-    },
+    "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device", "kv_gib",
+            "sleep", "devices", "num_nodes"},
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "agent": set(),
-}
+}  # fmt: skip
+
+# fields of GRPOConfig in files of earlier versions -> their names today
+RENAMED = {"state_reward_scale": "turn_reward_scale"}
+RENAMED_VALUES = {"state_mean": "trajectory_mean"}
+
+_LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
+
+# ---------------------------------------------------------------- agents
 
 
-def begun(folder: Path) -> dict:
-    """The settings that a run in this folder began with, {} if it was stopped before they were written: section -> fields."""
+def names() -> list[str]:
+    """List the agents of this folder."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SHARED)
+
+
+@cache
+def find(name: str) -> type[Agent]:
+    """Return the agent `name`: of agents/NAME.py, or of any file by its path.
+
+    A file holds one subclass of `Agent`, or several and one of them as AGENT; or one generator function
+    (agent, task), which becomes the `run` of an agent. UserError if it is not there or holds no agent.
+    """
+    if not _is_path(name):
+        if name not in names():
+            known = ", ".join(names())
+            raise UserError(
+                f"Unknown agent {name!r}: choose one of {known}, or give a file, such as my_agent.py."
+            )
+        return _agent_in(importlib.import_module(f"agents.{name}"), name)
+    path = Path(name).absolute()
+    return _agent_in(load_file(path), str(path))
+
+
+def known(name: str) -> type[Agent] | None:
+    """Return an agent of this folder, or of a file that was loaded before; nothing is loaded for it.
+
+    A record names the agent that made it: to show it must not run code from wherever it says.
+    """
+    if name in names():
+        return find(name)
+    return _LOADED.get(name)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name or "\\" in name
+
+
+def _agent_in(module: ModuleType, name: str) -> type[Agent]:
+    own = [
+        value
+        for value in vars(module).values()
+        if getattr(value, "__module__", "") == module.__name__
+    ]
+    classes = [value for value in own if isinstance(value, type) and issubclass(value, Agent)]
+    functions = [value for value in own if inspect.isgeneratorfunction(value)]
+    chosen = getattr(module, "AGENT", None)
+    if chosen is None:
+        parents = {base for kind in classes for base in kind.__mro__[1:]}
+        leaves = [kind for kind in classes if kind not in parents and kind.run is not Agent.run]
+        found = leaves or functions
+        if len(found) != 1:
+            what = (
+                "no agent, neither a subclass of Agent with a method run nor a generator function"
+            )
+            if found:
+                what = f"several agents ({', '.join(value.__name__ for value in found)}); say which by AGENT = NAME"
+            raise UserError(f"{name} holds {what}.")
+        chosen = found[0]
+    if inspect.isgeneratorfunction(chosen):
+        body = {
+            "run": lambda self, task: chosen(self, task),
+            "__doc__": chosen.__doc__,
+            "__module__": module.__name__,
+        }
+        chosen = type(chosen.__name__, (Agent,), body)
+    if not (isinstance(chosen, type) and issubclass(chosen, Agent)):
+        raise UserError(f"{name}: AGENT is neither a subclass of Agent nor a generator function.")
+    chosen.name = name
+    _LOADED[name] = chosen
+    return chosen
+
+
+def make(name: str, settings: Mapping[str, object]) -> Agent:
+    """Make an agent from settings of which it takes its own; a setting that no agent has is a UserError."""
+    kind, known = find(name), agent_hints([name])
+    if unknown := next((field for field in settings if field not in known), ""):
+        raise UserError(
+            f"The settings do not fit: the agent {kind.__name__} has no setting {unknown!r}."
+        )
+    own = hints_of(kind.Config)
+    return kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+
+
+def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
+    """Map the settings of all agents, those of `more` among them, to their types."""
+    hints: dict[str, object] = {}
+    for name in dict.fromkeys([*names(), *more]):
+        hints |= {field: kind for field, (kind, _) in hints_of(find(name).Config).items()}
+    return hints
+
+
+# ---------------------------------------------------------------- presets
+
+
+def presets() -> dict[str, dict[str, dict]]:
+    """Map every preset, of no agent or of one, to its sections; an agent's own says which agent that is."""
+    found = dict(PRESETS)
+    for name in names():
+        for preset, sections in find(name).presets.items():
+            run = {"agent": name} if name != DEFAULT else {}
+            found[preset] = dict(sections) | {"run": run | sections.get("run", {})}
+    return found
+
+
+def preset_of(name: str, agent: str = "") -> dict[str, dict]:
+    """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
+    known = presets()
+    if agent and _is_path(agent):
+        known |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
+    if name not in known:
+        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(known)}.")
+    return {"run": {}, "grpo": {}, "agent": {}} | known[name]
+
+
+def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dict]:
+    """Return the fields that `--compat` sets, by section; {} for an empty name.
+
+    agents: those that take part; the first that has something to imitate decides.
+    """
+    if not name:
+        return {}
+    kinds = [kind for kind in map(find, agents) if kind.compat]
+    if not kinds:
+        able = ", ".join(known for known in names() if find(known).compat)
+        raise UserError(
+            f"--compat means nothing to {', '.join(find(a).__name__ for a in agents)}: it is about {able}."
+        )
+    if name not in kinds[0].compat:
+        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(kinds[0].compat)}.")
+    compat = kinds[0].compat[name]
+    return {
+        "grpo": compat.grpo,
+        "agent": compat.agent if training else compat.agent | compat.reading,
+    }
+
+
+def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
+    """Say in one line what a run has chosen where a published system and ours differ, "" for an agent without such.
+
+    A second line says what `--compat` cannot imitate.
+    """
+    if not agent.compat:
+        return ""
+    first = next(iter(agent.compat.values()))
+    chosen = {name: getattr(agent.config, name) for name in first.agent}
+    chosen |= {name: getattr(grpo, name) for name in first.grpo if grpo}
+    parts = [
+        f"{name} {str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in chosen.items()
+    ]
+    omitted = agent.compat[compat].omitted if compat else ""
+    return f"{agent.label}: {', '.join(parts)}" + (
+        f"\nnot as {compat}: {omitted}" if omitted else ""
+    )
+
+
+# ---------------------------------------------------------------- settings in files
+
+
+def stored_settings(path: Path) -> dict[str, dict]:
+    """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken over."""
+    raw = files.read_yaml(path)
+    run, evaluation = raw.get("run"), raw.get("eval")
+    used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
+        used += [str(name).partition("@")[0] for name in evaluation["agents"]]
+    hints = agent_hints(name for name in used if _is_path(name))
+    grpo = raw.get("grpo")
+    if isinstance(grpo, dict):
+        grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
+        if grpo.get("aggregation") in RENAMED_VALUES:
+            grpo["aggregation"] = RENAMED_VALUES[grpo["aggregation"]]
+        moved = {
+            name for name in grpo if name in hints and name not in GRPOConfig.__dataclass_fields__
+        }
+        if moved and isinstance(raw.get("agent"), dict):
+            raw["agent"] = raw["agent"] | {name: grpo.pop(name) for name in moved}
+        raw["grpo"] = grpo
+    return files.typed(raw, path, run=RunConfig, grpo=GRPOConfig, eval=EvalConfig, agent=hints)
+
+
+def begun(folder: Path) -> dict[str, dict]:
+    """Read the settings that a run began with, by section; {} if it was stopped before they were written."""
     if not (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step-*")):
         return {}
-    return load(folder / "config.yaml", run=RunConfig, grpo=GRPOConfig, agent=AgentConfig)
+    return stored_settings(folder / "config.yaml")
 
 
 def changed(stored: dict, **now: object) -> list[str]:
-    """The settings in which a run, by `begun`, differs from the settings now and may not, as "grpo.lr 0.1, not 0.2"."""
+    """List the settings in which a run differs from those now and may not, as "grpo.lr 0.1, not 0.2"."""
     return [
         f"{section}.{name} {value!r}, not {getattr(now[section], name)!r}"
         for section, values in stored.items()
         for name, value in values.items()
-        if name not in MAY_CHANGE[section] and value != getattr(now[section], name)
+        if name not in MAY_CHANGE[section]
+        and hasattr(now[section], name)
+        and value != getattr(now[section], name)
     ]
 
 
 def of_model(model: str | Path | None) -> dict:
-    """How a model of ours wants to read: the fields of AgentConfig in its folder's agent.yaml, {} without one, or of nobody knows which (None).
+    """Return the settings of agents in a model folder's agent.yaml; {} without one, or for None.
 
-    A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates` counts from the model's folder.
+    A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates`
+    is relative to the model's folder.
     """
+    settings = dict(_agent_yaml(model).get("agent", {}))
+    settings.pop("max_sections", None)
+    if settings.get("templates"):
+        settings["templates"] = str(Path(model, settings["templates"]))
+    return settings
+
+
+def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
     path = Path(model or "", "agent.yaml")
-    found = (
-        load(path, agent=AgentConfig, run=RunConfig).get("agent", {})
-        if model and path.exists()
-        else {}
-    )
-    found.pop("max_sections", None)
-    if found.get("templates"):
-        found["templates"] = str(Path(model, found["templates"]))
-    return found
+    return stored_settings(path) if model and path.exists() else {}
 
 
-def axes(agent: AgentConfig, grpo: GRPOConfig | None = None, compat: str = "") -> str:
-    """What a run with ReMemR1 has chosen where its paper and its code differ, in one line; in a second one what `--compat` cannot bring."""
-    names = [list(fields) for fields in COMPAT["paper"]]
-    chosen = {name: getattr(agent, name) for name in names[1]} | {
-        name: getattr(grpo, name) for name in names[0] if grpo
-    }
-    return (
-        "rememr1: "
-        + ", ".join(
-            f"{name} {str(value).lower() if value in (True, False) else value}"
-            for name, value in chosen.items()
-        )
-        + (f"\nnot as {compat}: {NOT_IMITATED[compat]}" if compat in NOT_IMITATED else "")
-    )
+# ---------------------------------------------------------------- settings resolved
 
 
-def policy(model: str, endpoint: object = ()) -> str | Path | None:
-    """Whose settings hold where none are given: those of the model that is named, else of the embedded policy; None, of neither, where a
-    server of some model is asked."""
+def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
+    """Return the model whose folder gives defaults: the one named, else the embedded one; None for an endpoint."""
     return model or (None if endpoint else EMBEDDED)
 
 
-def reader_of(preset: str, model: str | Path | None) -> str:
-    """Who reads unless it is said: the preset's agent, else the one that the model was trained with, else memagent."""
-    path = Path(model or "", "agent.yaml")
-    trained = (
-        load(path, agent=AgentConfig, run=RunConfig).get("run", {})
-        if model and path.exists()
-        else {}
-    )
-    return preset_fields(preset)[2].get("agent") or trained.get("agent") or "memagent"
+def agent_of(preset: str, model: str | Path | None) -> str:
+    """Return the default agent: the preset's, else the model's, else memagent."""
+    trained = _agent_yaml(model).get("run", {}).get("agent")
+    return preset_of(preset)["run"].get("agent") or trained or DEFAULT
 
 
 def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
-    """What `resolve` and RunConfig need to go on with a run: the fields it began with, below the preset's and the fields given now."""
+    """Return the fields to go on with a run: those it began with, below the preset's and those given now."""
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {
         "runs": RunConfig().runs
     } | run  # where it lies now: it may have been moved since it began
     stored = begun(Path(run["runs"], run["name"]))
-    preset_grpo, preset_agent, preset_run = preset_fields(preset)
-    given = {"run": preset_run | run, "grpo": preset_grpo | grpo, "agent": preset_agent | agent}
-    return [stored.get(section, {}) | values for section, values in given.items()]
+    fields = preset_of(preset, run.get("agent", ""))
+    given = {"run": run, "grpo": grpo, "agent": agent}
+    return [stored.get(name, {}) | fields[name] | values for name, values in given.items()]
 
 
 def resolve(
-    name: str, model: str | Path | None, grpo: dict, agent: dict, reader: str = ""
-) -> tuple[GRPOConfig, AgentConfig]:
-    """Settings from, in rising order: the defaults, the model's own agent.yaml, the preset, `presets.OF_AGENT` of the agent that is trained
-    (`reader`), single fields."""
-    preset_grpo, preset_agent, _ = preset_fields(name)
+    preset: str, model: str | Path | None, grpo: dict, settings: dict, agent: str = ""
+) -> tuple[GRPOConfig, Agent]:
+    """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the agent's `training`,
+    single fields. agent: "" = the preset's, the model's or memagent."""
+    agent = agent or agent_of(preset, model)
+    fields = preset_of(preset, agent)
     try:
-        return replace(GRPOConfig(**preset_grpo | OF_AGENT.get(reader, {})), **grpo), replace(
-            AgentConfig(**(of_model(model) | preset_agent)), **agent
-        )
+        trained = GRPOConfig(**fields["grpo"] | find(agent).training)
+        return replace(trained, **grpo), make(agent, of_model(model) | fields["agent"] | settings)
     except TypeError as error:
         raise UserError(f"The settings do not fit: {error}.") from error
 
 
-def pick(name: str):
-    if name not in AGENTS:
-        raise UserError(f"Unknown agent {name!r}: choose one of {', '.join(AGENTS)}.")
-    return AGENTS[name]
+def with_state(agent: Agent, model: str | Path | None) -> Agent:
+    """Give an agent the state that a model folder holds of it, where it does."""
+    path = Path(model or "", STATE)
+    if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
+        try:
+            agent.load_state(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"The agent's state {path} cannot be read: {error}.") from error
+    return agent
+
+
+def settings_of(agents: Iterable[Agent]) -> dict:
+    """Merge the settings of several agents, to write them down."""
+    return {name: value for agent in agents for name, value in asdict(agent.config).items()}

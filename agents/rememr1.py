@@ -1,19 +1,25 @@
-"""ReMemR1: MemAgent that can look back (arXiv 2509.23040; spec rememr1.md). One response holds the new memory and, if wanted, a query over all
-earlier memories; what the query finds stands in the next prompt.
+"""ReMemR1: MemAgent that can look back at its earlier memories (arXiv 2509.23040).
 
-Holds: `parse_step`, the agent, the rewards of single turns. Leaves out: the history and its retrievers (memory.py), prompts and settings
-(memagent.py), advantages (grpo.py). No torch.
-Exercise it: `pytest tests/agents/test_rememr1.py`. Read next: agents/baselines.py.
+One response holds the new memory and, if wanted, a query over all earlier memories; what the query
+finds stands in the next prompt.
+
+Holds: everything of this agent: settings, wording, parser, generator, rewards of single turns, counts,
+how a turn is shown, published settings. Leaves out: the history (memory.py), retrievers
+(agents/retrieval.py), advantages (grpo.py). No torch.
+Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/baselines.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
+from agents.demos import Demo, Size
 from agents.retrieval import RETRIEVERS, Retriever
+from config.errors import UserError
+from config.options import COUNT, LIMIT
 from data import (
     Task,
     answer_recall,
@@ -26,17 +32,162 @@ from data import (
 )
 from memagent import (
     NO_MEMORY,
-    NOT_RECALLED,
-    AgentConfig,
+    Agent,
+    Compat,
     Finish,
+    Limits,
+    Line,
     Prompt,
-    Step,
+    ReadConfig,
     Trajectory,
     Turn,
-    fill,
+    Wording,
 )
-from memory import MemoryState
+from memory import MemoryState, Recall
 from tokens.codec import Codec
+
+# ---------------------------------------------------------------- wording and settings
+
+NOT_RECALLED = "No memory was recalled."
+EXAMPLE = "the year in which the bridge was opened"
+LOOK_BACK = Wording(
+    "You read a long document one section at a time and carry a short memory from section to section. "
+    "Your earlier memories are stored and can be looked up. Read the section below, then write:\n"
+    "- what the section adds and what is still missing, briefly, as <thinking>...</thinking>;\n"
+    "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps to solve the "
+    "problem, add what this section contributes, leave out the rest;\n"
+    "- only if a piece is missing that an earlier memory may hold: what to look for, at most once, as "
+    "<recall>...</recall>, for example <recall>{example}</recall>. What is found is shown beside the next section.",
+    ("section", "problem", "recalled_memory", "memory"),
+    cue="Updated memory:",
+    needs=("section", "recalled_memory"),
+)
+LOOKED_BACK = Wording(
+    "Solve the problem with the help of the memory, and of the earlier one that was looked up. {answer}",
+    ("problem", "recalled_memory", "memory"),
+    needs=("recalled_memory",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReMemR1Config(ReadConfig):
+    """How ReMemR1 reads, and what its single turns are paid for."""
+
+    callback: Literal["learned", "question", "off"] = "learned"
+    """what looks back into the earlier memories: learned = the policy's own query; question = the
+    question, after every section; off = nothing. The prompts are the same in all three"""
+    retriever: Literal["word_recall", "tfidf", "bm25", "tfidf_tokens"] = "word_recall"
+    """word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over the
+    model's tokens, as upstream"""
+    recall_k: Annotated[int, COUNT] = 1
+    """memories that a look back brings"""
+    recall_at_zero: bool = False
+    """bring a memory that shares nothing with the query too, as upstream"""
+    history_scope: Literal["exclude_current", "include_current", "exclude_new"] = "exclude_current"
+    """what is looked through: exclude_current = the earlier memories without the one that the next
+    prompt shows anyway; include_current = that one too; exclude_new = that one only if an earlier
+    response had written it already, as upstream trains"""
+    memory_text: Literal["update", "response_minus_recall"] = "update"
+    """what becomes the memory: update = the text inside <update>; response_minus_recall = the whole
+    response without <recall>"""
+    on_missing_update: Literal["keep_previous", "reset", "whole_response"] = "keep_previous"
+    """a response without an update: keep_previous = the memory stays; reset = the first-memory literal;
+    whole_response = the response becomes the memory, whatever it is"""
+    query_text: Literal["first", "greedy"] = "first"
+    """the query in a response: first = the first recall that is not blank, on one line, without tags
+    and without text in <thinking>; greedy = from the first <recall> to the last </recall> of one line,
+    unchanged and of any length, as upstream"""
+    query_tokens: Annotated[int, COUNT] = 128
+    """most tokens of a query (query_text first)"""
+    step_tokens: Annotated[int | None, LIMIT] = None
+    """most tokens of a response to a section, thinking and tags included; 0 or None = two memories
+    and a query"""
+    example_query: str = EXAMPLE
+    """the example in our prompt; a query that repeats it counts as degenerate"""
+    boxed_literal: Literal["single", "double"] = "single"
+    """how our final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream
+    shows in training; templates of your own stay as they are"""
+    memory_reward: Literal["gain", "level"] = "gain"
+    """a turn's reward for its memory: gain = the share of an accepted answer that the update added;
+    level = the share that the memory then holds"""
+    callback_reward: Literal["seen", "prompt"] = "seen"
+    """a turn's reward for its look back: the share of an accepted answer that it brought and that was
+    not yet in memory or section; prompt = nor anywhere in the prompt, as upstream"""
+    format_reward: Literal["all", "one_line"] = "all"
+    """a turn's reward for its form: all = all tags, by the parser; one_line = one update on one line,
+    which is then all that the memory reward sees too, as upstream"""
+    recall_match: Literal["words", "substring"] = "words"
+    """how these rewards look for an answer: words = whole words, of the best answer; substring = all
+    its words anywhere, mean over the answers, as upstream"""
+    recall_words: Literal["unseen", "all"] = "unseen"
+    """which words of an answer these rewards look for: unseen = those that the question does not have,
+    and neither yes nor no; all = every word, as equations 5 and 6 of the paper are printed"""
+
+    def __post_init__(self):
+        ReadConfig.__post_init__(self)
+        if {*"{}<>"} & {*self.example_query}:
+            raise UserError(
+                f"example_query must be plain text without braces and tags, not {self.example_query!r}."
+            )
+
+    @property
+    def most_step_tokens(self) -> int:
+        """The most tokens of a response to a section."""
+        return self.step_tokens or 2 * self.memory_tokens + self.query_tokens
+
+
+PUBLISHED = {
+    "grpo": dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, normalisation="mean",
+                 clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl=1e-3, importance="none", lr=1e-6,
+                 warmup=20, warmup_from="zero", betas=(0.9, 0.999), weight_decay=0.01, top_p=0.999,
+                 alpha=0.8, without_signal="keep"),
+    "agent": dict(chunk_tokens=5000, memory_tokens=2048, query_tokens=128, step_tokens=2048,
+                  final_tokens=2048, max_sections=8, over="center", layout="paper"),
+    "run": dict(shuffle=False, save_every=20),
+}  # fmt: skip
+
+# every point where the paper and the code differ from our defaults
+AS_THE_PAPER = Compat(
+    dict(turn_reward_scale=1.0, alpha=0.8, normalisation="mean", aggregation="trajectory_mean"),
+    dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words",
+         recall_words="all", memory_text="update", on_missing_update="keep_previous",
+         query_text="first", history_scope="include_current", retriever="word_recall", recall_k=1,
+         recall_at_zero=False, callback="learned", boxed_literal="single"),
+)  # fmt: skip
+AS_THE_CODE = Compat(
+    dict(turn_reward_scale=2.0, alpha=0.8, normalisation="mean", aggregation="token_mean"),
+    dict(memory_reward="level", callback_reward="prompt", format_reward="one_line",
+         recall_match="substring", recall_words="all", memory_text="response_minus_recall",
+         on_missing_update="whole_response", query_text="greedy", history_scope="exclude_new",
+         retriever="tfidf_tokens", recall_k=1, recall_at_zero=True, callback="learned",
+         boxed_literal="double"),
+    reading=dict(history_scope="include_current", boxed_literal="single"),
+    omitted="among equally good memories the most recent is recalled, not the one that a hash picks; a look "
+    "back that fails leaves its placeholder, never the word None, and that placeholder is no recalled text "
+    "to the rewards; a blank memory and the first-memory literal are never recalled; <think> thoughts enter "
+    "no memory and no reward; sections keep their token ids in evaluation too",
+)  # fmt: skip
+
+# Chosen on the dev split (dev/LOG.md), for each agent on its own: MemAgent learns nothing at 4 sections and
+# more before it has learnt 2.
+TRAINING = {
+    "rememr1": dict(steps=60, grow_at=0.7, grow_steps=10, temperature=(1.2, 1.3)),
+    "memagent": dict(steps=60, grow_at=0.6, grow_steps=10, temperature=(1.0, 1.1, 1.2)),
+}
+LENGTHS = {"rememr1": (4, 8), "memagent": (2, 4, 8)}
+BRIEF = dict(steps=2, tasks_per_step=(2,), group_size=4)
+DEMO = Demo(
+    beside=("memagent",),
+    kind="two_hop_reverse",  # the fact that answers comes first; which one it was turns out later
+    about="documents that show only later which of the facts before matters",
+    title="memagent: looking back",
+    sizes={
+        "default": Size(3, TRAINING, LENGTHS, {4: 64, 16: 128, 64: 24}),
+        "long": Size(5, TRAINING, LENGTHS, {4: 256, 16: 256, 64: 128, 256: 32}),
+        "short": Size(1, dict.fromkeys(LENGTHS, BRIEF), dict.fromkeys(LENGTHS, (4,)), {4: 4}),
+    },
+    variants={"rememr1, not looking back": {"callback": "off"}},
+)
 
 # ---------------------------------------------------------------- what a response says
 
@@ -54,14 +205,26 @@ _TAG = re.compile(r"</?\w+>")
 _OURS = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
 
 
+@dataclass(slots=True, frozen=True)
+class Step:
+    """What one response says."""
+
+    thinking: str | None = None
+    memory: str | None = None  # None: the response holds none
+    query: str | None = None
+    errors: tuple[str, ...] = ()  # names of `ERRORS`, each once
+    memory_cut: bool = False  # at `memory_tokens`
+    query_cut: bool = False  # at `query_tokens`
+    stray: bool = False  # a tag is left without its other half
+
+
 def _blocks(text: str, tag: str) -> list[str]:
     """The contents of all closed blocks; one that is opened anew before it was closed counts from there."""
     return re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
 
 
 def parse_step(text: str, finish: str = Finish.STOP) -> Step:
-    r"""What a response says: thinking, memory, query; its errors, a subset of `ERRORS`, and whether a tag is left without its other half. For
-    rollout, reward and evaluation (D-2, D-7).
+    r"""Parse a response: thinking, memory, query, and its errors. Rollout, reward and evaluation share it.
 
     The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the
     first recall, tags in it dropped, on one line. What stands in closed thinking is no update and no query.
@@ -111,7 +274,7 @@ def greedy_query(response: str) -> str | None:
     return found and found[1]
 
 
-def read_step(turn: Turn, config: AgentConfig, codec: Codec) -> Step:
+def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Step:
     """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and `query_text`; memory and query end at their caps,
     but for a greedy query, which has none."""
     response = codec.after_thinking(turn.response)
@@ -142,123 +305,227 @@ def _capped(text: str | None, n_tokens: int, codec: Codec) -> tuple[str | None, 
 # ---------------------------------------------------------------- the agent
 
 
-def rememr1(task: Task, config: AgentConfig, codec: Codec) -> Generator[Prompt, Turn, None]:
-    """One bounded memory, overwritten after each section, and a look back at the memories before it; the answer comes from question, memory and
-    what was recalled last."""
-    update, final = config.template("recall_update"), config.template("recall_final")
-    problem, nothing = codec.text(task.question), codec.text(NOT_RECALLED)
-    sections = codec.cut(task.document, config.chunk_tokens, config.max_sections, config.over)
-    first = codec.text(NO_MEMORY)
-    state, cut = (
-        MemoryState(first, retriever_of(config, codec), placeholder=first),
-        sections.left_out,
+@dataclass(slots=True)
+class Notes:
+    """What ReMemR1 keeps of a turn."""
+
+    recalled: Recall  # what stood in the prompt
+    evidence: str = (
+        ""  # what of the evidence that text holds: `Evidence.in_text`, "" = nothing was recalled
     )
+    sought: bool = False  # whether there is an accepted answer to look for
+    step: Step | None = None  # what the response says; None in the final turn
+    asked: str = ""  # what was looked for after this turn
+    degenerate: bool = False  # a query of this trajectory, or of the prompt's example, once more
+    memory_tokens: int = 0  # of the memory that the turn leaves
+    gain: float = 0.0  # set by `turn_rewards`
+    level: float = 0.0
+    covered: float = 0.0
 
-    def shown() -> dict:
-        return {
-            "problem": problem,
-            "memory": state.memory,
-            "recalled": state.recalled,
-            "cut": cut,
-            "recalled_memory": codec.text(state.recalled.text) if state.recalled.steps else nothing,
-        }
 
-    for section in sections:
-        turn = yield fill(update, config.most_step_tokens, section=section, **shown())
-        turn.step = read_step(turn, config, codec)
-        query = {"learned": turn.step.query, "question": task.question, "off": None}[
-            config.callback
-        ]
-        state.update(
-            turn.step.memory, query, config.recall_k, config.history_scope, config.recall_at_zero
+ERROR_RATES = {f"format_{error}": (error, "updates") for error in (*ERRORS, "stray_tag")}
+
+
+class ReMemR1(Agent):
+    """One bounded memory, overwritten after each section, and a look back at the memories before it."""
+
+    name = "rememr1"
+    Config = ReMemR1Config
+    prompts = {"recall_update": LOOK_BACK, "recall_final": LOOKED_BACK}
+    presets = {"rememr1": PUBLISHED}
+    compat = {"paper": AS_THE_PAPER, "upstream": AS_THE_CODE}
+    training = {"normalisation": "mean"}  # the published advantages are divided by no deviation
+    rates = {
+        "recall_queries": ("queries", "updates"),
+        "recall_hits": ("hits", "queries"),
+        "recall_holds": ("holds", "sought"),
+        "recall_evidence": ("evidence", "evidence_sought"),
+        "recall_age": ("ages", "hits"),
+        "recall_current": ("current", "hits"),
+        "recall_degenerate": ("degenerate", "updates"),
+        "answer_gain": ("gain", "updates"),
+        "answer_level": ("level", "updates"),
+        "answer_covered": ("covered", "updates"),
+        "memory_length": ("memory_length", "updates"),
+        "memory_capped": ("memory_capped", "updates"),
+        "query_capped": ("query_capped", "updates"),
+    } | ERROR_RATES
+    splits = ("holds",)
+    demo = DEMO
+
+    def wording(self, name: str) -> str:
+        text = super().wording(name).replace("{example}", self.config.example_query)
+        double = name == "recall_final" and self.config.boxed_literal == "double"
+        return text.replace("{}", "{{}}") if double else text
+
+    def needs_of(self, name: str) -> Sequence[str]:
+        off = self.config.callback == "off"
+        return [slot for slot in super().needs_of(name) if not (off and slot == "recalled_memory")]
+
+    def limits(self) -> Limits:
+        c = self.config
+        return Limits((1 + c.recall_k) * c.memory_tokens, c.most_step_tokens)
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        c, codec, sections = self.config, self.codec, self.sections(task)
+        first, nothing = codec.text(NO_MEMORY), codec.text(NOT_RECALLED)
+        state = MemoryState(first, retriever_of(c, codec), placeholder=first)
+        evidence, queries = Evidence(task), {normalize_answer(c.example_query)}
+
+        def prompt(name: str, max_tokens: int, **more) -> Prompt:
+            recalled = codec.text(state.recalled.text) if state.recalled.steps else nothing
+            return self.prompt(
+                name, max_tokens, cut=sections.left_out, problem=task.question, memory=state.memory,
+                recalled_memory=recalled, **more,
+            )  # fmt: skip
+
+        for section in sections:
+            turn = yield prompt("recall_update", c.most_step_tokens, section=section)
+            step = read_step(turn, c, codec)
+            turn.notes = notes = evidence.notes(state.recalled, step)
+            query = {"learned": step.query, "question": task.question, "off": None}[c.callback]
+            if step.query and c.callback == "learned":
+                normal = normalize_answer(step.query)
+                notes.degenerate = normal in queries
+                queries.add(normal)
+            state.update(step.memory, query, c.recall_k, c.history_scope, c.recall_at_zero)
+            notes.asked = state.recalled.query
+            notes.memory_tokens = len(getattr(state.memory, "ids", ()))
+        turn = yield prompt("recall_final", c.final_tokens, final=True)
+        turn.notes = evidence.notes(state.recalled)
+
+    def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
+        """Reward memory, look back and form of every turn; arXiv 2509.23040, equations 5 to 7.
+
+        memory    by `memory_reward` the share of an accepted answer that the update added, in [-1, 1],
+                  or the share that the memory then holds, in [0, 1]
+        callback  the share that this turn's own query brought and that the turn had not in sight; with
+                  callback = question there is none
+        format    1 or 0; in the final turn: whether there is an answer in the form asked for
+
+        Memory and callback are 0 where no accepted answer has a word to look for. These rewards are
+        lexical: any copy of the answer is paid, whatever the text says about it, and length costs
+        nothing; the caps of the settings bound a memory.
+        """
+        c, task = self.config, trajectory.task
+
+        def share(text: str) -> float | None:
+            return answer_recall(
+                task.answers,
+                written(text),
+                task.question,
+                c.recall_match,
+                task.asks_for_all,
+                c.recall_words,
+            )
+
+        rewards, covered = [], share("") is not None
+        for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
+            gain = level = brought = right = 0.0
+            if turn.prompt.final:
+                right = one_box(turn.response, c.form, c.format_reward)
+            elif (
+                turn.notes is not None
+            ):  # else it was never read: the engine or the agent has failed
+                right = right_tags(turn, c.format_reward)
+                after = following.prompt.memory if following else turn.prompt.memory
+                if c.format_reward == "one_line":
+                    after = on_one_line(strip_thinking(turn.response))[0]
+                if covered:
+                    level = share(after)
+                    gain = level - share(turn.prompt.memory)
+                    brought = self._brought(turn, following, share)
+                turn.notes.gain, turn.notes.level = gain, level
+                turn.notes.covered = float(covered)
+            memory = {"gain": gain, "level": level}[c.memory_reward]
+            rewards.append({"memory": memory, "callback": brought, "format": right})
+        return rewards
+
+    def _brought(self, turn: Turn, following: Turn | None, share) -> float:
+        """The share of an answer that the turn's own query added to what the turn had in sight, never below 0."""
+        notes = following.notes if following else None
+        query = turn.notes.step.query
+        if notes is None or not query or notes.recalled.query != query:
+            return 0.0
+        sight = f"{written(turn.prompt.memory)}\n{turn.prompt.section}"
+        if self.config.callback_reward == "prompt":
+            sight = turn.prompt.text
+        return share(f"{notes.recalled.text}\n{sight}") - share(sight)
+
+    def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
+        """Count looks back at the turn whose prompt shows their result, and the errors of its response."""
+        notes, n = turn.notes, {} if turn.prompt.final else {"updates": 1}
+        if notes is None:  # the engine has failed
+            return n
+        recalled, step = notes.recalled, notes.step
+        if recalled.query:
+            n |= {
+                "queries": 1,
+                "hits": bool(recalled.steps),
+                "ages": recalled.age,
+                "current": recalled.current,
+            }
+        if recalled.query and recalled.steps:
+            n |= {
+                "sought": notes.sought,
+                "holds": notes.evidence == "answer",
+                "evidence_sought": notes.evidence != "unknown",
+                "evidence": notes.evidence in ("answer", "evidence"),
+            }
+        if step is None:
+            return n
+        return (
+            n
+            | dict.fromkeys(step.errors, 1)
+            | {
+                "stray_tag": step.stray,
+                "memory_capped": step.memory_cut,
+                "query_capped": step.query_cut,
+                "degenerate": notes.degenerate,
+                "memory_length": notes.memory_tokens,
+                "gain": notes.gain,
+                "level": notes.level,
+                "covered": notes.covered,
+            }
         )
-    yield fill(final, config.final_tokens, final=True, **shown())
+
+    def memory_after(self, turn: dict) -> str:
+        step = (turn.get("notes") or {}).get("step") or {}
+        return step.get("memory") or turn["memory"]
+
+    def lines(self, turn: dict) -> list[Line]:
+        notes = turn.get("notes")
+        if not notes:
+            return []
+        recalled, step = notes["recalled"], notes["step"] or {}
+        lines = []
+        if recalled["steps"]:
+            sections = ", ".join(f"{n:,}" for n in sorted(recalled["steps"]))
+            note = (
+                f"written after section {sections}, found for {recalled['query']!r} "
+                f"(score {recalled['score']:.2f}), {IN_WORDS[notes['evidence']]}"
+            )
+            lines.append(Line("recalled", recalled["text"].strip(), note, before=True))
+        elif recalled["query"]:
+            lines.append(
+                Line("recalled", "", f"nothing found for {recalled['query']!r}", before=True)
+            )
+        errors = [*step.get("errors", ()), *(["stray_tag"] if step.get("stray") else [])]
+        if errors := [error.replace("_", " ") for error in errors if error != "truncated"]:
+            lines.append(Line("form", ", ".join(errors)))
+        if notes["asked"]:
+            lines.append(Line("looks for", notes["asked"]))
+        return lines
 
 
-def retriever_of(config: AgentConfig, codec: Codec) -> Retriever:
-    """A retriever of its own for each trajectory."""
+def retriever_of(config: ReMemR1Config, codec: Codec) -> Retriever:
+    """Make a retriever; every trajectory has its own."""
     if config.retriever == "tfidf_tokens":
         return RETRIEVERS["tfidf"](tokens=codec.tokens)
     return RETRIEVERS[config.retriever]()
 
 
 # ---------------------------------------------------------------- rewards of single turns
-
-
-def states(
-    trajectory: Trajectory,
-    form: str = "boxed",
-    memory: str = "gain",
-    callback: str = "seen",
-    tags: str = "all",
-    match: str = "words",
-    words: str = "unseen",
-) -> list[dict[str, float]]:
-    """The rewards of every turn, raw and each by its name (spec rememr1.md 7, eq. 5 to 7); `state` is what trains, the sum of `memory`, `callback`
-    and `format`. [turns]
-
-    gain, level  what the update has added of an accepted answer to the memory, in [-1, 1], and what the memory then has of it, in [0, 1];
-                 memory: which of the two is `memory`
-    callback     what this turn's own query has brought of an accepted answer that the turn had not in sight (nothing else is its doing:
-                 with callback = question there is none). callback: seen = in memory and section, prompt = in the whole prompt,
-                 question and all
-    format       1 or 0. tags: all = no error of `parse_step` and no stray tag; one_line = exactly one update on one line; the first such is
-                 then also all that `level` sees. In the final turn: an answer in the form asked for
-    covered      0 where no accepted answer has a word that could be looked for (`graders.answer_recall`): gain, level, callback are then 0
-    match        words = `answer_recall`'s own, substring = upstream's
-    words        unseen = neither yes and no nor words that the question has are looked for, all = they are
-
-    Whatever copies the answer is paid, wherever it stands and whatever it says about it, and length costs nothing: these rewards are
-    lexical (D-6). The caps of `AgentConfig` are what bounds a memory.
-    """
-    task, out = trajectory.task, []
-
-    def held(text: str) -> float | None:
-        return answer_recall(
-            task.answers, written(text), task.question, match, task.asks_for_all, words
-        )
-
-    covered = held("") is not None
-    for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
-        gain = level = called = 0.0
-        if turn.prompt.final:
-            right = one_box(turn.response, form, tags)
-        elif turn.step is None:  # it was never read: the engine or the agent has failed
-            right = 0.0
-        else:
-            right = right_tags(turn, tags)
-            after = following.prompt.memory if following else turn.prompt.memory
-            if tags == "one_line":
-                after = on_one_line(strip_thinking(turn.response))[0]
-            if covered:
-                level = held(after)
-                gain = level - held(turn.prompt.memory)
-            if (
-                covered
-                and following
-                and turn.step.query
-                and following.prompt.recalled.query == turn.step.query
-            ):
-                sight = (
-                    turn.prompt.text
-                    if callback == "prompt"
-                    else f"{written(turn.prompt.memory)}\n{turn.prompt.section}"
-                )
-                both = f"{following.prompt.recalled.text}\n{sight}"
-                called = held(both) - held(sight)  # never below 0: there is only more to see
-        of_memory = {"gain": gain, "level": level}[memory]
-        out.append(
-            {
-                "state": of_memory + called + right,
-                "memory": of_memory,
-                "gain": gain,
-                "level": level,
-                "callback": called,
-                "format": right,
-                "covered": float(covered),
-            }
-        )
-    return out
 
 
 def written(memory: str) -> str:
@@ -271,7 +538,8 @@ def right_tags(turn: Turn, tags: str) -> float:
         return float(
             sum(bool(update.strip()) for update in on_one_line(strip_thinking(turn.response))) == 1
         )
-    return float(not turn.step.errors and not turn.step.stray)
+    step = turn.notes.step
+    return float(not step.errors and not step.stray)
 
 
 def on_one_line(response: str) -> list[str]:
@@ -291,20 +559,27 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
     )
 
 
-# ---------------------------------------------------------------- what is counted
+# ---------------------------------------------------------------- evidence
+
+IN_WORDS = {  # `Evidence.in_text` -> how it is shown
+    "answer": "holds the answer", "evidence": "holds evidence", "neither": "without evidence",
+    "unknown": "evidence not known",
+}  # fmt: skip
 
 
-class Sought:
-    """What a text that came back is looked through for: the accepted answers, and what the passages with the evidence are called. Not yes and no,
-    which stand everywhere, nor names that the question has too."""
+class Evidence:
+    """What a recalled text is searched for: the accepted answers, and the names of the passages with evidence.
+
+    Neither yes and no, which stand everywhere, nor names that the question has too.
+    """
 
     def __init__(self, task: Task):
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
         self.clues = [clue for clue in phrases(task.clues) if not stand([clue], task.question)]
 
-    def held(self, text: str) -> str:
-        """answer (all of them where all are asked for), evidence (one of them, or a passage that leads there), neither; unknown = there is
-        nothing to look for."""
+    def in_text(self, text: str) -> str:
+        """Return what a text holds: answer (all of them where all are asked for), evidence (one of them, or a
+        passage that leads there), neither; unknown = there is nothing to look for."""
         n = stand(self.answers, text)
         if n and n >= (len(self.answers) if self.all_asked else 1):
             return "answer"
@@ -312,62 +587,6 @@ class Sought:
             return "evidence"
         return "neither" if self.answers or self.clues else "unknown"
 
-
-class Looks:
-    """What is counted of one trajectory's looks back, turn by turn as it goes on."""
-
-    def __init__(self, task: Task, config: AgentConfig):
-        self.sought = Sought(task)
-        self.learned, self.asked = (
-            config.callback == "learned",
-            {normalize_answer(config.example_query)},
-        )
-        self.n: Counter[str] = Counter(dict.fromkeys((*COUNTS, *ERRORS), 0))
-
-    def add(self, turn: Turn) -> None:
-        """A turn after the agent has read it."""
-        recalled, step = turn.prompt.recalled, turn.step
-        if recalled is None:
-            return
-        if recalled.query:
-            self.n.update(
-                queries=1, hits=bool(recalled.steps), ages=recalled.age, current=recalled.current
-            )
-            if recalled.steps:
-                held = self.sought.held(recalled.text)
-                self.n.update(
-                    sought=bool(self.sought.answers),
-                    holds=held == "answer",
-                    evidence_sought=held != "unknown",
-                    evidence=held in ("answer", "evidence"),
-                )
-        if turn.prompt.final:
-            return
-        self.n["updates"] += 1
-        if step is None:
-            return
-        self.n.update({error: 1 for error in step.errors})
-        self.n.update(
-            stray_tag=step.stray, memory_capped=step.memory_cut, query_capped=step.query_cut
-        )
-        if step.query and self.learned:
-            said = normalize_answer(step.query)
-            self.n["degenerate"] += said in self.asked
-            self.asked.add(said)
-
-
-COUNTS = (
-    "updates",
-    "queries",
-    "hits",
-    "ages",
-    "current",
-    "sought",
-    "holds",
-    "evidence_sought",
-    "evidence",
-    "degenerate",
-    "stray_tag",
-    "memory_capped",
-    "query_capped",
-)
+    def notes(self, recalled: Recall, step: Step | None = None) -> Notes:
+        evidence = self.in_text(recalled.text) if recalled.steps else ""
+        return Notes(recalled, evidence, bool(self.answers), step)

@@ -16,19 +16,20 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents import find
+from agents.demos import Demo, Size
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from config.terminal import bar, console
-from memagent import AgentConfig
+from memagent import Agent
 from tasks import worlds
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 
 KINDS = ("one_fact", "two_hop")
+FULL = "full"  # the agent, and its label
 MARK = ".demo"  # a folder with this file is a demo's: the next demo of its name replaces it
 
 
@@ -101,8 +103,8 @@ class Job:
     sections: int
     seed: int
     folder: str
-    config: AgentConfig
-    reader: str = "memagent"  # which of `agents.AGENTS`
+    settings: dict  # of the agent
+    reader: str  # the agent's name
     trained: int = 0  # the seed of its training
     then: tuple = ()  # jobs that may begin once this one is done
 
@@ -120,7 +122,7 @@ class Training:
 
     run: RunConfig
     grpo: GRPOConfig
-    config: AgentConfig
+    settings: dict  # of the agent `run.agent`
     then: tuple[Job, ...] = ()
 
     def __call__(self) -> list[dict]:
@@ -132,7 +134,7 @@ class Training:
         from report.summary import write_summary
 
         torch.set_num_threads(1)
-        folder = train(self.run, self.grpo, self.config)
+        folder = train(self.run, self.grpo, find.make(self.run.agent, self.settings))
         write_summary(folder / "summary.json", summary(folder))
         write_report(folder, title=f"Training {folder.name}")
         return []
@@ -149,9 +151,9 @@ def fill(job: Job) -> list[dict]:
     """Evaluate the cells; returns their rows."""
     import torch
 
-    from agents.baselines import AGENTS
     from engines.sharing import together
-    from eval import evaluate
+    from eval import Conditions, evaluate
+    from report.rows import Cell
     from rollout import Sampling
 
     torch.set_num_threads(1)
@@ -162,23 +164,19 @@ def fill(job: Job) -> list[dict]:
         name = f"{job.agent}-{'+'.join(job.kinds)}-{temperature:g}-{job.sections}"
         by_kind = [worlds.make_tasks(job.seed, n, job.sections, kind, "test") for kind in job.kinds]
         keep = (
-            not job.agent.startswith(("untrained", "full"))
+            not job.agent.startswith(("untrained", FULL))
             and temperature > 0
             and job.sections in (4, 16, 64)
         )
+        transcripts = Path(job.folder, f"{name}.transcripts") if keep else None
         return evaluate(
             engine,
-            AGENTS[job.reader],
+            find.make(job.reader, job.settings),
             (task for tasks in zip(*by_kind, strict=True) for task in tasks),
-            job.config,
             Sampling(temperature),
-            name=job.agent,
-            length=job.sections,
-            rows=Path(job.folder, f"{name}.jsonl"),
-            model=model,
-            seed=job.seed,
-            record_to=Path(job.folder, f"{name}.transcripts") if keep else None,
-            n_records=2 * len(job.kinds),
+            Cell(job.agent, "", "", job.sections),
+            Path(job.folder, f"{name}.jsonl"),
+            Conditions(model, job.seed, record_to=transcripts, n_records=2 * len(job.kinds)),
         )
 
     rows = together(engine, [partial(ask, *asked) for asked in job.asks])
@@ -189,11 +187,10 @@ def speed() -> float:
     """Measure how many tokens a second one process reads and writes here with the embedded policy (about a second, after its loading)."""
     import torch
 
-    from memagent import memagent
     from rollout import Sampling, rollout
 
     torch.set_num_threads(1)
-    config = find.resolve("demo", EMBEDDED, {}, {})[1]
+    agent = find.resolve("demo", EMBEDDED, {}, {})[1]
     engine, _ = _engine(str(EMBEDDED))
     jobs = [
         (task, sample)
@@ -204,9 +201,7 @@ def speed() -> float:
     def once(seed: int) -> float:
         start = time.perf_counter()
         turns = [
-            turn
-            for t in rollout(engine, memagent, jobs, config, Sampling(1.0), seed)
-            for turn in t.turns
+            turn for t in rollout(engine, agent, jobs, Sampling(1.0), seed) for turn in t.turns
         ]
         return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns) / (
             time.perf_counter() - start
@@ -227,20 +222,20 @@ def expected(plan: Plan, rate: float, ranks: int, cores: int) -> float:
     )
 
 
-def jobs_of(
-    plan: Plan, seed: int, folder: Path, config: AgentConfig
-) -> tuple[list[Job], list[Job]]:
+def jobs_of(plan: Plan, seed: int, folder: Path, agent: Agent) -> tuple[list[Job], list[Job]]:
     """(baselines, trained), the dearest first."""
     model, where = str(folder / "model"), str(folder / "rows")
 
-    def cells(agent: str, model: str, asked: dict[float, dict[int, int]], kinds=KINDS) -> list[Job]:
+    settings = find.of_model(EMBEDDED) | asdict(agent.config)  # full context reads with them too
+
+    def cells(label: str, model: str, asked: dict[float, dict[int, int]], kinds=KINDS) -> list[Job]:
         """One job a length, the dearest first. asked: temperature -> sections -> questions of each kind."""
         lengths = sorted(
             {sections for by_length in asked.values() for sections in by_length}, reverse=True
         )
         return [
             Job(
-                agent,
+                label,
                 model,
                 kinds,
                 tuple(
@@ -251,15 +246,15 @@ def jobs_of(
                 sections,
                 seed,
                 where,
-                config,
-                "full" if agent == "full" else "memagent",
+                settings,
+                FULL if label == FULL else agent.name,
             )
             for sections in lengths
         ]
 
     base = [
         *cells("untrained", str(EMBEDDED), {1.0: plan.untrained, 0.0: plan.untrained}),
-        *cells("full", str(EMBEDDED), {1.0: plan.full_context, 0.0: plan.full_context}),
+        *cells(FULL, str(EMBEDDED), {1.0: plan.full_context, 0.0: plan.full_context}),
     ]
     trained = [
         *cells("trained", model, {1.0: plan.sampled, 0.0: plan.greedy}),
@@ -327,8 +322,10 @@ class Workers:
             worker.shutdown(wait=False, cancel_futures=True)
 
 
-def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
-    """Train, evaluate, report; returns the run's folder."""
+def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
+    """Train an agent, evaluate it, write the report; return the folder."""
+    if demo := find.find(agent).demo:
+        return run_comparison(Comparison(agent, demo, demo.sizes[size], seed), size, name, runs)
     start = time.perf_counter()
     import torch
 
@@ -338,11 +335,12 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     run = RunConfig(
         name=name,
         runs=runs,
+        agent=agent,
         keep_trajectories=5,
         devices=1 if torch.cuda.is_available() else min(2, cores),
     )
-    grpo, agent = find.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {})
-    baselines, trained = jobs_of(plan, seed + 1_000_000, folder, agent)
+    grpo, reader = find.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {}, agent)
+    baselines, trained = jobs_of(plan, seed + 1_000_000, folder, reader)
     console.print(
         f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
         f"unseen facts in documents of up to {max(plan.sampled):,} sections."
@@ -363,7 +361,7 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
             aside.append(workers.idle.pop())
         workers.hire(spare - 1)
         workers.add(baselines)
-        train_s = _train(run, grpo, agent, plan.steps, workers)
+        train_s = _train(run, grpo, reader, workers)
         workers.waiting = sorted([*workers.waiting, *trained], key=lambda job: -job.cost)
         workers.hire(run.devices - len(aside))
         workers.idle, aside = workers.idle + aside, []
@@ -376,7 +374,17 @@ def run_demo(size: str, seed: int, name: str, runs: str) -> Path:
     finally:
         workers.idle += aside
         workers.close()
-    _report(folder, workers.rows, seed, size, time.perf_counter() - start, train_s)
+    facts = {
+        "seed": seed,
+        "size": size,
+        "seconds": round(time.perf_counter() - start, 1),
+        "training_seconds": round(train_s, 1),
+    }
+    agents = {label: reader for label in ("trained", "untrained")}
+    _write(folder, _collect(folder, workers.rows, agents) | facts, "memagent: the demo")
+    console.print(
+        f"{facts['seconds']:.0f} s in all, {train_s:.0f} s of them training. {_where(folder)}"
+    )
     return folder
 
 
@@ -396,9 +404,7 @@ def _folder(name: str, runs: str) -> Path:
     return folder
 
 
-def _train(
-    run: RunConfig, grpo: GRPOConfig, agent: AgentConfig, steps: int, workers: Workers
-) -> float:
+def _train(run: RunConfig, grpo: GRPOConfig, agent: Agent, workers: Workers) -> float:
     from commands.train import TrainingProgress, train
 
     over = threading.Event()
@@ -415,29 +421,18 @@ def _train(
     start = time.perf_counter()
     feeding.start()
     try:
-        train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(steps)])
+        train(run, grpo, agent, resume=True, callbacks=[TrainingProgress(grpo.steps)])
     finally:
         over.set()
         feeding.join()
     return time.perf_counter() - start
 
 
-def _report(
-    folder: Path, rows: list[dict], seed: int, size: str, seconds: float, train_s: float
-) -> None:
-    summary = _collect(folder, rows) | {
-        "seed": seed,
-        "size": size,
-        "seconds": round(seconds, 1),
-        "training_seconds": round(train_s, 1),
-    }
-    _write(folder, summary, "memagent: the demo")
-    console.print(
-        f"{seconds:.0f} s in all, {train_s:.0f} s of them training. Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}"
-    )
+def _where(folder: Path) -> str:
+    return f"Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}"
 
 
-def _collect(folder: Path, rows: list[dict]) -> dict:
+def _collect(folder: Path, rows: list[dict], agents: Mapping[str, Agent]) -> dict:
     """The summary of all rows, with the machine; rows and transcripts of the single jobs each in one file."""
     import torch
 
@@ -454,7 +449,7 @@ def _collect(folder: Path, rows: list[dict]) -> dict:
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
     }
-    return summarise(rows, metric="reward") | {"machine": machine}
+    return summarise(rows, metric="reward", agents=agents) | {"machine": machine}
 
 
 def _write(folder: Path, summary: dict, title: str) -> None:
@@ -466,134 +461,133 @@ def _write(folder: Path, summary: dict, title: str) -> None:
     console.print(table(summary))
 
 
-# ---------------------------------------------------------------- ReMemR1 beside MemAgent
-
-KIND = "two_hop_reverse"  # the fact that answers comes first; which one it was turns out later
-ARMS = ("rememr1", "memagent")
+# ---------------------------------------------------------------- several agents, trained alike
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
-    """How long each part of it is: the settings of either training over the preset demo, and sections -> questions for every agent."""
+class Comparison:
+    """A demo of an agent beside others, at one size, from one seed on."""
 
-    seeds: int
-    training: dict[str, dict]  # arm -> fields of GRPOConfig
-    lengths: dict[str, tuple[int, ...]]
-    questions: dict[int, int]
+    agent: str
+    demo: Demo
+    size: Size
+    seed: int
 
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return self.agent, *self.demo.beside
 
-# chosen on the dev split (dev/LOG.md), each arm's for itself: MemAgent learns nothing at 4 sections and more before it has learnt 2
-TRAINING = {
-    "rememr1": dict(steps=60, grow_at=0.7, grow_steps=10, temperature=(1.2, 1.3)),
-    "memagent": dict(steps=60, grow_at=0.6, grow_steps=10, temperature=(1.0, 1.1, 1.2)),
-}
-LENGTHS = {"rememr1": (4, 8), "memagent": (2, 4, 8)}
-VERSUS = {
-    "default": Versus(3, TRAINING, LENGTHS, {4: 64, 16: 128, 64: 24}),
-    "long": Versus(5, TRAINING, LENGTHS, {4: 256, 16: 256, 64: 128, 256: 32}),
-    "short": Versus(
-        1,
-        {arm: dict(steps=2, tasks_per_step=(2,), group_size=4) for arm in ARMS},
-        dict.fromkeys(ARMS, (4,)),
-        {4: 4},
-    ),
-}
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.size.seeds)
 
+    def questions(self, job: Job) -> Iterator[Job]:
+        """Yield the questions to one policy: the same for all of them."""
+        for sections, n in self.size.questions.items():
+            yield replace(job, sections=sections, asks=((1.0, n), (0.0, n)))
 
-def trainings(plan: Versus, seed: int, folder: Path) -> list[Training]:
-    """Both arms with every seed, each followed by its evaluation: the same base policy, steps, trajectories and questions."""
-    found = []
-    for s in range(seed, seed + plan.seeds):
-        for arm in ARMS:
-            run = RunConfig(
-                name=f"{arm}-{s}",
-                runs=str(folder),
-                agent=arm,
-                kinds=(KIND,),
-                lengths=plan.lengths[arm],
-                keep_trajectories=5,
-            )
-            grpo, config = find.resolve("demo", EMBEDDED, plan.training[arm] | {"seed": s}, {}, arm)
-            model = folder / run.name / "model"
-            then = [*asked(plan, arm, arm, model, s, seed, folder, config)]
-            if arm == "rememr1" and s == seed:  # what is left of it if it may not look back
-                then += asked(
-                    plan,
-                    "rememr1, not looking back",
-                    arm,
-                    model,
-                    s,
-                    seed,
-                    folder,
-                    replace(config, callback="off"),
-                )
-            found.append(Training(run, grpo, config, tuple(then)))
-    return found
-
-
-def asked(
-    plan: Versus,
-    agent: str,
-    arm: str,
-    model: Path,
-    s: int,
-    seed: int,
-    folder: Path,
-    config: AgentConfig,
-) -> Iterator[Job]:
-    """The questions to one policy: the same for all of them."""
-    for sections, n in plan.questions.items():
-        yield Job(
-            agent,
-            str(model),
-            (KIND,),
-            ((1.0, n), (0.0, n)),
-            sections,
-            seed + 1_000_000,
-            str(folder / "rows" / str(s)),
-            config,
-            reader=arm,
-            trained=s,
+    def job(self, label: str, reader: str, settings: dict, folder: Path, trained: int) -> Job:
+        return Job(
+            label,
+            str(EMBEDDED),
+            (self.demo.kind,),
+            (),
+            0,
+            self.seed + 1_000_000,
+            str(folder / "rows" / str(trained)),
+            settings,
+            reader,
+            trained,
         )
 
+    def trainings(self, folder: Path) -> list[Training]:
+        """List all agents with every seed, each followed by its evaluation.
 
-def run_versus(size: str, seed: int, name: str, runs: str) -> Path:
-    """Train both, evaluate, report; returns the folder."""
-    start, plan, folder = time.perf_counter(), VERSUS[size], _folder(name, runs)
-    work = trainings(plan, seed, folder)
-    config = work[0].config
-    others = [
-        *asked(plan, "untrained rememr1", "rememr1", EMBEDDED, seed, seed, folder, config),
-        *asked(plan, "untrained memagent", "memagent", EMBEDDED, seed, seed, folder, config),
-        *asked(plan, "full", "full", EMBEDDED, seed, seed, folder, config),
-    ]
-    steps = sum(t.grpo.steps for t in work)
+        The same base policy, steps, trajectories and questions for all of them.
+        """
+        return [self.training(arm, seed, folder) for seed in self.seeds for arm in self.arms]
+
+    def training(self, arm: str, seed: int, folder: Path) -> Training:
+        run = RunConfig(
+            name=f"{arm}-{seed}",
+            runs=str(folder),
+            agent=arm,
+            kinds=(self.demo.kind,),
+            lengths=self.size.lengths[arm],
+            keep_trajectories=5,
+        )
+        fields = self.size.training[arm] | {"seed": seed}
+        grpo, agent = find.resolve("demo", EMBEDDED, fields, {}, arm)
+        settings = asdict(agent.config)
+        job = self.job(arm, arm, settings, folder, seed)
+        jobs = [replace(job, model=str(folder / run.name / "model"))]
+        if arm == self.agent and seed == self.seed:  # the trained agent with other settings
+            jobs += [
+                replace(jobs[0], agent=label, settings=settings | fields)
+                for label, fields in self.demo.variants.items()
+            ]
+        then = tuple(question for job in jobs for question in self.questions(job))
+        return Training(run, grpo, settings, then)
+
+    def baselines(self, folder: Path) -> list[Job]:
+        """List the questions to the untrained policy, read by every agent and by the baselines."""
+        settings = find.of_model(EMBEDDED)
+        names = {f"untrained {arm}": arm for arm in self.arms}
+        names |= {name: name for name in self.demo.baselines}
+        return [
+            question
+            for label, reader in names.items()
+            for question in self.questions(self.job(label, reader, settings, folder, self.seed))
+        ]
+
+    def agents(self) -> dict[str, Agent]:
+        """Map the labels of rows to agents."""
+        own = find.find(self.agent)()
+        found: dict[str, Agent] = dict.fromkeys(self.demo.variants, own)
+        for arm in self.arms:
+            found |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())
+        return found
+
+
+def run_comparison(comparison: Comparison, size: str, name: str, runs: str) -> Path:
+    """Train all agents, evaluate them, write the report; return the folder."""
+    start, folder = time.perf_counter(), _folder(name, runs)
+    work, others = comparison.trainings(folder), comparison.baselines(folder)
+    first = work[0]
     console.print(
-        f"ReMemR1 beside MemAgent, {plan.seeds} seeds from {seed} on: {work[0].grpo.steps} steps of GRPO each from the same policy, "
-        f"on documents that show only later which of the facts before matters; then questions about unseen facts in documents of up to {max(plan.questions):,} sections."
+        f"{' beside '.join(comparison.arms)}, {len(comparison.seeds)} seeds from {comparison.seed} on: "
+        f"{first.grpo.steps} steps of GRPO each from the same policy, on {comparison.demo.about}; then "
+        "questions about unseen facts in documents of up to "
+        f"{max(comparison.size.questions):,} sections."
     )
-    console.print(find.axes(config, work[0].grpo))
+    if axes := find.axes(find.make(first.run.agent, first.settings), first.grpo):
+        console.print(axes)
     workers = Workers(max(1, min(8, os.cpu_count() or 1)))
     try:
         workers.add([*work, *others])
-        with bar("steps") as progress:
-            training = progress.add_task("training", total=steps, note="")
-            parts = len(work) + len(others) + sum(len(t.then) for t in work)
-            evaluating = progress.add_task("all parts", total=parts, note="")
-            while workers.busy:
-                workers.collect(timeout=1.0)
-                done = [_progress(folder / t.run.name) for t in work]
-                note = "  ".join(
-                    f"{t.run.name} {reward:.2f}"
-                    for t, (n, reward) in zip(work, done, strict=True)
-                    if 0 < n < t.grpo.steps
-                )
-                progress.update(training, completed=sum(n for n, _ in done), note=note)
-                progress.update(evaluating, completed=workers.done)
+        parts = len(work) + len(others) + sum(len(t.then) for t in work)
+        _watch(workers, work, folder, parts)
     finally:
         workers.close()
-    _report_versus(folder, workers.rows, plan, seed, size, time.perf_counter() - start)
+    _report(folder, workers.rows, comparison, size, time.perf_counter() - start)
     return folder
+
+
+def _watch(workers: Workers, work: Sequence[Training], folder: Path, parts: int) -> None:
+    """Show the progress of trainings and evaluations until all are done."""
+    with bar("steps") as progress:
+        training = progress.add_task("training", total=sum(t.grpo.steps for t in work), note="")
+        evaluating = progress.add_task("all parts", total=parts, note="")
+        while workers.busy:
+            workers.collect(timeout=1.0)
+            done = [_progress(folder / t.run.name) for t in work]
+            note = "  ".join(
+                f"{t.run.name} {reward:.2f}"
+                for t, (n, reward) in zip(work, done, strict=True)
+                if 0 < n < t.grpo.steps
+            )
+            progress.update(training, completed=sum(n for n, _ in done), note=note)
+            progress.update(evaluating, completed=workers.done)
 
 
 def _progress(folder: Path) -> tuple[int, float]:
@@ -608,30 +602,28 @@ def _progress(folder: Path) -> tuple[int, float]:
     return len(lines) - 1, float(reward)
 
 
-def _report_versus(
-    folder: Path, rows: list[dict], plan: Versus, seed: int, size: str, seconds: float
-) -> None:
+def _pair(
+    rows: Sequence[dict], arms: Sequence[str], seed: int | None, length: int, temperature: str
+) -> dict:
+    """Compare two agents in one cell; seed None: all seeds, averaged question by question."""
     from report.summary import compare
 
-    def pair(s: int | None, length: int, temperature: str) -> dict:
-        sides = (
-            [
-                row
-                for row in rows
-                if row["agent"] == arm
-                and row["length"] == length
-                and row["temperature"] == temperature
-                and s in (None, row["trained"])
-            ]
-            for arm in ARMS
-        )
-        return {"seed": s, "length": length, "temperature": temperature} | compare(
-            *sides, metric="reward"
-        )
+    cell = [row for row in rows if (row["length"], row["temperature"]) == (length, temperature)]
+    sides = (
+        [row for row in cell if row["agent"] == arm and seed in (None, row["trained"])]
+        for arm in arms
+    )
+    difference = compare(*sides, metric="reward")
+    return {"seed": seed, "length": length, "temperature": temperature} | difference
 
-    order = [*ARMS, *dict.fromkeys(row["agent"] for row in rows)]
-    # they have come in any order
-    rows.sort(
+
+def _report(
+    folder: Path, rows: list[dict], comparison: Comparison, size: str, seconds: float
+) -> None:
+    """Write summary and report of a comparison; print the differences of the first two agents."""
+    arms = comparison.arms[:2]
+    order = [*comparison.arms, *dict.fromkeys(row["agent"] for row in rows)]
+    rows.sort(  # they have come in any order
         key=lambda row: (
             order.index(row["agent"]),
             row["length"],
@@ -640,28 +632,24 @@ def _report_versus(
             row["id"],
         )
     )
-    cells = [(length, temperature) for length in plan.questions for temperature in ("1.0", "0.0")]
-    seeds = [
-        pair(s, *cell) for cell in cells for s in (None, *range(seed, seed + plan.seeds))
-    ]  # None: all, averaged question by question
-    summary = _collect(folder, rows) | {
-        "seed": seed,
-        "size": size,
-        "seconds": round(seconds, 1),
-        "seeds": seeds,
-    }
-    _write(folder, summary, "memagent: looking back")
+    cells = [
+        (length, temperature)
+        for length in comparison.size.questions
+        for temperature in ("1.0", "0.0")
+    ]
+    seeds = [_pair(rows, arms, seed, *cell) for cell in cells for seed in (None, *comparison.seeds)]
+    facts = {"seed": comparison.seed, "size": size, "seconds": round(seconds, 1), "seeds": seeds}
+    summary = _collect(folder, rows, comparison.agents()) | facts
+    _write(folder, summary, comparison.demo.title)
     for length, temperature in cells:
-        (whole, *each) = (
-            d for d in seeds if (d["length"], d["temperature"]) == (length, temperature)
-        )
+        here = [d for d in seeds if (d["length"], d["temperature"]) == (length, temperature)]
+        whole, *each = here
+        interval = f"{whole['low']:+.3f} to {whole['high']:+.3f}, n {whole['n']}"
         console.print(
-            f"{length:>4} sections, T {temperature}: rememr1 - memagent {whole['mean']:+.3f} ({whole['low']:+.3f} to {whole['high']:+.3f}, n {whole['n']}), "
-            "seed by seed " + ", ".join(f"{d['mean']:+.3f}" for d in each)
+            f"{length:>4} sections, T {temperature}: {' - '.join(arms)} {whole['mean']:+.3f} "
+            f"({interval}), seed by seed " + ", ".join(f"{d['mean']:+.3f}" for d in each)
         )
-    console.print(
-        f"{seconds:.0f} s in all. Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}; a report of each training beside it."
-    )
+    console.print(f"{seconds:.0f} s in all. {_where(folder)}; a report of each training beside it.")
 
 
 def main() -> None:  # for `python commands/demo.py`, without flags

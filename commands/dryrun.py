@@ -18,7 +18,7 @@ from pathlib import Path
 from config import files
 from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
-from memagent import AgentConfig
+from memagent import Agent, Trajectory
 from models.plan import KNOWN, SIZES_GIB, geometry, plan
 from tasks import readers
 from tokens.codec import Codec
@@ -32,7 +32,7 @@ TOKENS = 24  # of a response
 
 
 def dry_run(
-    run: RunConfig, config: GRPOConfig, agent: AgentConfig, say=print, resume: bool = False
+    run: RunConfig, config: GRPOConfig, agent: Agent, say=print, resume: bool = False
 ) -> None:
     """Two steps, two checkpoints and an export; `say` is told what stands in and what came out. UserError if the run cannot be."""
     import torch
@@ -88,27 +88,30 @@ def dry_run(
             rows_per_update=min(4, config.rows_per_update),
             max_mismatch=0.0,
         )
-        brief = replace(
-            agent,
-            memory_tokens=min(TOKENS, agent.memory_tokens),
-            final_tokens=min(TOKENS, agent.final_tokens),
-            step_tokens=min(2 * TOKENS, agent.most_step_tokens),
-        )
-        brief = replace(brief, max_sections=min(2, brief.max_sections or 2))
+        brief = _brief(agent)
         torch.set_num_threads(1)
         missing = [
             source
             for source in (run.data, run.validation)
             if source not in ("", "world") and not Path(source).exists()
         ]
-        _look(train(short, small, brief, rewards=made_up), missing, say)
+        _look(train(short, small, brief, reward=made_up), missing, say)
 
 
-def made_up(form: str):
-    """Rewards that follow from the tokens: random weights never answer right, and then there would be nothing to learn."""
-    return lambda trajectory: (
-        sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
-    )
+def _brief(agent: Agent) -> Agent:
+    """Return the agent with short memories, responses and answers, in two sections."""
+    fields = {
+        name: min(TOKENS, getattr(agent.config, name)) for name in ("memory_tokens", "final_tokens")
+    }
+    for name in vars(type(agent.config)).get("__slots__", ()):
+        if name.endswith("_tokens") and name != "chunk_tokens" and name not in fields:
+            fields[name] = min(2 * TOKENS, getattr(agent.config, name) or 2 * TOKENS)
+    return agent.with_settings(**fields, max_sections=min(2, agent.config.max_sections or 2))
+
+
+def made_up(trajectory: Trajectory) -> float:
+    """Return a reward that follows from the tokens: random weights never answer right."""
+    return sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
 
 
 def _dtype(run: RunConfig, config: GRPOConfig) -> str:
@@ -118,7 +121,7 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
     return "bfloat16" if config.lora_rank else "mixed"
 
 
-def _say_plan(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say) -> None:
+def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
     if run.device == "cpu":
         return
     mode = "qlora" if config.quantise else "lora" if config.lora_rank else "full"
@@ -129,7 +132,7 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: AgentConfig, say) -> No
         return
     devices = run.devices * run.num_nodes
     for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent, reader=run.agent)
+        p = plan(sizes, mode, gib, devices, config, agent)
         if p.fits:
             say(
                 f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) of {gib} GiB are enough, at most {p.rollout:.0f} GiB "

@@ -6,6 +6,7 @@ Exercise it: `python cli.py export RUN`. Read next: models/checkpoints.py.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from dataclasses import asdict, replace
@@ -17,7 +18,6 @@ from agents import find
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
-from memagent import TEMPLATES, AgentConfig
 from models.checkpoints import best, checkpoints, load_checkpoint, read_state
 from models.load import merged, policy_of, stored_dtype
 from tasks import seen
@@ -81,7 +81,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     run, config, agent = (
         RunConfig(**stored["run"]),
         GRPOConfig(**stored["grpo"]),
-        AgentConfig(**stored["agent"]),
+        find.make(stored["run"].get("agent") or find.DEFAULT, stored["agent"]),
     )
     # the base weights as they were in training: of the same type, and quantised on the same kind of processor, which rounds in its own way
     was = read_state(checkpoint)["dtype"]
@@ -99,13 +99,15 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     Codec.load(
         run.model or EMBEDDED, trust_remote_code=run.trust_remote_code
     ).tokenizer.save_pretrained(folder)
-    agent = replace(
-        agent, max_sections=None
-    )  # a cap of training: who reads with the policy reads all, unless told not to
-    if agent.templates:
+    # max_sections: a cap of training; the exported policy reads whole documents unless told otherwise
+    own = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
+    own |= asdict(agent.config) | {"max_sections": None}
+    if templates := agent.config.templates:
+        own["templates"] = "templates"
         (folder / "templates").mkdir()
-        for turn in TEMPLATES:
-            if (path := Path(agent.templates, f"{turn}.txt")).is_file():
+        for name in agent.prompts:
+            if (path := Path(templates, f"{name}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
-    own = asdict(agent) | {"templates": "templates" if agent.templates else ""}
+    if (state := read_state(checkpoint).get("agent")) is not None:
+        (folder / find.STATE).write_text(json.dumps(state), encoding="utf-8")
     files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=own)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from config.errors import UserError
 from config.options import GRPOConfig
-from memagent import AgentConfig
+from memagent import Agent
 from models.plan import (
     CARD_GIB,
     CARDS,
@@ -60,8 +60,7 @@ def show(
     card: str,
     sections: int,
     grpo: GRPOConfig,
-    agent: AgentConfig,
-    reader: str = "memagent",
+    agent: Agent,
 ) -> None:
     """Print what fits, one line a mode, and the formulas. gpu_gib, card: as in `card_of`."""
     from rich.table import Table
@@ -73,15 +72,15 @@ def show(
     name = model or "the embedded policy"
     console.print(
         f"{name}: {g.weights / 1e9:.3g} billion weights, {g.kv_bytes / 1024:.0f} KiB of keys and values a token. {devices} GPU(s) of {gpu_gib:g} GiB ({card}); "
-        f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.chunk_tokens:,} tokens, "
-        f"agent {reader}, memories of {agent.memory_tokens}, layout {agent.layout}."
+        f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, documents of {sections} sections of {agent.config.chunk_tokens:,} tokens, "
+        f"agent {agent.label}, memories of {agent.config.memory_tokens}, layout {agent.config.layout}."
     )
-    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card, reader) for mode in MODES]
+    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, sections, card) for mode in MODES]
     table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {grpo.lora_rank or 32}", "full")
     table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
     for number, (line, value) in enumerate(LINES.items()):
         table.add_row(line, *(value(p) if p.fits or number < 5 else "" for p in plans))
-    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent, reader) for mode in MODES]
+    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
     table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in longest))
     console.print(table)
     console.print(

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agents import find
 from config.errors import UserError
 from config.terminal import console
 from report.records import read_records
 
 
-def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
+def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: str = "") -> None:
+    """Print the first n of the trajectories that are meant.
+
+    agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
+    """
     from report.transcripts import render_trajectory
 
-    records = read_records(path)
+    records, kind = read_records(path), find.find(agent) if agent else None
     chosen = [
         r
         for r in records
@@ -34,5 +39,5 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int) -> None:
     if not chosen:
         raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
     for record in chosen[:n]:
-        console.print(render_trajectory(record))
+        console.print(render_trajectory(record, agent=kind))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")

@@ -133,6 +133,9 @@ def is_known(row: dict, rule: str) -> bool:
     )
 
 
+NO_CONTEXT = "none"  # the agent that is given the question alone
+
+
 def filter_questions(
     file: Path,
     out: Path,
@@ -146,8 +149,8 @@ def filter_questions(
     engine_name: str,
 ) -> None:
     """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
-    from agents.baselines import no_context
-    from eval import evaluate
+    from eval import Conditions, evaluate
+    from report.rows import Cell
     from report.summary import bootstrap
     from rollout import Sampling
 
@@ -164,9 +167,11 @@ def filter_questions(
         )
     samples = samples if temperature > 0 else 1
     make_folder(out.parent)
-    _, config = find.resolve("default", model or EMBEDDED, {}, {"final_tokens": answer_tokens})
+    agent = find.resolve(
+        "default", model or EMBEDDED, {}, {"final_tokens": answer_tokens}, NO_CONTEXT
+    )[1]
     engine = open_engine(
-        model, device, "auto", False, 256, config.thinking, engine_name, 1024 + answer_tokens
+        model, device, "auto", False, 256, agent.config.thinking, engine_name, 1024 + answer_tokens
     )
     with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
         shown = progress.add_task(
@@ -174,16 +179,13 @@ def filter_questions(
         )
         rows = evaluate(
             engine,
-            no_context,
+            agent,
             tasks,
-            config,
             Sampling(temperature, top_p),
-            name="none",
-            length=0,
-            rows=out.with_name(f"{out.name}.rows.jsonl"),
-            model=fingerprint(model, engine.dtype),
-            samples=samples,
-            progress=lambda row: progress.advance(shown),
+            Cell(NO_CONTEXT, "", "", 0),
+            out.with_name(f"{out.name}.rows.jsonl"),
+            Conditions(model=fingerprint(model, engine.dtype), samples=samples),
+            lambda row: progress.advance(shown),
         )
     known = {row["id"] for row in rows if is_known(row, rule)}
     failed = len({row["id"] for row in rows if row["error"]} - known)

@@ -7,12 +7,13 @@ Exercise it: `python cli.py train --steps 3 --name try`. Read next: commands/exp
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import shutil
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import lightning
@@ -21,16 +22,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
-from agents.baselines import AGENTS, STATES
 from commands.export import export
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.plugins import load_function
 from config.terminal import bar
 from engines import vllm_colocated
 from engines.open import engine_for
 from grpo import GRPO
-from memagent import AgentConfig, reward
+from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
 from models.load import dtype_of, inner, on_gpu, policy_of, settle_threads, sharded
@@ -38,20 +39,7 @@ from report.runlog import Keeper, StepCSV
 from tasks.sources import tasks_of, validation_of
 from tokens.codec import Codec
 
-
-def states_of(run: RunConfig, config: GRPOConfig, form: str):
-    """The rewards of single turns, of agents that have such."""
-    if run.agent not in STATES:
-        return None
-    return partial(
-        STATES[run.agent],
-        form=form,
-        memory=config.memory_reward,
-        callback=config.callback_reward,
-        tags=config.format_reward,
-        match=config.recall_match,
-        words=config.recall_words,
-    )
+Reward = Callable[[Trajectory], float]
 
 
 class Steps:
@@ -66,8 +54,7 @@ class Steps:
 
 def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
     """UserError for settings that cannot go together, or not `here`, on this machine."""
-    if run.agent not in AGENTS:
-        raise UserError(f"Unknown agent {run.agent!r}: choose one of {', '.join(AGENTS)}.")
+    find.find(run.agent)
     if run.engine == "vllm":
         vllm_colocated.check("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():
@@ -91,15 +78,17 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
         )
 
 
-def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards=None) -> GRPO:
-    """Model, engine, tasks and module, before anything is written."""
+def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
+    """Make model, engine, tasks and module, before anything is written."""
     check(run, config)
     tasks = tasks_of(run, config)
     tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
+    if run.reward:
+        reward = load_function(run.reward, "--reward")
     codec = Codec.load(
         run.model or EMBEDDED,
         trust_remote_code=run.trust_remote_code,
-        thinking=agent_config.thinking,
+        thinking=agent.config.thinking,
     )
     shards = sharded(run, config)
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
@@ -108,21 +97,20 @@ def build(run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, rewards
     if config.kl and not config.lora_rank:
         reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
     settle_threads(inner(model))
-    engine = engine_for(run, config, agent_config, model, codec)
+    sharding = "none" if not shards else "mixed" if dtype_of(run, config) == "mixed" else "same"
+    engine = engine_for(run, config, agent, model, codec)
     return GRPO(
-        model,
-        engine,
-        AGENTS[run.agent],
-        (rewards or partial(reward, outcome=config.outcome))(agent_config.form),
-        tasks,
-        config,
-        agent_config,
-        reference,
-        shards=shards,
-        mixed=dtype_of(run, config) == "mixed",
-        validation=validation,
-        states=states_of(run, config, agent_config.form),
+        model, engine, rewarded(agent, reward), tasks, config, reference, sharding, validation
     )
+
+
+def rewarded(agent: Agent, reward: Reward | None) -> Agent:
+    """Return an agent whose reward is a function of the finished trajectory."""
+    if reward is None:
+        return agent
+    agent = copy.copy(agent)
+    agent.reward = lambda trajectory, outcome="exact": reward(trajectory)  # type: ignore[method-assign]
+    return agent
 
 
 def quiet() -> None:
@@ -148,13 +136,36 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
 
+def run_and_report(
+    run: RunConfig, config: GRPOConfig, agent: Agent, resume: bool, say: Callable[[str], None]
+) -> None:
+    """Train, then write summary and report; `say` is told where everything is."""
+    from report.page import write_report
+    from report.runlog import summary
+    from report.summary import write_summary
+
+    folder = train(run, config, agent, resume, callbacks=[TrainingProgress(config.steps)])
+    if not ranks.first():  # one of torchrun's other processes
+        return
+    if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
+        write_summary(folder / "summary.json", summary(folder))
+        write_report(folder, title=f"Training {folder.name}")
+    report = folder / "report.html"
+    if run.keep_checkpoints:
+        say(
+            f"The policy is in {folder / 'model'}, its training in {report} and the files beside it."
+        )
+    else:
+        say(f"Neither checkpoint nor policy was kept; see {report}.")
+
+
 def train(
     run: RunConfig,
     config: GRPOConfig,
-    agent_config: AgentConfig,
+    agent: Agent,
     resume: bool = False,
     callbacks=(),
-    rewards=None,
+    reward: Reward | None = None,
 ) -> Path:
     """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
 
@@ -162,8 +173,8 @@ def train(
 
     A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
     numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
-    before the end of the first step leaves no new folder. rewards: instead of `reward`. With several devices this process starts one for
-    each and waits for them; `callbacks` and `rewards` are pickled then. Several machines are started by torchrun.
+    before the end of the first step leaves no new folder. reward: instead of the agent's own. With several devices this process starts one for
+    each and waits for them; `callbacks` and `reward` are pickled then. Several machines are started by torchrun.
     """
     quiet()
     check(run, config)
@@ -177,12 +188,13 @@ def train(
         raise UserError(
             f"On {run.num_nodes} machines torchrun starts the command, on each of them (README, section Engines)."
         )
-    run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
+    name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")
+    run = replace(run, name=name, agent=agent.name or run.agent)
     folder = files.run_path(run.runs, run.name)
     if ranks.first():
         check_folder(folder, resume)
         if resume and (
-            wrong := find.changed(find.begun(folder), run=run, grpo=config, agent=agent_config)
+            wrong := find.changed(find.begun(folder), run=run, grpo=config, agent=agent.config)
         ):
             which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
             raise UserError(
@@ -190,25 +202,38 @@ def train(
             )
     if run.devices > 1 and not ranks.launched():
         return ranks.launch(
-            _train, run.devices, run, config, agent_config, folder, resume, callbacks, rewards
+            _train_rank,
+            run.devices,
+            run,
+            config,
+            asdict(agent.config),
+            folder,
+            resume,
+            callbacks,
+            reward,
         )
-    return _train(run, config, agent_config, folder, resume, callbacks, rewards)
+    return _train(run, config, agent, folder, resume, callbacks, reward)
+
+
+def _train_rank(run: RunConfig, config: GRPOConfig, settings: dict, *rest) -> Path:
+    """Be one of several processes: an agent of the user's file is loaded in each of them."""
+    return _train(run, config, find.make(run.agent, settings), *rest)
 
 
 def _train(
     run: RunConfig,
     config: GRPOConfig,
-    agent_config: AgentConfig,
+    agent: Agent,
     folder: Path,
     resume: bool,
     callbacks,
-    rewards,
+    reward: Reward | None,
 ) -> Path:
     """One rank's part of it."""
     quiet()
     shards = sharded(run, config)
     with ranks.joined(on_gpu(run)) if shards else contextlib.nullcontext():
-        module = build(run, config, agent_config, rewards)
+        module = build(run, config, agent, reward)
         with contextlib.closing(module.engine):
             start = done_steps(folder)
             if start > config.steps:
@@ -217,9 +242,9 @@ def _train(
                 )
             ranks.barrier()  # nobody looks at the folder any more
             if start < config.steps:
-                _fit(module, run, config, agent_config, folder, resume, start, callbacks)
+                _fit(module, run, config, agent, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
-                files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+                files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent.config)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
@@ -231,7 +256,7 @@ def _fit(
     module: GRPO,
     run: RunConfig,
     config: GRPOConfig,
-    agent_config: AgentConfig,
+    agent: Agent,
     folder: Path,
     resume: bool,
     start: int,
@@ -248,7 +273,7 @@ def _fit(
             raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
 
     def begin() -> None:
-        files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
+        files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent.config)
 
     # of generated English none is kept: its facts are split, and no fact that is trained on is ever asked for in an evaluation
     questions = run.data != "world"

@@ -66,28 +66,30 @@ def _lists(value):
     return [_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def load(path: str | Path, **classes: type) -> dict:
-    """Read settings written by `dump`: section name -> dict of fields. A wrong file, section, field or type is a UserError.
-
-    classes: section name -> the dataclass it belongs to.
-    """
+def read_yaml(path: str | Path) -> dict:
+    """Read a YAML file of sections. A file that cannot be read, or holds something else, is a UserError."""
     import yaml
 
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"The settings {path} cannot be read: {error.strerror}.") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a ValueError: not UTF-8, or a number of too many digits
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # a ValueError: not UTF-8, or a number of too many digits
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is no valid YAML: {reason}.") from error
     if not isinstance(data, dict):
-        raise UserError(
-            f"{path} holds no settings: it must have the sections {', '.join(classes)}."
-        )
-    out = {}
+        raise UserError(f"{path} holds no settings: it must have sections with fields.")
+    return data
+
+
+def typed(data: dict, path: str | Path, **classes: type | dict[str, object]) -> dict[str, dict]:
+    """Check the sections of `read_yaml` and convert their values: section name -> fields.
+
+    classes: section name -> the dataclass that it belongs to, or field names -> types. A wrong section,
+    field or type is a UserError.
+    """
+    out: dict[str, dict] = {}
     for section, values in data.items():
         if section not in classes:
             raise UserError(
@@ -95,13 +97,13 @@ def load(path: str | Path, **classes: type) -> dict:
             )
         if not isinstance(values, dict | None):
             raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
-        known = typing.get_type_hints(classes[section])
+        known = classes[section]
+        known = known if isinstance(known, dict) else typing.get_type_hints(known)
         out[section] = {}
         for name, value in (values or {}).items():
             if name not in known:
-                raise UserError(
-                    f"{path}: {section} has no setting {name!r}; known are {', '.join(known)}."
-                )
+                names = ", ".join(known)
+                raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
             try:
                 out[section][name] = _typed(value, known[name])
             except ValueError as error:
@@ -117,6 +119,10 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 def _typed(value: object, kind: object) -> object:
     """A value of a YAML file as the annotation of its field wants it; a ValueError says in words what that is."""
     parts = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        if value not in parts:
+            raise ValueError(f"one of {', '.join(parts)}")
+        return value
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"a list, each item {WORDS[parts[0]]}")

@@ -62,9 +62,9 @@ def digest(runs: Path) -> dict[str, object]:
             ).hexdigest()
         for number, line in enumerate(csv.DictReader((runs / name / "metrics.csv").open())):
             found |= {
-                f"{name}: step {number}, {column}": value
+                f"{name}: step {number}, {COLUMNS.get(column, column)}": value
                 for column, value in line.items()
-                if not column.endswith(TIMES)
+                if not column.endswith(TIMES) and column not in NEW_COLUMNS
             }
         with gzip.open(runs / name / "trajectories.jsonl.gz", "rt", encoding="utf-8") as lines:
             for number, record in enumerate(map(json.loads, lines)):
@@ -83,8 +83,54 @@ def digest(runs: Path) -> dict[str, object]:
     return found
 
 
+# ---- records of commits before and after agents became objects, in one form
+
+COLUMNS = {  # of metrics.csv -> as they are called now
+    "state_format": "turn_reward_format",
+    "state_format_final": "turn_reward_format_final",
+    "state_callback": "turn_reward_callback",
+    "state_gain": "answer_gain",
+    "state_level": "answer_level",
+    "state_covered": "answer_covered",
+    "state_groups_without_signal": "turn_groups_without_signal",
+}
+# columns that only the newer side has; a memory's reward was one of state_gain and state_level before
+NEW_COLUMNS = ("turn_reward_memory", "turn_reward_memory_final", "turn_reward_callback_final")
+COUNTED = (  # counts of a row that the older side has too
+    "updates queries hits ages current sought holds evidence_sought evidence degenerate stray_tag "
+    "memory_capped query_capped no_update multi_update empty_update multi_recall unclosed_recall "
+    "empty_recall truncated"
+).split()
+
+
 def _without(record: dict) -> dict:
-    return {key: value for key, value in record.items() if key not in UNEQUAL}
+    record = {key: value for key, value in record.items() if key not in UNEQUAL}
+    counts = record.pop("recalls", None) or record.pop("counts", None)
+    if counts is not None:
+        record["counts"] = {name: counts[name] for name in COUNTED if counts.get(name)}
+    if "turns" in record:
+        record.pop("agent", None)
+        record["turns"] = [_turn(turn) for turn in record["turns"]]
+    return record
+
+
+def _turn(turn: dict) -> dict:
+    """Return a recorded turn without its notes, but with what they say."""
+    turn = dict(turn)
+    notes, recalled = turn.pop("notes", None), turn.pop("recalled", None)
+    if notes:
+        step, recalled = notes["step"] or {}, notes["recalled"]
+        recalled |= {"from": recalled["steps"], "held": notes["evidence"]}
+        turn["errors"] = [*step.get("errors", ()), *["stray_tag"] * bool(step.get("stray"))]
+        turn["update"], turn["query"] = step.get("memory") or turn["memory"], step.get("query") or ""
+        if turn["final"]:
+            del turn["errors"], turn["update"], turn["query"]
+    if recalled:
+        turn["recalled"] = [recalled["text"], recalled["query"], list(recalled["from"])]
+        turn["recalled"] += [round(recalled["score"], 4), recalled.get("held") or ""]
+    if "rewards" in turn:
+        turn["rewards"] = [turn["rewards"][name] for name in ("memory", "callback", "format")]
+    return turn
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:

@@ -14,26 +14,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agents.baselines import full_context
+from agents import find
+from agents.rememr1 import NOT_RECALLED
 from config import files
 from config.options import BaseConfig
 from data import Task
-from memagent import (
-    NO_MEMORY,
-    NOT_RECALLED,
-    AgentConfig,
-    Prompt,
-    default_template,
-    fill,
-    split_template,
-)
-from memory import Recall
+from memagent import NO_MEMORY, Agent, Prompt
 from tasks import worlds
 from tokens.codec import Codec
 
 # How the embedded policy reads: sections of six sentences, a memory of at most three. Whole documents it has only seen up to sixteen
 # sections, but it does best with a window of sixty-four, and no better with a longer one (dev/LOG.md).
-AGENT = AgentConfig(
+READING = dict(
     chunk_tokens=4 * worlds.FACTS_PER_SECTION,
     memory_tokens=13,
     final_tokens=24,
@@ -41,6 +33,12 @@ AGENT = AgentConfig(
     query_tokens=4,
     step_tokens=20,
 )
+
+
+def agent(name: str = find.DEFAULT, **settings: object) -> Agent:
+    """Return an agent that reads as the embedded policy was trained to."""
+    return find.make(name, READING | settings)
+
 
 # ---------------------------------------------------------------- tokenizer
 
@@ -85,12 +83,10 @@ def make_tokenizer():
     }
     for layout in ("shared", "paper"):
         for form in ("boxed", "sentence"):
-            for turn in ("update", "final", "full", "recall_update", "recall_final"):
-                fixed |= {
-                    piece
-                    for piece, constant in split_template(default_template(turn, layout, form))
-                    if constant
-                }
+            for name in ("memagent", "full", "rememr1"):
+                reader = agent(name, layout=layout, form=form)
+                for prompt in reader.prompts:
+                    fixed |= {piece for piece, constant in reader.template(prompt) if constant}
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in sorted(fixed)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -257,7 +253,7 @@ Example = tuple[
 
 
 def examples(
-    rng: random.Random, config: BaseConfig, agent: AgentConfig, codec: Codec, careful: float
+    rng: random.Random, config: BaseConfig, codec: Codec, careful: float
 ) -> Iterator[Example]:
     """One step's turns: updates from some memory and the next section, answers from some memory, documents read whole."""
 
@@ -266,22 +262,27 @@ def examples(
             *codec.encode(demonstrator(rng, prompt, question, careful)),
             codec.tokenizer.eos_token_id,
         ]
-        return codec.chat(prompt.pieces), ids, [1.0] * len(ids)
+        return prompt.ids(codec), ids, [1.0] * len(ids)
+
+    reader, looking, whole = (
+        agent(name, layout=config.layout).on(codec) for name in ("memagent", "rememr1", "full")
+    )
+    c = looking.config
 
     def document(n_sections: int, kinds: tuple[str, ...] = ("one_fact", "two_hop")) -> Task:
         return worlds.make_task(rng.random(), n_sections, rng.choice(kinds))
 
     for _ in range(config.updates):
         task = document(2)
-        sections = codec.cut(task.document, agent.chunk_tokens)
+        sections = codec.cut(task.document, c.chunk_tokens)
         n = rng.randrange(
             2
         )  # the sections before this one are only known by what is left of them in the memory
         memory = some_memory(rng, task.question, parse_facts(" ".join(sections[:n])), config.absent)
         yield turn(
-            fill(
-                agent.template("update"),
-                agent.memory_tokens,
+            reader.prompt(
+                "update",
+                c.memory_tokens,
                 problem=task.question,
                 section=sections[n],
                 memory=memory,
@@ -291,9 +292,9 @@ def examples(
     for _ in range(config.answers):
         task = document(2)
         memory = some_memory(rng, task.question, parse_facts(task.document), config.absent)
-        prompt = fill(
-            agent.template("final"),
-            agent.final_tokens,
+        prompt = reader.prompt(
+            "final",
+            c.final_tokens,
             final=True,
             problem=task.question,
             memory=memory,
@@ -302,26 +303,25 @@ def examples(
     for k in range(config.recalls + config.recall_answers):
         final = k >= config.recalls
         task = document(3, worlds.KINDS)
-        sections = codec.cut(task.document, agent.chunk_tokens)
+        sections = codec.cut(task.document, c.chunk_tokens)
         n = len(sections) if final else rng.randrange(3)
         before = [parse_facts(section) for section in sections[:n]]
         memory, recalled = some_state(rng, task.question, before, config.absent)
         slots = dict(
             problem=task.question,
             memory=memory,
-            recalled=Recall(recalled),
             recalled_memory=recalled or NOT_RECALLED,
         )
         if final:
             yield turn(
-                fill(agent.template("recall_final"), agent.final_tokens, final=True, **slots),
+                looking.prompt("recall_final", c.final_tokens, final=True, **slots),
                 task.question,
                 demonstrate_recall,
             )
         else:
-            prompt = fill(
-                agent.template("recall_update"),
-                agent.most_step_tokens,
+            prompt = looking.prompt(
+                "recall_update",
+                c.most_step_tokens,
                 section=sections[n],
                 **slots,
             )
@@ -332,7 +332,7 @@ def examples(
             names = {fact[0] for fact in parse_facts(task.document)}
             if absent := [p for p in worlds.PEOPLE if p not in names]:
                 task.question = f"Where is {rng.choice(absent)}?"
-        yield turn(next(full_context(task, agent, codec)), task.question)
+        yield turn(next(whole.run(task)), task.question)
 
 
 def some_memory(rng: random.Random, question: str, facts: list[worlds.Fact], absent: float) -> str:
@@ -440,7 +440,6 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     logging.disable_progress_bar()  # of the files written on the way: `log` shows one for the whole
     tokenizer = make_tokenizer()
     codec = Codec(tokenizer)
-    agent = replace(AGENT, layout=config.layout)
     model = make_model(
         len(tokenizer), config.seed, config.hidden, config.layers, config.intermediate
     )
@@ -476,7 +475,6 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
         items += examples(
             rng,
             few if early else config,
-            agent,
             codec,
             1.0 if step < config.steps else config.careful,
         )
@@ -496,5 +494,5 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
         if (step + 1) % 1000 == 0 or step + 1 == n_steps:
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
-            files.dump(out / "agent.yaml", agent=agent)
+            files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
     return model

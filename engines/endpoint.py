@@ -204,7 +204,7 @@ class EndpointEngine:
         if self._closed:
             raise RuntimeError("The engine is closed: a prompt would wait for ever.")
         self._keys += 1
-        ids = self.codec.chat(prompt.pieces)
+        ids = prompt.ids(self.codec)
         if (
             self.window
             and self.codec.exact
@@ -220,9 +220,11 @@ class EndpointEngine:
             "seed": seed % 2**63,
         }
         if self.chat:
-            body |= {"messages": [{"role": "user", "content": prompt.text}]} | (
-                {"top_k": sampling.top_k} if sampling.top_k else {}
-            )
+            body["messages"] = prompt.messages()
+            if tools := prompt.all_tools():
+                body["tools"] = list(tools)
+            if sampling.top_k:
+                body["top_k"] = sampling.top_k
         else:  # vLLM takes what is not said from the model's generation_config.json: so everything is said, -1 being no limit
             body |= {
                 "prompt": ids,

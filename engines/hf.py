@@ -357,7 +357,7 @@ class TransformersEngine:
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
-        ids = self.codec.chat(prompt.pieces)
+        ids = prompt.ids(self.codec)
         if turn := refusal(prompt, ids, self.window, self.codec):
             self._refused.append((self._keys, turn))
         else:

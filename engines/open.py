@@ -1,6 +1,6 @@
 """Open any engine: a model folder's own, a server's, or the one that samples for a trainer.
 
-Holds: `open_engine`, `open_endpoint`, `codec_of`, `engine_for`, `fingerprint`. Leaves out: the engines themselves.
+Holds: `open_engine`, `open_endpoint`, `codec_of`, `engine_for`, `window_of`, `fingerprint`. Leaves out: the engines themselves.
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.baselines import SECTIONWISE
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
-from memagent import AgentConfig, window_of
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from memagent import Agent
 from models.plan import GRAPHS_GIB, geometry, plan
 
 if TYPE_CHECKING:  # torch comes with it
@@ -93,12 +92,10 @@ def codec_of(model: str, thinking: bool, trust_remote_code: bool):
     return Codec.load(model or EMBEDDED, trust_remote_code=trust_remote_code, thinking=thinking)
 
 
-def reserved(agents: Sequence[str], config: AgentConfig) -> int | None:
-    """The window that these agents need; None = all that the model has."""
-    own = max(window_of(config, agent) for agent in agents)
-    return (
-        own if {*agents} <= {*SECTIONWISE} else max(own, config.window) if config.window else None
-    )
+def window_of(agents: Sequence[Agent]) -> int | None:
+    """Return the window that these agents need; None = all that the model has."""
+    needed = [agent.window_needed() for agent in agents]
+    return None if None in needed else max(needed)
 
 
 # ---------------------------------------------------------------- evaluation
@@ -128,9 +125,32 @@ def fingerprint(model: str, dtype: object = "") -> str:
     return digest.hexdigest()
 
 
-def engine_for(
-    run: RunConfig, config: GRPOConfig, agent_config: AgentConfig, policy, codec: Codec
-) -> Engine:
+def open_reader(config: EvalConfig, agents: Sequence[Agent], untrained: bool = False) -> Engine:
+    """Open the engine that answers agents, with the one or the other weights of an evaluation."""
+    thinking = any(agent.config.thinking for agent in agents)
+    if config.endpoint:  # the policy before training is another model of the same server
+        served = config.untrained if untrained else config.served_as
+        return open_endpoint(
+            config.endpoint, served, config.chat, config.model, config.in_flight, thinking,
+            config.trust_remote_code,
+        )  # fmt: skip
+    return open_engine(
+        config.untrained if untrained else config.model, config.device, config.dtype,
+        config.trust_remote_code, config.in_flight, thinking, config.engine, window_of(agents),
+        config.kv_gib,
+    )  # fmt: skip
+
+
+def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = False) -> str:
+    """Fingerprint what answers: the weights, or the server's model; which replica plays no part."""
+    if config.endpoint:
+        route = "chat" if config.chat or not config.model else "completions"
+        return f"{route} {engine.model} {engine.codec.fingerprint}"
+    model = config.untrained if untrained else config.model
+    return f"{config.engine} {fingerprint(model, engine.dtype)}"
+
+
+def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: Codec) -> Engine:
     """What samples for the trainer of `policy`."""
     import torch
 
@@ -145,7 +165,7 @@ def engine_for(
         model = policy_of(run, config, mixed=dtype).requires_grad_(False) if shards else policy
         return TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
     window = min(
-        run.engine_window or window_of(agent_config, run.agent),
+        run.engine_window or agent.turn_tokens(),
         inner(policy).config.max_position_embeddings,
     )
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
@@ -158,8 +178,7 @@ def engine_for(
             gpu_gib,
             run.devices * run.num_nodes,
             config,
-            agent_config,
-            reader=run.agent,
+            agent,
         )
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(

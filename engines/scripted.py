@@ -38,7 +38,7 @@ class ScriptedEngine:
             key, prompt = self._queue.pop()  # last in, first out: nobody may rely on the order
             ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
-            ids, prompt_ids = ids[: prompt.max_tokens], self.codec.chat(prompt.pieces)
+            ids, prompt_ids = ids[: prompt.max_tokens], prompt.ids(self.codec)
             self.prefilled_tokens += len(prompt_ids)
             self.generated_tokens += len(ids)
             done.append(

@@ -228,7 +228,7 @@ class ColocatedEngine:
         if self._asleep:
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
-        ids = self.codec.chat(prompt.pieces)
+        ids = prompt.ids(self.codec)
         if turn := refusal(prompt, ids, self.window, self.codec):
             self._refused.append((self._keys, turn))
             return self._keys

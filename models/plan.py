@@ -11,12 +11,12 @@ fragments) is a named constant here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
-from memagent import AgentConfig, turn_tokens, window_of
+from memagent import Agent
 
 GIB = 2**30
 CONTEXT_GIB = 1.0  # CUDA's context and libraries
@@ -213,14 +213,13 @@ def plan(
     gpu_gib: float,
     devices: int,
     grpo: GRPOConfig,
-    agent: AgentConfig,
+    agent: Agent,
     sections: int = 15,
     card: str = "H100",
-    reader: str = "memagent",
 ) -> Plan:
     """What a training of `mode` (qlora, lora, full) takes of each of `devices` GPUs of `gpu_gib` GiB.
 
-    sections: of a document, for the time alone. reader: the agent that is trained. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
+    sections: of a document, for the time alone. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
     """
     if mode not in MODES:
         raise UserError(f"The mode must be one of {', '.join(MODES)}, not {mode!r}.")
@@ -245,8 +244,8 @@ def plan(
 
     room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
     state = weights + gradients + optimizer
-    window = window_of(agent, reader)
-    shown, answered = turn_tokens(agent, reader)
+    window = agent.turn_tokens()
+    shown, answered = agent.limits().shown, agent.limits().written
     wanted = max(grpo.tasks_per_step) * grpo.group_size // devices or 1
     wanted = min(wanted, grpo.in_flight)
     one_turn = _gib(window * g.kv_bytes)
@@ -280,10 +279,10 @@ def plan(
     prompts = (
         groups
         * sections
-        * _tokens_of_group(agent.layout, grpo.group_size, agent.chunk_tokens, shown)
+        * _tokens_of_group(agent.config.layout, grpo.group_size, agent.config.chunk_tokens, shown)
     )
     written = (
-        groups * grpo.group_size * (sections * answered + agent.final_tokens) * 0.7
+        groups * grpo.group_size * (sections * answered + agent.config.final_tokens) * 0.7
     )  # memories are not always full
     per_step = (sampler * GIB + max(turns, 1) * window * g.kv_bytes) / (bandwidth * DECODE)
     rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / max(turns, 1) * per_step
@@ -313,8 +312,7 @@ def longest_section(
     gpu_gib: float,
     devices: int,
     grpo: GRPOConfig,
-    agent: AgentConfig,
-    reader: str = "memagent",
+    agent: Agent,
 ) -> int:
     """Most tokens of a section, a power of two up to 32,768, with which a training still fits; 0 = none. How many sections a document has
     takes no memory."""
@@ -323,9 +321,7 @@ def longest_section(
         (
             n
             for n in sizes
-            if plan(
-                g, mode, gpu_gib, devices, grpo, replace(agent, chunk_tokens=n), reader=reader
-            ).fits
+            if plan(g, mode, gpu_gib, devices, grpo, agent.with_settings(chunk_tokens=n)).fits
         ),
         default=0,
     )

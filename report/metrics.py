@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
-from agents.rememr1 import COUNTS, ERRORS, Looks
 from data import strip_thinking
-from memagent import AgentConfig, Finish, Group
+from memagent import Agent, Finish, Group, place_of
 from models import ranks
 from models.plan import CARDS
 
@@ -77,67 +76,44 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     )
 
 
-def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, float]:
-    """What happened turn by turn where turns have rewards of their own (ReMemR1), over all ranks: means of the rewards, each alone; shares of
-    the updates with each error of `rememr1.ERRORS` and stray tags; looks back (`recall_*`) as shares of the updates or of one another."""
+def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
+    """Describe what agents count and what single turns earn, over all ranks.
+
+    The agent's `rates` of its counts; the mean of each reward of single turns, over the turns that
+    update and over those that answer; the share of places at which all turns of a group earn the same.
+    """
     n: Counter[str] = Counter()
     for group in groups:
-        by_place: dict[int, set[float]] = {}
+        totals: dict[Hashable, set[float]] = {}  # place -> rewards, rounded as in `advantages`
         for trajectory in group.trajectories:
-            looks = Looks(trajectory.task, config)
-            for k, (turn, state) in enumerate(
-                zip(trajectory.turns, trajectory.states, strict=True)
-            ):
-                looks.add(turn)
-                by_place.setdefault(-1 if turn.prompt.final else k, set()).add(
-                    round(state["state"], 9)
-                )  # as in `advantages`
-                name = "final" if turn.prompt.final else "update"
-                n.update({f"{name}_turns": 1, f"{name}_format": state["format"]})
-                n["memory_length"] += (
-                    len(getattr(turn.prompt.memory, "ids", ())) if k else 0
-                )  # as the update before has left it
-                n.update(
-                    {
-                        key: state[key]
-                        for key in ("gain", "level", "callback", "covered")
-                        if not turn.prompt.final
-                    }
-                )
-            n.update(looks.n)
-        n.update(
-            state_groups=len(by_place),
-            alike=sum(len(rewards) == 1 for rewards in by_place.values()),
-        )
-    names = "update_turns final_turns update_format final_format gain level callback covered state_groups alike memory_length".split()
-    n = ranks.total({name: float(n[name]) for name in (*names, *COUNTS, *ERRORS)})
+            for k, turn in enumerate(trajectory.turns):
+                n.update(agent.count(trajectory.task, turn))
+                if not turn.rewards:
+                    continue
+                where = place_of(turn, k)
+                totals.setdefault(where, set()).add(round(sum(turn.rewards.values()), 9))
+                kind = "final" if turn.prompt.final else "update"
+                n[f"turns {kind}"] += 1
+                for name, reward in turn.rewards.items():
+                    n[f"reward {kind} {name}"] += reward
+        n["places"] += len(totals)
+        n["places alike"] += sum(len(rewards) == 1 for rewards in totals.values())
+    names = sorted({name for names in ranks.everywhere(list(n)) for name in names})
+    n = Counter(ranks.total({name: float(n[name]) for name in names}))
 
-    def share(name: str, of: str) -> float:
-        return n[name] / max(1.0, n[of])
+    def share(above: str, below: str) -> float:
+        return n[above] / max(1.0, n[below])
 
-    return (
-        {
-            f"state_{name}": share(name, "update_turns")
-            for name in ("gain", "level", "callback", "covered")
-        }
-        | {
-            "state_format": share("update_format", "update_turns"),
-            "state_format_final": share("final_format", "final_turns"),
-        }
-        | {"state_groups_without_signal": share("alike", "state_groups")}
-        | {f"format_{error}": share(error, "updates") for error in (*ERRORS, "stray_tag")}
-        | {
-            "recall_queries": share("queries", "updates"),
-            "recall_degenerate": share("degenerate", "updates"),
-        }
-        | {"recall_current": share("current", "hits"), "recall_holds": share("holds", "sought")}
-        | {"recall_evidence": share("evidence", "evidence_sought")}
-        | {"recall_hits": share("hits", "queries"), "recall_age": share("ages", "hits")}
-        | {
-            name: share(name, "updates")
-            for name in ("memory_length", "memory_capped", "query_capped")
-        }
-    )
+    rates = {column: share(above, below) for column, (above, below) in agent.rates.items()}
+    if not n["places"]:
+        return rates
+    rewards = {
+        f"turn_reward_{name.split(' ', 2)[2]}{'_final' * final}": share(name, f"turns {kind}")
+        for kind, final in (("update", False), ("final", True))
+        for name in names
+        if name.startswith(f"reward {kind} ")
+    }
+    return rates | rewards | {"turn_groups_without_signal": share("places alike", "places")}
 
 
 class PeakMemory:

@@ -19,7 +19,6 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from agents.rememr1 import ERRORS
 from config.errors import UserError
 from report import plots
 from report.published import TABLES, TEN, Published
@@ -230,55 +229,34 @@ def _fates(summary: dict) -> str:
     return _table("trajectories that were not wholly right", head, body)
 
 
-def _looks(summary: dict) -> str:
-    """How agents that look back did so: one line a cell."""
+def _counted(summary: dict) -> str:
+    """Return a table of what agents counted (`Agent.rates` and `splits`): one line a cell."""
+    rated = list(cells(summary, "rates"))
+    columns = list(dict.fromkeys(column for _, rates in rated for column in rates))
+    splits = dict(cells(summary, "splits"))
+    names = list(dict.fromkeys(name for split in splits.values() for name in split))
     body = []
-    for cell, n in cells(summary, "recalls"):
-
-        def share(name: str, of: str, n=n) -> str:
-            return f"{n[name] / n[of]:.2f}<small>{n[name]:,} of {n[of]:,}</small>" if n[of] else ""
-
-        def mean(name: str, n=n) -> str:
-            return f"{n[name]['mean']:.2f}<small>n {n[name]['n']:,}</small>" if n[name]["n"] else ""
-
-        wrong = ", ".join(
-            f"{name.replace('_', ' ')} {n[name]:,}"
-            for name in (*ERRORS, "stray_tag", "memory_capped", "query_capped")
-            if n[name]
-        )
+    for cell, rates in rated:
+        split = splits.get(cell, {})
         body.append(
-            [
-                f"{esc(cell.agent)}, {esc(cell.question)}",
-                f"{cell.length:,}",
-                esc(cell.temperature),
-                share("queries", "updates"),
-                share("hits", "queries"),
-                share("holds", "sought"),
-                share("evidence", "evidence_sought"),
-                "" if n["age"] is None else f"{n['age']:.1f}",
-                share("current", "hits"),
-                share("degenerate", "queries"),
-                mean("held"),
-                mean("not_held"),
-                wrong,
+            [f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature)]
+            + ["" if rates.get(column) is None else f"{rates[column]:.2f}" for column in columns]
+            + [
+                _side(split.get(name, {}).get(side))
+                for name in names
+                for side in ("with", "without")
             ]
         )
-    head = [
-        "agent, question",
-        esc(summary["unit"]),
-        "temp.",
-        "looked back",
-        "found",
-        "with the answer",
-        "with evidence",
-        "age",
-        "current",
-        "degenerate",
-        f"{esc(summary['metric'])} with it",
-        "without",
-        "errors of form, caps",
+    head = ["agent, question", esc(summary["unit"]), "temp."]
+    head += [esc(column.replace("_", " ")) for column in columns]
+    head += [
+        f"{summary['metric']} {side} {esc(name)}" for name in names for side in ("with", "without")
     ]
-    return _table("all turns of a cell together", head, body)
+    return _table("what agents count of their turns", head, body)
+
+
+def _side(part: dict | None) -> str:
+    return f"{part['mean']:.2f}<small>n {part['n']:,}</small>" if part and part["n"] else ""
 
 
 def _pairs(summary: dict) -> str:
@@ -568,7 +546,7 @@ def write_report(folder: Path, title: str = "") -> Path:
         section(
             "Seed by seed",
             _seeds(summary),
-            "rememr1 minus memagent on the same questions; all: the seeds of a question averaged first.",
+            "The first agent minus the second on the same questions; all: the seeds of a question averaged first.",
         )
     if published := _published(summary):
         section(
@@ -592,14 +570,12 @@ def write_report(folder: Path, title: str = "") -> Path:
             "(never kept), in the memory and not at its end (lost), at its end and answered wrong all the same (kept). Yes and no "
             "are not looked for.",
         )
-    if has("recalls"):
+    if has("rates"):
         section(
-            "Looking back",
-            _looks(summary),
-            "Looked back: of the turns that read a section; found: an earlier memory came back; with the answer: an accepted answer stands in it, as "
-            "whole words; with evidence: the answer, or what a passage with evidence is called (its title, or the sentence itself) where the question "
-            "does not have it already; age: sections since it was written; current: it was the memory of the prompt anyway; degenerate: the prompt's "
-            "example or a repetition.",
+            "What the agents did",
+            _counted(summary),
+            "Shares and means that each agent counts of its own turns (Agent.rates), over all trajectories of "
+            "a cell; with and without: the trajectories that have any of a count, and those that have none.",
         )
     if records:
         section(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections import Counter
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from agents.rememr1 import Looks
 from config.errors import clip
 from data import Task, phrases, score, stand, strip_thinking
-from memagent import AgentConfig, Finish, Trajectory, Turn
+from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
 
 # ---------------------------------------------------------------- while it reads
@@ -46,8 +46,9 @@ class Reading:
     as yes and no stand everywhere and are not looked for.
     """
 
-    def __init__(self, task: Task, config: AgentConfig = AgentConfig()):
-        self.looks = Looks(task, config)
+    def __init__(self, task: Task, agent: Agent):
+        self.task, self.agent = task, agent
+        self.counts: Counter[str] = Counter()  # of `Agent.count`
         self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
@@ -70,7 +71,9 @@ class Reading:
             prompt.final or not self.sections % 16
         ):  # asking the system takes as long as a tenth of a turn
             self.mib = max(self.mib, resident_mib())
-        self.looks.add(turn)
+        counts = self.agent.count(self.task, turn)
+        for name, value in counts.items():
+            self.counts[name] += value
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
@@ -84,9 +87,7 @@ class Reading:
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if not prompt.final:
             self.sections += 1
-            self.memory_cut += turn.finish is Finish.LENGTH or bool(
-                turn.step and turn.step.memory_cut
-            )
+            self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
             self.memory_empty += not strip_thinking(turn.response).strip()
             if self._found(prompt.section):
                 self.seen.append(self.sections)
@@ -116,7 +117,7 @@ class Reading:
                 "needed": self.needed,
                 "mib": round(self.mib),
             }
-            | ({"recalls": dict(self.looks.n)} if self.looks.n["updates"] else {})
+            | ({"counts": dict(self.counts)} if self.counts else {})
         )
 
 
@@ -131,7 +132,8 @@ def slim(turn: Turn, whole: bool = False) -> Turn:
         pieces=(),
         section="",
         memory=memory,
-        recalled=turn.prompt.recalled if kept else None,
+        tools=(),
+        after=None,
     )
     return replace(
         turn,
@@ -140,14 +142,14 @@ def slim(turn: Turn, whole: bool = False) -> Turn:
         response_ids=[],
         logprobs=[],
         response=response,
-        step=turn.step if kept else None,
+        notes=turn.notes if kept else None,
     )
 
 
 SHOWN = 20_000  # characters of a section that a transcript keeps
 
 
-def _thin(record: dict) -> dict:
+def thin(record: dict) -> dict:
     """A transcript for people: without token ids and log-probs, long sections without their middle."""
     left_out = ("prompt_ids", "response_ids", "logprobs")
     turns = [
@@ -158,16 +160,17 @@ def _thin(record: dict) -> dict:
     return record | {"turns": turns}
 
 
-def row_of(trajectory: Trajectory, cell: Cell, form: str, reading: Reading | None = None) -> dict:
-    """What an evaluation keeps of a trajectory. A failed one is graded as no answer at all. form: boxed or sentence."""
+def row_of(
+    trajectory: Trajectory, cell: Cell, agent: Agent, reading: Reading | None = None
+) -> dict:
+    """Return what an evaluation keeps of a trajectory; a failed one is graded as no answer at all."""
     task, turns = trajectory.task, trajectory.turns
     if reading is None:
-        reading = Reading(task)
+        reading = Reading(task, agent)
         for turn in turns:
             reading.add(turn)
-    scores = score(
-        "" if trajectory.error else trajectory.answer, task.answers, form, task.asks_for_all
-    )
+    answer = "" if trajectory.error else trajectory.answer
+    scores = score(answer, task.answers, agent.config.form, task.asks_for_all)
     return (
         asdict(cell)
         | {
@@ -178,7 +181,7 @@ def row_of(trajectory: Trajectory, cell: Cell, form: str, reading: Reading | Non
             "answers": list(task.answers),
             "finish": str(turns[-1].finish) if turns else "",
             "error": trajectory.error,
-            "reward": scores.reward,
+            "reward": 0.0 if trajectory.error else agent.reward(trajectory),
             "em": scores.em,
             "f1": scores.f1,
             "sub_em": scores.sub_em,

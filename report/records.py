@@ -9,24 +9,28 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
-from agents.rememr1 import Sought
 from config.errors import UserError
-from memagent import Trajectory, Turn
+from memagent import Agent, Trajectory, Turn
 
 
 def record(
     trajectory: Trajectory,
+    agent: Agent,
     step: int | None = None,
-    form: str = "",
     temperature: float | None = None,
 ) -> dict:
-    """A trajectory as JSON-able data: what `show` prints, the report quotes, and a replay of the loss needs. form: that the answer was asked
-    for in (`AgentConfig.form`); temperature: that it was sampled at."""
-    task, sought = trajectory.task, Sought(trajectory.task)
+    """Describe a trajectory as JSON can hold it: enough to show it, to quote it and to replay the loss.
+
+    agent: that made it; its name is kept, by which its turns are shown, and the form of its answers.
+    temperature: that it was sampled at.
+    """
+    task = trajectory.task
     return {
         "id": task.id,
+        "agent": agent.name,
         "step": step,
         "sample": trajectory.sample,
         "question": task.question,
@@ -34,49 +38,31 @@ def record(
         "kind": task.kind,
         "reward": trajectory.reward,
         "answer": trajectory.answer,
-        "form": form,
+        "form": agent.config.form,
         "temperature": temperature,
         "error": trajectory.error,
         "seconds": round(trajectory.seconds, 4),
-        "turns": [
-            {
-                "final": turn.prompt.final,
-                "section": turn.prompt.section,
-                "memory": turn.prompt.memory,
-                "response": str(turn.response),
-                "finish": str(turn.finish),
-                "prompt_ids": turn.prompt_ids,
-                "response_ids": turn.response_ids,
-                "logprobs": [round(x, 7) for x in turn.logprobs],
-            }
-            | looking_back(turn, sought)
-            | ({"rewards": trajectory.states[k]} if trajectory.states else {})
-            for k, turn in enumerate(trajectory.turns)
-        ],
+        "turns": [record_turn(turn) for turn in trajectory.turns],
     }
 
 
-def looking_back(turn: Turn, sought: Sought) -> dict:
-    """What a record keeps of a turn of an agent that looks back: what had been recalled for it and whether that held evidence, what it asks
-    for, what was wrong with its form."""
-    recalled, step = turn.prompt.recalled, turn.step
-    if recalled is None:
-        return {}
-    shown = {
-        "text": recalled.text,
-        "query": recalled.query,
-        "from": list(recalled.steps),
-        "score": round(recalled.score, 4),
+def record_turn(turn: Turn) -> dict:
+    """Describe a turn as JSON can hold it, with the agent's notes and rewards where there are such."""
+    described = {
+        "final": turn.prompt.final,
+        "section": turn.prompt.section,
+        "memory": turn.prompt.memory,
+        "response": str(turn.response),
+        "finish": str(turn.finish),
+        "prompt_ids": turn.prompt_ids,
+        "response_ids": turn.response_ids,
+        "logprobs": [round(x, 7) for x in turn.logprobs],
     }
-    shown |= {"held": sought.held(recalled.text)} if recalled.steps else {}
-    if turn.prompt.final:
-        return {"recalled": shown}
-    said = {
-        "update": (step and step.memory) or turn.prompt.memory,
-        "query": (step and step.query) or "",
-    }
-    errors = [*step.errors, *(["stray_tag"] if step.stray else [])] if step else []
-    return {"recalled": shown, "errors": errors} | said
+    if is_dataclass(turn.notes):
+        described["notes"] = asdict(turn.notes)
+    if turn.rewards:
+        described["rewards"] = turn.rewards
+    return described
 
 
 # what is needed of a trajectory that was kept (`rollout.record`), of its turns, and of the cell that it belongs to

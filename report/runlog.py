@@ -29,7 +29,7 @@ import lightning
 from lightning.pytorch.loggers.logger import Logger
 
 from config.files import replacing
-from memagent import Trajectory
+from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import (
     _write_csv,
@@ -62,11 +62,11 @@ class Writer:
 
 
 def packed(
-    trajectories: Iterable[Trajectory], step: int, form: str = "", temperature: float | None = None
+    trajectories: Iterable[Trajectory], agent: Agent, step: int, temperature: float | None = None
 ) -> bytes:
     """Lines of trajectories.jsonl.gz (`rollout.record`) as one gzip member, so that such members can be joined and cut."""
     text = "".join(
-        json.dumps(record(t, step, form, temperature), ensure_ascii=False) + "\n"
+        json.dumps(record(t, agent, step, temperature), ensure_ascii=False) + "\n"
         for t in trajectories
     )
     return gzip.compress(text.encode(), 5, mtime=0)
@@ -153,6 +153,8 @@ class Keeper(lightning.Callback):
             position = state["position"]
             for name in module.counters:
                 setattr(module, name, state[name])
+            if state.get("agent") is not None:
+                module.agent.load_state(state["agent"])
         if ranks.rank() == 0:
             for left in (self.folder / "checkpoints").glob(
                 ".step-*.tmp"
@@ -175,9 +177,7 @@ class Keeper(lightning.Callback):
             )  # of the step; the module may have gone on to the next
             temperature = module.config.temperature[min(level, len(module.config.temperature) - 1)]
             trajectories = (t for group in module.groups for t in group.trajectories)
-            parts = ranks.everywhere(
-                packed(trajectories, step - 1, module.agent_config.form, temperature)
-            )
+            parts = ranks.everywhere(packed(trajectories, module.agent, step - 1, temperature))
             if self.writer:
                 self.writer.write(parts)
         if self.questions:
@@ -215,6 +215,8 @@ class Keeper(lightning.Callback):
             "position": self.writer.position if self.writer else 0,
             "dtype": self.dtype,
         }
+        if (own := module.agent.state()) is not None:
+            state["agent"] = own
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from agents.rememr1 import COUNTS, ERRORS
 from config.errors import UserError, clean
 from config.files import replacing
 from data import Task
+from memagent import Agent
 from report.rows import FATES, Cell, fate
 from tasks.seen import trained_on
 
@@ -80,7 +80,11 @@ DEPTHS = 10  # bins of evidence depth, and of where an answer was lost
 
 
 def summarise(
-    rows: Iterable[dict], unit: str = "sections", metric: str = "sub_em", paired: bool = True
+    rows: Iterable[dict],
+    unit: str = "sections",
+    metric: str = "sub_em",
+    paired: bool = True,
+    agents: Mapping[str, Agent] | None = None,
 ) -> dict:
     """All that is reported, from the rows that `evaluate` returned. unit: what lengths count, sections, documents or tokens.
 
@@ -93,11 +97,8 @@ def summarise(
     - where there is such: depths = {n, mean}, trajectories and their mean by tenths of the document, by where the first piece of
       evidence stands in it; fates = {wrong, and counts of `eval.fate` among the trajectories that are not wholly right, left: by
       tenths, where it was lost}; occupancy = {mean: tokens of the memory by parts of the document, most}.
-    - recalls, of agents that look back = {updates, queries, hits (of the queries, those that brought something), sought (of the
-      hits, those in which an answer was looked for: not yes and no), holds (of these, those that hold it), evidence_sought and
-      evidence (the same for `rememr1.Sought`'s evidence), age (updates since a hit was written), degenerate, current, the errors of
-      form and caps, all counted over the trajectories; held, not_held: {n, mean} of the trajectories with and without a hit that
-      holds an answer}.
+    - of agents that count something: counts = their sums over the trajectories; rates = the agent's own
+      rates of them; splits = {count: {with, without: {n, mean}}}, the trajectories with and without any.
     paired = [{a, b, question, temperature, length, mean, n, low, high}]: the agent named trained (else the first) minus every other, and
     every other one minus itself before training, on the same questions.
     """
@@ -123,11 +124,14 @@ def summarise(
             most = max if name == "mib" else fmean
             record[name] = most(most(row[name] for row in rows) for rows in questions)
         every = [row for rows in questions for row in rows]
+        agent = (agents or {}).get(cell.agent.partition("@")[0])
         parts = {
             "depths": _by_depth(every, metric),
             "fates": _fates(every, metric),
             "occupancy": _occupancy(every),
-            "recalls": _recalls(every, metric),
+            "counts": (counts := _counts(every)),
+            "rates": _rates(counts, agent),
+            "splits": _splits(every, agent, metric),
         }
         records.append(record | {name: part for name, part in parts.items() if part})
     differences = _paired(groups, metric) if paired else []
@@ -176,29 +180,37 @@ def _occupancy(rows: Sequence[dict]) -> dict:
     }
 
 
-def _recalls(rows: Sequence[dict], metric: str) -> dict:
-    rows = [row for row in rows if row.get("recalls")]
-    if not rows:
-        return {}
+def _counts(rows: Sequence[dict]) -> dict:
+    """Sum what the agent counted (`Agent.count`)."""
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update({name: row["recalls"].get(name, 0) for name in (*COUNTS, *ERRORS)})
-    ages = counts.pop("ages")
-    by_held = {
-        name: [
-            row[metric]
-            for row in rows
-            if row.get("needed", 1) and (row["recalls"]["holds"] > 0) == held
-        ]
-        for name, held in (("held", True), ("not_held", False))
+        counts.update(row.get("counts") or {})
+    return dict(counts)
+
+
+def _rates(counts: dict, agent: Agent | None) -> dict:
+    """Return the agent's rates of its counts; None where there is nothing to divide by."""
+    if not counts or agent is None:
+        return {}
+    return {
+        column: round(counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+        for column, (above, below) in agent.rates.items()
+        if above in counts or below in counts
     }
-    means = {
-        name: {"n": len(values), "mean": fmean(values) if values else None}
-        for name, values in by_held.items()
-    }
-    return (
-        dict(counts) | {"age": round(ages / counts["hits"], 2) if counts["hits"] else None} | means
-    )
+
+
+def _splits(rows: Sequence[dict], agent: Agent | None, metric: str) -> dict:
+    """Return the mean of the trajectories with and without any of a count, for the agent's `splits`."""
+    rows = [row for row in rows if row.get("counts") and row.get("needed", 1)]
+    if not rows or agent is None:
+        return {}
+    found = {}
+    for name in agent.splits:
+        for side, wanted in (("with", True), ("without", False)):
+            values = [row[metric] for row in rows if (row["counts"].get(name, 0) > 0) == wanted]
+            mean = fmean(values) if values else None
+            found.setdefault(name, {})[side] = {"n": len(values), "mean": mean}
+    return found
 
 
 def _paired(groups: dict[Cell, dict[str, list[dict]]], metric: str) -> list[dict]:

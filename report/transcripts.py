@@ -18,11 +18,14 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from agents import find
 from config.errors import clean, clip
 from data import ASKED, answered
+from memagent import Agent, Line
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.text import Text
 
 
 def diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -54,9 +57,7 @@ class Shown:
     before: str
     after: str
     remark: str  # on how the turn ended, "" if as usual
-    recalled: str = ""  # an earlier memory that stood in the prompt
-    whence: str = ""  # and where that came from
-    query: str = ""  # what it looks back for
+    lines: tuple[Line, ...] = ()  # what the agent adds
 
 
 UNUSUAL = {
@@ -67,75 +68,48 @@ UNUSUAL = {
 UNMADE = ("full", "error")
 
 
-HELD = {  # `rememr1.Sought.held` -> what is said of it
-    "answer": "holds the answer",
-    "evidence": "holds evidence",
-    "neither": "without evidence",
-    "unknown": "evidence not known",
-}
+def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
+    """Return the agent by whose `lines` a record is shown: the one given, else the record's if it is known."""
+    kind = agent or find.known(record.get("agent", "")) or Agent
+    return kind()
 
 
-def _whence(turn: dict) -> str:
-    """Where what was recalled for a turn comes from, and whether it holds evidence; "" if nothing was."""
-    recalled = turn.get("recalled") or {"from": []}
-    if not recalled["from"]:
-        return f"nothing found for {recalled['query']!r}" if recalled.get("query") else ""
-    sections = ", ".join(f"{n:,}" for n in sorted(recalled["from"]))
-    held = HELD[recalled.get("held", "unknown")]
-    return f"written after section {sections}, found for {recalled['query']!r} (score {recalled['score']:.2f}), {held}"
+def lines_of(agent: Agent, turn: dict) -> list[Line]:
+    """Return what an agent adds to a recorded turn; notes that another agent or a damaged file left say so."""
+    try:
+        return list(agent.lines(turn))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return [Line("notes", "cannot be read")]
 
 
-def steps_of(record: dict, most: int = 24) -> list[Shown | str]:
-    """The sections of a record (`rollout.record`) in reading order; a text in place of those left out says how many and why.
+def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> list[Shown | str]:
+    """List the sections of a record in reading order; a text in place of those left out says how many and why.
 
-    The first and the last section are always there. Between them are left out those that left the memory as it was, and of more than
-    `most` others the middle.
+    The first and the last section are always there. Of the others those that left the memory as it was
+    are left out, and of more than `most` the middle.
     """
-    turns = record["turns"]
+    turns, reader = record["turns"], agent_of(record, agent)
     steps = []
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
-        if not turn[
-            "final"
-        ]:  # a turn that failed ends the trajectory and leaves the memory as it was
-            after = (
-                following["memory"]
-                if following
-                else turn["memory"]
-                if turn["finish"] in UNMADE
-                else turn.get("update", turn["response"])
-            )
-            remarks = [
-                UNUSUAL.get(turn["finish"], ""),
-                *(
-                    error.replace("_", " ")
-                    for error in turn.get("errors", ())
-                    if error != "truncated"
-                ),
-            ]
-            recalled = turn.get("recalled") or {"text": ""}
-            steps.append(
-                Shown(
-                    number,
-                    turn["section"],
-                    turn["memory"],
-                    after,
-                    ", ".join(filter(None, remarks)),
-                    recalled["text"],
-                    _whence(turn),
-                    (following or {}).get("recalled", {}).get("query", ""),
-                )
-            )
+        if turn["final"]:
+            continue
+        if following:
+            after = following["memory"]
+        else:  # a turn that failed ends the trajectory and leaves the memory as it was
+            failed = turn["finish"] in UNMADE
+            after = turn["memory"] if failed else reader.memory_after(turn)
+        remark = UNUSUAL.get(turn["finish"], "")
+        lines = tuple(lines_of(reader, turn))
+        steps.append(Shown(number, turn["section"], turn["memory"], after, remark, lines))
     ends = (1, len(steps))
     changed = [
         s.number
         for s in steps
-        if s.number in ends or s.before.split() != s.after.split() or s.query or s.whence
+        if s.number in ends or s.before.split() != s.after.split() or s.lines
     ]
-    kept = (
-        {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]}
-        if len(changed) > most
-        else {*changed}
-    )
+    kept = {*changed}
+    if len(changed) > most:
+        kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]}
     shown: list[Shown | str] = []
     for keep, run in groupby(steps, lambda step: step.number in kept):
         run = list(run)
@@ -193,15 +167,27 @@ def _read(record: dict) -> str:
     )
 
 
-def _last(record: dict) -> tuple[str, str] | None:
-    """What was recalled for the answering turn, and where that came from."""
+def _last(record: dict, agent: type[Agent] | None = None) -> list[Line]:
+    """Return what the agent adds to the answering turn."""
     turn = record["turns"][-1] if record["turns"] else {"final": False}
-    whence = _whence(turn) if turn["final"] else ""
-    return (turn["recalled"]["text"], whence) if whence else None
+    return lines_of(agent_of(record, agent), turn) if turn["final"] else []
 
 
-def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> Group:
-    """A record (`rollout.record`) for the terminal: sections dim, what came into the memory green and underlined, what went red and struck."""
+def styled(line: Line) -> Text:
+    """Return what an agent adds to a turn, for the terminal."""
+    from rich.text import Text
+
+    note = (f"  {clean(line.note)}", "dim") if line.note else ""
+    return Text.assemble((f"{clean(line.label)} ", "magenta"), clean(line.text), note)
+
+
+def render_trajectory(
+    record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
+) -> Group:
+    """Render a record for the terminal: sections dim, what came into the memory green, what went red.
+
+    agent: by which its turns are shown, where it is not the record's own.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -211,7 +197,7 @@ def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> G
         filter(None, (f"task {record['id']}, sample {record['sample']}", sampled(record)))
     )
     lines = [Text(clean(record["question"]), "bold"), Text(clean(about), "dim")]
-    for step in steps_of(record, most):
+    for step in steps_of(record, most, agent):
         if isinstance(step, str):
             lines.append(Text(f"\n… {step}", "italic"))
             continue
@@ -225,24 +211,10 @@ def render_trajectory(record: dict, characters: int = 1200, most: int = 24) -> G
         for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
             words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
             lines.append(Text.assemble((name, "cyan"), *words))
-            if name == "before  " and step.whence:
-                lines.append(
-                    Text.assemble(
-                        ("recalled", "magenta"),
-                        f" {clean(step.recalled.strip())}",
-                        (f"  {clean(step.whence)}", "dim"),
-                    )
-                )
-        if step.query:
-            lines.append(Text.assemble(("looks for ", "magenta"), clean(step.query)))
-    if whence := _last(record):
-        lines.append(
-            Text.assemble(
-                ("\nrecalled for the answer ", "magenta"),
-                clean(whence[0].strip()),
-                (f"  {clean(whence[1])}", "dim"),
-            )
-        )
+            before = name == "before  "
+            lines += [styled(line) for line in step.lines if line.before == before]
+    if last := _last(record, agent):
+        lines += [Text("\nfor the answer", "cyan"), *map(styled, last)]
     if read := _read(record):
         lines += [Text("\nread at once", "cyan"), Text(clip(clean(read), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
@@ -261,8 +233,9 @@ def esc(text: object) -> str:
     return html.escape(clean(text))
 
 
-def _recalled(text: str, whence: str) -> str:
-    return f'<p class="recall"><b>recalled</b> {esc(text.strip())} <small>{esc(whence)}</small></p>'
+def _html(line: Line) -> str:
+    note = f" <small>{esc(line.note)}</small>" if line.note else ""
+    return f'<p class="recall"><b>{esc(line.label)}</b> {esc(line.text)}{note}</p>'
 
 
 def transcript(record: dict, unfolded: bool) -> str:
@@ -280,13 +253,10 @@ def transcript(record: dict, unfolded: bool) -> str:
         remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
         parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
         parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
-        if step.whence:
-            parts.append(_recalled(step.recalled, step.whence))
+        parts += [_html(line) for line in step.lines if line.before]
         parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
-        if step.query:
-            parts.append(f'<p class="recall"><b>looks for</b> {esc(step.query)}</p>')
-    if last := _last(record):
-        parts.append(_recalled(*last))
+        parts += [_html(line) for line in step.lines if not line.before]
+    parts += map(_html, _last(record))
     if read := _read(record):
         parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(read, 3000))}</p>')
     facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())

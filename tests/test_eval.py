@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agents.baselines import full_context
 from conftest import cell_of
 from rich.console import Console
 
 import eval
 import rollout
-from agents.baselines import full_context
 from agents.rememr1 import rememr1
 from config.errors import UserError
 from config.presets import compat_fields

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import pytest
+from agents.baselines import bm25, full_context
 
 from agents import find
-from agents.baselines import bm25, full_context
 from config.errors import UserError
 from data import Task
 from embedded import tiny

@@ -2,8 +2,8 @@ import threading
 from functools import partial
 
 import pytest
-
 from agents.baselines import full_context
+
 from config.errors import UserError
 from embedded import tiny
 from engines.scripted import ScriptedEngine

@@ -11,6 +11,7 @@ through the agents as ordinary strings; when they come back inside a prompt, the
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import OrderedDict
@@ -139,7 +140,9 @@ class Codec:
             if plainly
             else self._decode_slowly
         )
-        self._head, self._tail = self._chat_frame(thinking, system)
+        self._thinking, self._system = thinking, system
+        self._frames: dict[tuple, tuple[str, str]] = {}
+        self._head, self._tail = self._frame()
         self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
 
     @classmethod
@@ -165,23 +168,64 @@ class Codec:
                 eos = None
             return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
 
-    def _chat_frame(self, thinking: bool, system: str | None) -> tuple[str, str]:
-        """What the chat template puts before and after one user message."""
+    def _frame(
+        self,
+        role: str = "user",
+        system: str = "",
+        tools: Sequence[dict] = (),
+        goes_on: bool = False,
+    ) -> tuple[str, str]:
+        """Return what the chat template puts before and after a message; remembered.
+
+        goes_on: the message follows an assistant's, whose end is part of what stands before it.
+        """
+        key = (role, system, json.dumps(tools, sort_keys=True), goes_on)
+        if key not in self._frames:
+            self._frames[key] = self._rendered(role, system or self._system, tools, goes_on)
+        return self._frames[key]
+
+    def _rendered(
+        self, role: str, system: str | None, tools: Sequence[dict], goes_on: bool
+    ) -> tuple[str, str]:
         if self.tokenizer.chat_template is None:
-            return self.tokenizer.bos_token or "", ""
-        mark = "MEMAGENT-SLOT"
-        messages = ([{"role": "system", "content": system}] if system else []) + [
-            {"role": "user", "content": mark}
-        ]
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
+            if role != "user" or tools or (system and not goes_on):
+                raise UserError(
+                    "The model has no chat template: it knows no roles, tools or system messages."
+                )
+            return ("" if goes_on else self.tokenizer.bos_token or ""), ""
+        mark, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
+        messages: list[dict] = [{"role": "system", "content": system}] if system else []
+        if goes_on:
+            messages += [{"role": "user", "content": "-"}, {"role": "assistant", "content": answer}]
+        messages.append({"role": role, "content": mark})
+        text = self._template(messages, tools)
+        if tools and not goes_on and text == self._template(messages, ()):
+            raise UserError("The model's chat template knows no tools; give another --model.")
         head, found, tail = text.partition(mark)
+        if goes_on:
+            head = head.rpartition(answer)[2]
         if not found:
             raise UserError(
-                "The model's chat template drops the user's message; give another --model."
+                f"The model's chat template drops the {role}'s message; give another --model."
             )
         return head, tail
+
+    def _template(self, messages: list[dict], tools: Sequence[dict]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=self._thinking,
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise UserError(
+                f"The model's chat template refuses the roles {roles}: {error}."
+            ) from error
 
     @property
     def fingerprint(self) -> str:
@@ -284,12 +328,28 @@ class Codec:
     def decode(self, ids: Sequence[int]) -> Text:
         return Text(self._decode(list(ids)), ids)
 
-    def chat(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """Prompt ids of one user message made of (piece, is it constant?), inside the chat template."""
-        ids = list(self.fixed(self._head))
+    def chat(
+        self,
+        parts: Iterable[tuple[str, bool]],
+        role: str = "user",
+        system: str = "",
+        tools: Sequence[dict] = (),
+        before: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Return the prompt ids of one message made of (piece, is it constant?), inside the chat template.
+
+        before: the ids of a conversation that goes on, an assistant's response last; they are kept as
+        they are. The template's end of a response is left out where the response has sampled it.
+        """
+        head, tail = self._frame(role, system, tools, before is not None)
+        start = self.fixed(head)
+        ids = list(before or ())
+        if ids and start and ids[-1] in self.eos_ids and start[0] in self.eos_ids:
+            start = start[1:]
+        ids += start
         for piece, constant in parts:
             ids += self.fixed(piece) if constant else self.encode(piece)
-        ids += self.fixed(self._tail)
+        ids += self.fixed(tail)
         return ids
 
     def response(self, ids: Sequence[int]) -> Text:
@@ -349,13 +409,15 @@ class Characters(Codec):
 
     def __init__(self):
         self.tokenizer, self.eos_ids, self.pad_id = (
-            SimpleNamespace(eos_token_id=None),
+            SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None),
             frozenset(),
             None,
         )
         self._numbers: dict[str, int] = {}  # piece -> its number, in the order in which they came
         self._pieces: list[str] = []
         self._head = self._tail = ""
+        self._thinking, self._system = False, None
+        self._frames: dict[tuple, tuple[str, str]] = {}
         self._thinks_at_once = False
         self._recent, self._alive = Recent(1 << 21), WeakValueDictionary()
 

@@ -1,11 +1,11 @@
 from dataclasses import asdict, replace
 
 import pytest
+from agents.baselines import AGENTS, SECTIONWISE
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import find
-from agents.baselines import AGENTS, SECTIONWISE
 from agents.rememr1 import (
     COUNTS,
     ERRORS,

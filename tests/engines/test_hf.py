@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from agents.baselines import bm25, full_context
 from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.baselines import bm25, full_context
 from agents.rememr1 import rememr1
 from config.errors import UserError
 from config.options import EMBEDDED

@@ -1,0 +1,66 @@
+"""BM25, the baseline: the sections that match the question best, in one prompt.
+
+Holds: `BM25`. Leaves out: the retrievers of memories (agents/retrieval.py).
+Exercise it: `python cli.py eval --agents bm25 --n 8`. Read next: agents/find.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from agents.full import AtOnce, AtOnceConfig
+from config.options import COUNT
+from data import Task
+from memagent import Prompt, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class BM25Config(AtOnceConfig):
+    """How the BM25 baseline reads."""
+
+    top_k: Annotated[int, COUNT] = 4
+    """sections that the bm25 baseline reads"""
+
+
+def words_of(text: str) -> list[str]:
+    import bm25s
+
+    return bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0]
+
+
+class BM25(AtOnce):
+    """The `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt."""
+
+    name = "bm25"
+    Config = BM25Config
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        # built in a helper: its lists of words are freed before the answer arrives
+        yield self._best_sections(task)
+
+    def _best_sections(self, task: Task) -> Prompt:
+        """Make the prompt. Without room for all sections, those that match worst lose their ends first."""
+        sections = self.sections(task)
+        room = self.room(task.question)
+        cut = sections.left_out
+        kept: dict[int, tuple[int, ...]] = {}
+        for k in self._ranked(task.question, sections):
+            kept[k] = sections[k].ids[:room]
+            cut += len(sections[k].ids) - len(kept[k])
+            room = None if room is None else room - len(kept[k])
+        return self.answer(task, [i for k in sorted(kept) for i in kept[k]], cut)
+
+    def _ranked(self, question: str, sections: Sequence[str]) -> list[int]:
+        """Return the numbers of the best sections, the best first."""
+        import bm25s
+
+        asked, words = words_of(question), [words_of(section) for section in sections]
+        k = self.config.top_k
+        if not (asked and any(words)):  # neither side has a word to match: the beginning
+            return [*range(len(sections))][:k]
+        index = bm25s.BM25()
+        index.index(words, show_progress=False)
+        best, _ = index.retrieve([asked], k=min(k, len(sections)), show_progress=False)
+        return best[0].tolist()

@@ -1,0 +1,38 @@
+"""Demos of agents: what `cli.py demo --agent NAME` trains, asks and compares.
+
+Holds: `Demo`, `Size`. Leaves out: how it runs (commands/demo.py).
+Exercise it: `python cli.py demo --agent rememr1 --short`. Read next: agents/rememr1.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of a demo is done: trainings of every agent, and sections -> questions for each policy."""
+
+    seeds: int
+    training: dict[str, dict]  # agent -> fields of GRPOConfig, over the preset demo
+    lengths: dict[str, tuple[int, ...]]  # agent -> sections of its training documents
+    questions: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A demo that trains an agent and others from one policy, with as many steps, and compares them.
+
+    An agent without one has the usual demo: it is trained alone, beside the untrained policy and full
+    context.
+    """
+
+    beside: tuple[str, ...]  # agents that are trained likewise
+    kind: str  # of question
+    about: str  # one line: what the documents are like
+    title: str
+    sizes: dict[str, Size]  # default, long, short
+    variants: dict[str, dict] = field(
+        default_factory=dict
+    )  # label -> settings for the trained agent
+    baselines: tuple[str, ...] = ("full",)  # agents that answer with the untrained policy

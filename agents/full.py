@@ -1,0 +1,88 @@
+"""Full context, the baseline: the whole document in one prompt.
+
+Holds: `Full`, and `AtOnce` for every agent that reads in one prompt. Leaves out: which text is read by
+the others (agents/bm25.py, agents/oracle.py, agents/none.py).
+Exercise it: `python cli.py eval --agents full --n 8`. Read next: agents/bm25.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated
+
+from config.errors import UserError
+from config.options import LIMIT
+from data import Task
+from memagent import Agent, Prompt, ReadConfig, Turn, Wording
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnceConfig(ReadConfig):
+    """How an agent reads that has one prompt."""
+
+    window: Annotated[int | None, LIMIT] = None
+    """most tokens of a prompt and its answer; longer texts lose their middle. Never more than the
+    model's own window, which is also what 0 or None means"""
+
+
+class AtOnce(Agent):
+    """An agent with one prompt, cut to the model's window."""
+
+    Config = AtOnceConfig
+    by_section = False
+    prompts = {
+        "full": Wording(
+            "Read the document, then solve the problem. {answer}",
+            ("section", "problem"),
+            needs=("section",),
+        )
+    }
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The tokens that prompt and answer may have: of the setting and the engine the smaller."""
+        return min((n for n in (self.config.window, self.window) if n), default=None)
+
+    def window_needed(self) -> int | None:
+        own = self.config.window
+        return max(self.turn_tokens(), own) if own else None
+
+    def room(self, question: str) -> int | None:
+        """Return the tokens left for the document beside question and answer; None = no limit."""
+        if self.most_tokens is None:
+            return None
+        frame = self.prompt("full", 1, problem=question, section="")
+        around = len(self.codec.chat(frame.pieces)) + self.config.final_tokens
+        if self.most_tokens <= around:
+            raise UserError(
+                f"The question alone does not fit a window of {self.most_tokens} tokens; "
+                "give a larger --window."
+            )
+        return self.most_tokens - around
+
+    def read(self, task: Task, text: str) -> Prompt:
+        """Make the prompt with a text. Past the window the text loses its middle, never the question."""
+        ids = self.codec.ids(text)
+        room = self.room(task.question) or len(ids)
+        kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids
+        return self.answer(task, kept, len(ids) - len(kept))
+
+    def answer(self, task: Task, ids, cut: int) -> Prompt:
+        return self.prompt(
+            "full",
+            self.config.final_tokens,
+            final=True,
+            cut=cut,
+            problem=task.question,
+            section=self.codec.decode(ids),
+        )
+
+
+class Full(AtOnce):
+    """The whole document in one prompt."""
+
+    name = "full"
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        yield self.read(task, task.document)

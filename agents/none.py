@@ -1,0 +1,22 @@
+"""No context, the baseline: the question alone.
+
+Holds: `NoContext`. Exercise it: `python cli.py eval --agents none --n 8`. Read next: agents/full.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from agents.full import AtOnce
+from data import Task
+from memagent import Prompt, Turn, Wording
+
+
+class NoContext(AtOnce):
+    """The question alone; a right answer says nothing about reading."""
+
+    name = "none"
+    prompts = {"none": Wording("Solve the problem. {answer}", ("problem",))}
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        yield self.prompt("none", self.config.final_tokens, final=True, problem=task.question)

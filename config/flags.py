@@ -1,0 +1,208 @@
+"""Flags from settings: every field of a dataclass is an option of a command, its docstring the help.
+
+Holds: `command`, `AgentGroup`, `value_of`. Leaves out: the commands (cli.py), the settings (config/options.py).
+Exercise it: `python cli.py train --help`. Read next: cli.py.
+
+A command's own parameters come first; then come the fields of its settings classes, everyday ones in the
+first panel, all others in panels with a title. The fields of agents depend on the agent that is named on
+the command line: such a command is built anew when its arguments are known.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from config import options
+from config.errors import UserError, clean, clip
+
+# how a system refuses a path, wherever in the program it is used first
+REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
+           errno.EROFS)  # fmt: skip
+
+Panels = Sequence[tuple[str, type]]  # (title, settings class)
+BUILDERS: dict[
+    str, Callable[[list[str]], TyperCommand]
+] = {}  # command -> how it is built from arguments
+
+
+class AgentGroup(TyperGroup):
+    """A group whose commands may have flags that depend on the arguments."""
+
+    def resolve_command(self, ctx, args):
+        name, found, rest = super().resolve_command(ctx, args)
+        if found is not None and name in BUILDERS:
+            with errors_shown():
+                found = BUILDERS[name](rest)
+        return name, found, rest
+
+
+def command(
+    parent: typer.Typer,
+    *classes: type,
+    name: str | None = None,
+    everyday: Sequence[str] = (),
+    more: Callable[[list[str]], Panels] | None = None,
+) -> Callable:
+    """Register a command whose flags are its own parameters and every field of the settings classes.
+
+    The function is called with one dict per class, its last parameters: the fields that the user gave.
+    everyday: flags of the first panel, of the function and the classes. more: settings classes that
+    the arguments name; their fields go into the last dict. A UserError becomes one sentence and exit
+    code 2.
+    """
+
+    def register(function: Callable) -> Callable:
+        label = name or function.__name__.strip("_").replace("_", "-")
+        registered = parent.command(name=label)(_runner(function, classes, everyday, ()))
+        if more:
+
+            def build(arguments: list[str]) -> TyperCommand:
+                app = typer.Typer(add_completion=False)
+                app.command(name=label)(_runner(function, classes, everyday, more(arguments)))
+                return typer.main.get_command(app)
+
+            BUILDERS[label] = build
+        return registered
+
+    return register
+
+
+def _runner(
+    function: Callable, classes: Sequence[type], everyday: Sequence[str], more: Panels
+) -> Callable:
+    """Return the function with a signature that has a flag for each field."""
+    own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = [p.replace(annotation=hints[p.name]) for p in own]
+    taken = {p.name for p in own}
+    sections: list[dict[str, object]] = []  # per dict of the function: field -> type
+    panels = [(None, cls) for cls in classes]
+    for k, (title, cls) in enumerate([*panels, *more]):
+        if k < len(classes):
+            sections.append({})
+        docs = options.docs(cls)
+        for field in fields(cls):
+            kind, _ = options.hints_of(cls)[field.name]
+            if field.name in taken:
+                continue
+            taken.add(field.name)
+            sections[-1][field.name] = kind
+            panel = None if field.name in everyday else title or options.panel_of(field.name)
+            default = field.default if field.default is not MISSING else ""
+            parameters.append(_flag(field.name, kind, default, docs.get(field.name, ""), panel))
+    parameters.sort(key=lambda p: p.name not in everyday and p.kind is p.KEYWORD_ONLY)
+
+    @functools.wraps(function)
+    def run(**values):
+        with errors_shown():
+            _check_whole(values)
+            given = [
+                {
+                    n: value_of(n, kind, values[n])
+                    for n, kind in kinds.items()
+                    if values.get(n) is not None
+                }
+                for kinds in sections
+            ]
+            return function(*[values[p.name] for p in own], *given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    del run.__wrapped__  # typer would look through it and see the dicts
+    return run
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """Show a user's mistake as one sentence, without a traceback, and end with exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo(
+            "memagent: stopped. Finished work is kept: the same command goes on "
+            "(train with --resume).",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = (
+                "the disk is full; make room and call again, train with --resume: "
+                "finished work is kept."
+            )
+        elif error.errno in REFUSED and error.filename is not None:
+            why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
+        else:
+            raise
+        typer.echo(f"memagent: {why}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _check_whole(values: dict) -> None:
+    """Refuse an argument with a NUL byte: the system's calls end there."""
+    for name, value in values.items():
+        if isinstance(value, str | Path) and "\0" in str(value):
+            flag = name.upper().replace("_", "-")
+            raise UserError(f"{flag} holds a NUL byte: {clip(str(value), 200)}.")
+
+
+def _flag(
+    name: str, kind: object, default: object, doc: str, panel: str | None
+) -> inspect.Parameter:
+    """Make one field an optional flag; several values are given as one text with commas."""
+    several = typing.get_origin(kind) is tuple
+    optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
+    plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
+    flag = f"--{name.replace('_', '-')}"
+    if plain is bool:
+        flag += f"/--no-{name.replace('_', '-')}"
+    option = typer.Option(flag, help=about, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[plain | None, option],
+    )
+
+
+def value_of(name: str, kind: object, value: object) -> object:
+    """Convert the text of a flag with several values: 4,8,16, or 50,...,6400 for doubled ones."""
+    if typing.get_origin(kind) is not tuple:
+        return value
+    item = typing.get_args(kind)[0]
+    try:
+        return tuple(_doubled([v if v == "..." else item(v) for v in str(value).split(",") if v]))
+    except (ValueError, TypeError):
+        raise UserError(
+            f"--{name.replace('_', '-')} takes values of the form 4,8,16, not {value!r}."
+        ) from None
+
+
+def _doubled(values: list) -> list:
+    """Fill 50,...,6400 in: 50,100,200, .. as far as 6400, each number twice the one before."""
+    out = []
+    for value, following in zip(values, [*values[1:], None], strict=False):
+        if value != "...":
+            out.append(value)
+            continue
+        if not out or not isinstance(following, int) or not 0 < out[-1] < following:
+            raise ValueError
+        while out[-1] * 2 < following:
+            out.append(out[-1] * 2)
+    return out

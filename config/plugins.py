@@ -1,0 +1,63 @@
+"""Files of the user's own: an agent, a reward, tasks.
+
+Holds: `load_file`, `load_function`. Leaves out: what is looked for in a file (agents/find.py).
+Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`. Read next: agents/find.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+
+from config.errors import UserError
+from config.files import is_file
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file of the user's, once. UserError with the line where that fails."""
+    if not is_file(path):
+        raise UserError(f"There is no file {path}.")
+    name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UserError(f"{path} cannot be imported: {where(error, path)}.") from error
+    return module
+
+
+def where(error: BaseException, path: Path) -> str:
+    """Describe an exception in one line, with the last line of `path` that it passed."""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines.append(error.lineno)
+    return f"line {lines[-1]}: {said}" if lines else said
+
+
+def load_function(place: str, flag: str) -> Callable:
+    """Return the function that `path.py:function` names; `flag` is what the user gave it to."""
+    path, _, name = place.rpartition(":")
+    if not path:
+        raise UserError(f"{flag} takes path.py:function, not {place!r}.")
+    module = load_file(Path(path).absolute())
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{path} has no function {name!r} ({flag}).")
+    return function
