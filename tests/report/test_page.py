@@ -13,7 +13,8 @@ from agents.rememr1 import COUNTS, ERRORS
 from config.errors import UserError, clean
 from report import page as report_page
 from report import plots
-from report.page import headline, write_report
+from report.headline import headline
+from report.page import write_report
 from report.published import TEN
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
@@ -288,10 +289,18 @@ def test_colours_follow_the_page(tmp_path):
     )  # words are words; greedy is dashed
 
 
+def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path / "eval", [row()])
+    monkeypatch.chdir(folder)
+    style = re.search("<style>(.*?)</style>", write_report(folder).read_text(), re.S)[1]
+    assert style.strip() and style == "\n" + report_page.STYLE.read_text()
+    assert style.count("{") == style.count("}") and "</" not in style
+
+
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    assert report_page._training(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
+    assert report_page._load_rewards(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
