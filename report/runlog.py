@@ -1,7 +1,7 @@
 """Write the folder of a training run, so that a run killed at any moment goes on from a checkpoint.
 
-Holds: `Keeper` (the callback that writes everything below but the export), its parts
-`Writer` and `StepCSV`, `packed`, `summary`. Leaves out: what is trained (grpo.py), what
+Holds: `RunRecorder` (the callback that writes everything below but the export), its parts
+`TrajectoryWriter` and `StepCSV`, `packed`, `summary`. Leaves out: what is trained (grpo.py), what
 is measured (eval.py), checkpoints themselves (models/checkpoints.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -46,7 +46,7 @@ from report.records import record
 from tasks import seen
 
 
-class Writer:
+class TrajectoryWriter:
     """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
 
     def __init__(self, path: Path, position: int = 0):
@@ -122,7 +122,7 @@ class StepCSV(Logger):
             csv.DictWriter(file, self.columns).writerow(metrics)
 
 
-class Keeper(lightning.Callback):
+class RunRecorder(lightning.Callback):
     """Write the run's folder while it is trained, and take it up again where it was left.
 
     Before the first step the last checkpoint is loaded, if there is one, and the files are cut back
@@ -155,7 +155,7 @@ class Keeper(lightning.Callback):
         self.save_every, self.keep_trajectories = save_every, keep_trajectories
         self.keep_checkpoints, self.questions = keep_checkpoints, questions
         self.trained_on: dict[str, tuple[int, str]] = {}  # digest -> (first step, id)
-        self.writer: Writer | None = None  # of rank 0
+        self.writer: TrajectoryWriter | None = None  # of rank 0
 
     def on_fit_start(self, trainer, module) -> None:
         position = self._load(module)
@@ -178,7 +178,7 @@ class Keeper(lightning.Callback):
 
     def _cut_back(self, position: int, done_steps: int) -> None:
         """Drop what the files hold of steps after the checkpoint: they are done again."""
-        self.writer = Writer(self.folder / "trajectories.jsonl.gz", position)
+        self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
         earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
         if (path := self.folder / "validation.csv").exists():
             _write_csv(path, earlier)
