@@ -32,7 +32,7 @@ from report.rows import FATES
 from report.summary import DEPTHS, METRICS, cells, csv_of, markdown_of, overlaps, write_text
 from report.transcripts import esc, transcript
 
-STYLE = Path(__file__).with_name("page.css")
+STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 TRANSCRIPTS = 10  # shown on the page, at most
 
@@ -524,9 +524,9 @@ def _warnings(summary: dict) -> str:
     for policy in summary.get("trained_on", ()):
         questions = policy["questions"].values()
         if not any(n["seen"] for n in questions):
-            asked = sum(n["asked"] for n in questions)
+            n_asked = sum(n["asked"] for n in questions)
             parts.append(
-                f'<p class="note">None of the {asked:,} questions is among the '
+                f'<p class="note">None of the {n_asked:,} questions is among the '
                 f"{policy['known']:,} that {esc(policy['policy'])} was trained on.</p>"
             )
     return "".join(parts)
@@ -650,7 +650,7 @@ def _sections(
 
 def _html(title: str, lead: str, sections: Iterable[Section]) -> str:
     """Return the whole page. title: text; lead: HTML that stands above the sections."""
-    style = STYLE.read_text(encoding="utf-8")
+    style = STYLE_SHEET.read_text(encoding="utf-8")
     body = "".join(section.html() for section in sections)
     return f'''<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">\

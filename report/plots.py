@@ -154,8 +154,8 @@ def _accuracy_lines(
 ) -> dict[tuple[str, str], dict[int, dict]]:
     """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
     lines: dict[tuple[str, str], dict[int, dict]] = {}
-    asked = [cell for cell in records if cell.question == question]
-    for cell in sorted(asked, key=lambda cell: colours[cell.agent]):
+    of_question = [cell for cell in records if cell.question == question]
+    for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
         lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
     return lines
 

@@ -242,8 +242,8 @@ class RunRecorder(lightning.Callback):
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)
-            kept = {*sorted(saved)[-self.keep_checkpoints :], best(self.folder)}
-            for number in set(saved) - kept:
+            keep = {*sorted(saved)[-self.keep_checkpoints :], best(self.folder)}
+            for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
 
 
