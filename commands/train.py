@@ -35,7 +35,7 @@ from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
 from models.load import dtype_of, inner, on_gpu, policy_of, settle_threads, sharded
-from report.runlog import Keeper, StepCSV
+from report.runlog import RunRecorder, StepCSV
 from tasks.sources import tasks_of, validation_of
 from tokens.codec import Codec
 
@@ -277,7 +277,7 @@ def _fit(
 
     # of generated English none is kept: its facts are split, and no fact that is trained on is ever asked for in an evaluation
     questions = run.data != "world"
-    keeper = Keeper(
+    recorder = RunRecorder(
         folder,
         run.save_every,
         run.keep_trajectories,
@@ -306,7 +306,7 @@ def _fit(
         ]
         if first
         else False,
-        callbacks=[keeper, *(callbacks if first else ())],
+        callbacks=[recorder, *(callbacks if first else ())],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,7 +1,10 @@
-"""Plots as SVG that stands inside a page: no size, no colours and no script of its own.
+"""Draw plots as SVG for a page: no size, no colours and no script of their own.
 
-Holds: `accuracy`, `reward`, `occupancy`, `growth`. Leaves out: the page and its tables (report/page.py), numbers (report/summary.py). No torch.
+Holds: `accuracy`, `reward`, `occupancy`, `growth`. Leaves out: the page and its tables
+(report/page.py), numbers (report/summary.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
+
+Each of the four returns HTML: one <figure> a panel, "" where there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -9,14 +12,15 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from config.errors import clean
 from report.published import Published
+from report.rows import Cell
 from report.summary import cells
 
-# drawn in colours that stand for CSS variables, so that one picture serves light and dark pages
+# placeholder colours, replaced by CSS variables, so that one picture serves light and dark pages
 INK, LINE, PAGE = "#0a0b0c", "#0a0b0d", "#0a0b0e"
 SERIES = [f"#0a0c{i:02x}" for i in range(6)]
 VARIABLES = {INK: "currentColor", LINE: "var(--line)", PAGE: "var(--page)"} | {
@@ -41,9 +45,17 @@ STYLE = {
     "legend.frameon": False,
 }
 
+Points = Sequence[tuple[float, float]]
+Entries = list[tuple[object, str]]  # of a legend: (handle, label)
+
+# ---------------------------------------------------------------- parts of a plot
+
 
 def _svg(draw: Callable, name: str, label: str) -> str:
-    """What `draw(axes)` draws, as SVG to stand inside a page: no size of its own, ids with `name` before them, colours as variables."""
+    """Return what `draw(axes)` draws as an <svg> element without a size of its own.
+
+    name: prefix of all ids, so that several pictures fit into one page. label: for screen readers.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -63,112 +75,163 @@ def _svg(draw: Callable, name: str, label: str) -> str:
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, variable)
     box = re.search('viewBox="[^"]*"', svg)
-    return f'<svg {box and box[0]} role="img" aria-label="{html.escape(clean(label))}">{svg[svg.index(">") + 1 :]}'
+    content = svg[svg.index(">") + 1 :]
+    return f'<svg {box and box[0]} role="img" aria-label="{html.escape(clean(label))}">{content}'
+
+
+def _figures(panels: Iterable[str]) -> str:
+    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+
+
+def _sample(**style):
+    """Return a line that stands for others in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **style)
+
+
+def _legend(axes, entries: Entries, columns: int) -> None:
+    handles, labels = [handle for handle, _ in entries], [label for _, label in entries]
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _line_style(colour: int, marker: int, greedy: bool) -> dict:
+    """Return the style of a line: greedy ones are dashed and hollow."""
+    return {
+        "color": SERIES[colour % len(SERIES)],
+        "marker": MARKERS[marker % len(MARKERS)],
+        "linestyle": "--" if greedy else "-",
+        "markerfacecolor": PAGE if greedy else SERIES[colour % len(SERIES)],
+    }
+
+
+GREEDY = {"color": INK, "linestyle": "--", "marker": "o", "markerfacecolor": PAGE}
+
+# ---------------------------------------------------------------- accuracy by length
 
 
 def accuracy(
     summary: dict, published: Callable[[str], Sequence[Published]] = lambda question: ()
 ) -> str:
-    """A panel per kind of question: a line per agent and temperature, greedy ones dashed and hollow, with 95 % intervals; published
-    tables as thin lines in grey, where they have lengths of ours."""
-    from matplotlib.lines import Line2D
+    """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
 
-    leaves, unit = dict(cells(summary)), summary["unit"]
-    agents = {agent: i for i, agent in enumerate(dict.fromkeys(cell.agent for cell in leaves))}
+    A line per agent and temperature, greedy ones dashed and hollow; published tables as thin grey
+    lines, within the range of our lengths.
+    """
+    records = dict(cells(summary))
+    colours = {agent: i for i, agent in enumerate(dict.fromkeys(cell.agent for cell in records))}
     panels = []
-    for question in dict.fromkeys(cell.question for cell in leaves):
-        here = sorted(
-            (cell for cell in leaves if cell.question == question),
-            key=lambda cell: agents[cell.agent],
-        )
-        lines: dict[tuple[str, str], dict[int, dict]] = {}
-        for cell in here:
-            lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = leaves[cell]
-        lengths = sorted({cell.length for cell in here})
+    for question in dict.fromkeys(cell.question for cell in records):
+        lines = _accuracy_lines(records, question, colours)
+        lengths = sorted({n for by_length in lines.values() for n in by_length})
+        marks = _published_lines(published(question), lengths)
 
-        def draw(axes, lines=lines, lengths=lengths, question=question):
-            logarithmic = lengths[0] > 0
-            for k, ((agent, temperature), by) in enumerate(lines.items()):
-                i, greedy = agents[agent], temperature == "0.0"
-                aside = 1.03 ** (
-                    k - (len(lines) - 1) / 2
-                )  # so that intervals do not hide each other
-                points = sorted(by.items())
-                means, low, high = (
-                    [leaf[name] for _, leaf in points] for name in ("mean", "low", "high")
-                )
-                bars = [
-                    [max(0, m - x) for m, x in zip(means, low, strict=True)],
-                    [max(0, x - m) for m, x in zip(means, high, strict=True)],
-                ]
-                axes.errorbar(
-                    [n * aside for n, _ in points],
-                    means,
-                    bars,
-                    color=SERIES[i % 6],
-                    linestyle="--" if greedy else "-",
-                    marker=MARKERS[i % 8],
-                    markersize=6,
-                    markerfacecolor=PAGE if greedy else SERIES[i % 6],
-                    linewidth=1.8,
-                    elinewidth=1,
-                    capsize=2,
-                    clip_on=False,
-                )
-            marks = [
-                [(n, by[n]) for n in sorted(by) if lengths[0] <= n <= lengths[-1]]
-                for t in published(question)
-                for by in t.rows.values()
-            ]
-            for points in filter(None, marks):
-                axes.plot(
-                    *zip(*points, strict=True),
-                    color=INK,
-                    alpha=0.22,
-                    linewidth=0.8,
-                    marker=".",
-                    markersize=3,
-                    zorder=0,
-                )
-            if logarithmic:
-                axes.set_xscale("log", base=2)
-            axes.set_xlim((lengths[0] / 1.5, lengths[-1] * 1.5) if logarithmic else None)
-            axes.set_xticks(shown := lengths[:: -(-len(lengths) // 10)], [f"{n:,}" for n in shown])
-            axes.minorticks_off()
+        def draw(axes, question=question, lines=lines, lengths=lengths, marks=marks):
+            for k, ((agent, temperature), by_length) in enumerate(lines.items()):
+                # a little to the side, so that the intervals do not hide each other
+                shift = 1.03 ** (k - (len(lines) - 1) / 2)
+                _draw_intervals(axes, by_length, shift, colours[agent], temperature == "0.0")
+            for points in marks:
+                style = dict(color=INK, alpha=0.22, linewidth=0.8, marker=".", markersize=3)
+                axes.plot(*zip(*points, strict=True), **style, zorder=0)
+            _length_axis(axes, lengths)
             axes.set(
                 ylim=(-0.02, 1.02),
-                xlabel=clean(unit),
+                xlabel=clean(summary["unit"]),
                 ylabel=summary["metric"],
-                title=clean(question)[:40],
-            )  # a longer one would squeeze the plot
-            here = dict.fromkeys(agent for agent, _ in lines)
-            handles = [
-                Line2D([], [], color=SERIES[i % 6], marker=MARKERS[i % 8])
-                for i in map(agents.get, here)
-            ]
-            labels = [clean(agent)[:24] for agent in here]
-            if "0.0" in (temperatures := {t for _, t in lines}):
-                handles += [
-                    Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE),
-                    Line2D([], [], color=INK),
-                ]
-                labels += ["greedy", "sampled"][: len(temperatures)]
-            handles = handles[: len(labels)]
-            if any(marks):
-                handles.append(Line2D([], [], color=INK, alpha=0.3, linewidth=0.8, marker="."))
-                labels.append("published, by its own metric:\nother model, other questions")
-            axes.figure.legend(
-                handles, labels, loc="outside lower center", ncols=2 if any(marks) else 3
+                title=clean(question)[:40],  # a longer one would squeeze the plot
             )
+            entries = _accuracy_entries(lines, colours, bool(marks))
+            _legend(axes, entries, columns=2 if marks else 3)
 
-        panels.append(_svg(draw, f"accuracy{len(panels)}", f"Accuracy by {unit}, {question}"))
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+        label = f"Accuracy by {summary['unit']}, {question}"
+        panels.append(_svg(draw, f"accuracy{len(panels)}", label))
+    return _figures(panels)
+
+
+def _accuracy_lines(
+    records: Mapping[Cell, dict], question: str, colours: Mapping[str, int]
+) -> dict[tuple[str, str], dict[int, dict]]:
+    """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
+    lines: dict[tuple[str, str], dict[int, dict]] = {}
+    of_question = [cell for cell in records if cell.question == question]
+    for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
+        lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
+    return lines
+
+
+def _published_lines(tables: Sequence[Published], lengths: Sequence[int]) -> list[Points]:
+    """Return the rows of published tables as far as they lie between our lengths."""
+    rows = [by_length for table in tables for by_length in table.rows.values()]
+    lines = [
+        [(n, by_length[n]) for n in sorted(by_length) if lengths[0] <= n <= lengths[-1]]
+        for by_length in rows
+    ]
+    return [points for points in lines if points]
+
+
+def _draw_intervals(
+    axes, by_length: Mapping[int, dict], shift: float, colour: int, greedy: bool
+) -> None:
+    """Draw one line with its error bars. shift: factor of the lengths."""
+    lengths = sorted(by_length)
+    records = [by_length[n] for n in lengths]
+    below = [max(0, record["mean"] - record["low"]) for record in records]
+    above = [max(0, record["high"] - record["mean"]) for record in records]
+    axes.errorbar(
+        [n * shift for n in lengths],
+        [record["mean"] for record in records],
+        [below, above],
+        **_line_style(colour, colour, greedy),
+        markersize=6,
+        linewidth=1.8,
+        elinewidth=1,
+        capsize=2,
+        clip_on=False,
+    )
+
+
+def _length_axis(axes, lengths: Sequence[int]) -> None:
+    """Make the x axis logarithmic if all lengths are positive, with at most ten ticks."""
+    logarithmic = lengths[0] > 0
+    if logarithmic:
+        axes.set_xscale("log", base=2)
+    axes.set_xlim((lengths[0] / 1.5, lengths[-1] * 1.5) if logarithmic else None)
+    ticks = lengths[:: -(-len(lengths) // 10)]
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    axes.minorticks_off()
+
+
+def _accuracy_entries(
+    lines: Iterable[tuple[str, str]], colours: Mapping[str, int], published: bool
+) -> Entries:
+    """Return a legend entry per agent, and those of what else is in the plot."""
+    entries: Entries = []
+    for agent in dict.fromkeys(agent for agent, _ in lines):
+        i = colours[agent]
+        sample = _sample(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
+        entries.append((sample, clean(agent)[:24]))
+    temperatures = {temperature for _, temperature in lines}
+    if "0.0" in temperatures:
+        entries.append((_sample(**GREEDY), "greedy"))
+        if len(temperatures) > 1:
+            entries.append((_sample(color=INK), "sampled"))
+    if published:
+        sample = _sample(color=INK, alpha=0.3, linewidth=0.8, marker=".")
+        entries.append((sample, "published, by its own metric:\nother model, other questions"))
+    return entries
+
+
+# ---------------------------------------------------------------- reward by training step
 
 
 def reward(
-    training: list[tuple[int, float, str]], validated: Sequence[tuple[int, float]] = ()
+    training: Sequence[tuple[int, float, str]], validation: Sequence[tuple[int, float]] = ()
 ) -> str:
-    """Reward by training step, (step, reward, sections); `validated`: (step, score on the validation tasks)."""
+    """Draw the reward by training step, with its moving average.
+
+    training: (step, reward, sections of the tasks). validation: (step, score).
+    """
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
 
@@ -176,54 +239,54 @@ def reward(
         axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
         means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
         axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
-        if validated:
-            axes.plot(
-                *zip(*validated, strict=True),
-                "D-",
-                color=SERIES[2],
-                markersize=5,
-                linewidth=1,
-                label="validation, greedy",
-            )
-        row, width = 0, 0.2 * (steps[-1] - steps[0])  # of a label, about
-        starts = [
-            i for i in range(len(steps)) if lengths[i] and (i == 0 or lengths[i] != lengths[i - 1])
-        ]
-        for before, i in zip([None, *starts], starts, strict=False):
-            row = row + 1 if before is not None and steps[i] - steps[before] < width else 0
-            axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
-            place = {"transform": axes.get_xaxis_transform(), "fontsize": 9}
-            axes.text(
-                steps[i], 1.02 + 0.06 * (row % 3), f"{clean(lengths[i])[:9]} sections", **place
-            )
+        if validation:
+            style = dict(color=SERIES[2], markersize=5, linewidth=1, label="validation, greedy")
+            axes.plot(*zip(*validation, strict=True), "D-", **style)
+        _mark_lengths(axes, steps, lengths)
         axes.set(ylim=(-0.02, 1.02), xlabel="training step", ylabel="mean reward")
         axes.figure.legend(loc="outside lower center", ncols=2)
 
-    return f"<figure>{_svg(draw, 'reward', 'Reward by training step')}</figure>"
+    return _figures([_svg(draw, "reward", "Reward by training step")])
+
+
+def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
+    """Draw a dotted line with a label at each step from which the documents have another length."""
+    starts = [
+        i for i in range(len(steps)) if lengths[i] and (i == 0 or lengths[i] != lengths[i - 1])
+    ]
+    label_width = 0.2 * (steps[-1] - steps[0])  # roughly, in steps
+    row = 0  # a label moves up a row where the one before it is too near
+    for before, i in zip([None, *starts], starts, strict=False):
+        row = row + 1 if before is not None and steps[i] - steps[before] < label_width else 0
+        axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
+        label, height = f"{clean(lengths[i])[:9]} sections", 1.02 + 0.06 * (row % 3)
+        axes.text(steps[i], height, label, transform=axes.get_xaxis_transform(), fontsize=9)
+
+
+# ---------------------------------------------------------------- memory along the document
 
 
 def occupancy(summary: dict) -> str:
-    """A panel per agent and temperature: tokens of the memory along the document, a line per length, kinds of questions averaged."""
-    found: dict[tuple[str, str], dict[int, list[list[float]]]] = {}
-    for cell, leaf in cells(summary, "occupancy"):
-        found.setdefault((cell.agent, cell.temperature), {}).setdefault(cell.length, []).append(
-            leaf["mean"]
-        )
+    """Draw a panel per agent and temperature: tokens of the memory along the document.
+
+    A line per length, the mean over the kinds of question.
+    """
+    curves: dict[tuple[str, str], dict[int, list[list[float]]]] = {}
+    for cell, record in cells(summary, "occupancy"):
+        by_length = curves.setdefault((cell.agent, cell.temperature), {})
+        by_length.setdefault(cell.length, []).append(record["mean"])
     panels = []
-    for (agent, temperature), by_length in found.items():
+    for (agent, temperature), by_length in curves.items():
 
         def draw(axes, by_length=by_length, agent=agent, temperature=temperature):
-            for i, (length, curves) in enumerate(sorted(by_length.items())):
-                size = min(map(len, curves))
-                means = [
-                    fmean(parts) for parts in zip(*(curve[:size] for curve in curves), strict=True)
-                ]
-                at = [100 * (k + 0.5) / size for k in range(size)]
+            for i, (length, of_questions) in enumerate(sorted(by_length.items())):
+                size = min(map(len, of_questions))
+                parts = zip(*(curve[:size] for curve in of_questions), strict=True)
                 axes.plot(
-                    at,
-                    means,
-                    color=SERIES[i % 6],
-                    marker=MARKERS[i % 8],
+                    [100 * (k + 0.5) / size for k in range(size)],
+                    [fmean(part) for part in parts],
+                    color=SERIES[i % len(SERIES)],
+                    marker=MARKERS[i % len(MARKERS)],
                     markersize=4,
                     linewidth=1.5,
                     label=f"{length:,}",
@@ -238,104 +301,91 @@ def occupancy(summary: dict) -> str:
             axes.figure.legend(loc="outside lower center", ncols=5)
 
         panels.append(_svg(draw, f"occupancy{len(panels)}", f"Tokens in the memory of {agent}"))
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+    return _figures(panels)
 
 
-def _number(value: float, _: object = None) -> str:
-    """A tick's label: plain digits, never TeX."""
-    return f"{value:,.10g}"
-
-
-def _plain(axis, values: Sequence[float]) -> None:
-    """Labels for a logarithmic axis: its powers of ten, and where the values span less than one, the ticks between."""
-    axis.set_major_formatter(_number)
-    axis.set_minor_formatter(_number if max(values) < 10 * min(values) else lambda value, at: "")
+# ---------------------------------------------------------------- growth with the document
 
 
 def growth(summary: dict) -> str:
-    """Two panels, both logarithmic: seconds of a question, and the most memory, against the tokens of the document that were read; a line
-    per agent (colour), kind of question (marker) and temperature (greedy ones dashed and hollow)."""
-    from matplotlib.lines import Line2D
+    """Draw two logarithmic panels: seconds of a question and peak memory by document tokens read.
 
+    A line per agent (colour), kind of question (marker) and temperature (greedy ones dashed and
+    hollow).
+    """
     agents, questions = (
         list(dict.fromkeys(getattr(cell, part) for cell, _ in cells(summary)))
         for part in ("agent", "question")
     )
+    tokens = {cell: n for cell, n in cells(summary, "document_tokens") if n > 0}
     panels = []
     for metric, label in (("seconds", "seconds a question"), ("mib", "MiB at most")):
+        lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        for cell, value in cells(summary, metric):
+            if cell in tokens and value > 0:
+                line = lines.setdefault((cell.agent, cell.question, cell.temperature), [])
+                line.append((tokens[cell], value))
 
-        def draw(axes, metric=metric, label=label):
-            at = {cell: tokens for cell, tokens in cells(summary, "document_tokens") if tokens > 0}
-            most, least = max(at.values()), min(at.values())
-            lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-            for cell, value in cells(summary, metric):
-                if cell in at and value > 0:
-                    lines.setdefault((cell.agent, cell.question, cell.temperature), []).append(
-                        (at[cell], value)
-                    )
+        def draw(axes, metric=metric, label=label, lines=lines):
             for (agent, question, temperature), points in lines.items():
-                colour, greedy = SERIES[agents.index(agent) % 6], temperature == "0.0"
-                axes.plot(
-                    *zip(*sorted(points), strict=True),
-                    color=colour,
-                    marker=MARKERS[questions.index(question) % 8],
-                    markersize=5,
-                    linewidth=1.2,
-                    linestyle="--" if greedy else "-",
-                    markerfacecolor=PAGE if greedy else colour,
-                )
-            handles = [
-                (Line2D([], [], color=SERIES[agents.index(a) % 6]), a)
-                for a in dict.fromkeys(agent for agent, _, _ in lines)
-            ]
-            if len(questions) > 1:
-                shown = [
-                    (Line2D([], [], color=INK, linestyle="", marker=MARKERS[i % 8]), q)
-                    for i, q in enumerate(questions[:8])
-                ]
-                handles += shown + [
-                    (Line2D([], [], linestyle=""), f"and {len(questions) - 8} more")
-                ] * (len(questions) > 8)
-            if len({temperature for _, _, temperature in lines}) > 1 and any(
-                temperature == "0.0" for _, _, temperature in lines
-            ):
-                handles.append(
-                    (
-                        Line2D([], [], color=INK, linestyle="--", marker="o", markerfacecolor=PAGE),
-                        "greedy",
-                    )
-                )
-            if metric == "seconds" and most > 2 * least:
-                start = min(
-                    (value for points in lines.values() for _, value in points), default=1.0
-                )
-                (line,) = axes.plot(
-                    (least, most),
-                    (start, start * most / least),
-                    color=INK,
-                    alpha=0.35,
-                    linestyle=":",
-                )
-                handles.append((line, "proportional"))
-            axes.set(
-                xscale="log",
-                yscale="log",
-                xlabel="tokens of the document that were read",
-                ylabel=label,
-            )
+                indices = agents.index(agent), questions.index(question)
+                style = _line_style(*indices, greedy=temperature == "0.0")
+                axes.plot(*zip(*sorted(points), strict=True), **style, markersize=5, linewidth=1.2)
+            entries = _growth_entries(lines, agents, questions)
+            if metric == "seconds" and max(tokens.values()) > 2 * min(tokens.values()):
+                entries.append(_draw_proportional(axes, lines.values(), tokens.values()))
+            xlabel = "tokens of the document that were read"
+            axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=label)
             points = [point for points in lines.values() for point in points] or [(1.0, 1.0)]
-            for axis, values in (
-                (axes.xaxis, [x for x, _ in points]),
-                (axes.yaxis, [y for _, y in points]),
-            ):
-                _plain(axis, values)
-            if handles:
-                axes.figure.legend(
-                    [line for line, _ in handles],
-                    [clean(name)[:24] for _, name in handles],
-                    loc="outside lower center",
-                    ncols=3,
-                )
+            _plain_ticks(axes.xaxis, [x for x, _ in points])
+            _plain_ticks(axes.yaxis, [y for _, y in points])
+            if entries:
+                _legend(axes, entries, columns=3)
 
         panels.append(_svg(draw, f"growth{len(panels)}", label))
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+    return _figures(panels)
+
+
+def _growth_entries(
+    lines: Iterable[tuple[str, str, str]], agents: Sequence[str], questions: Sequence[str]
+) -> Entries:
+    """Return the entries for colours, for markers (the first eight) and for the dashes."""
+    drawn = dict.fromkeys(agent for agent, _, _ in lines)
+    entries = [
+        (_sample(color=SERIES[agents.index(agent) % len(SERIES)]), clean(agent)[:24])
+        for agent in drawn
+    ]
+    if len(questions) > 1:
+        entries += [
+            (_sample(color=INK, linestyle="", marker=marker), clean(question)[:24])
+            for marker, question in zip(MARKERS, questions, strict=False)
+        ]
+    if len(questions) > len(MARKERS):
+        entries.append((_sample(linestyle=""), f"and {len(questions) - len(MARKERS)} more"))
+    temperatures = {temperature for _, _, temperature in lines}
+    if "0.0" in temperatures and len(temperatures) > 1:
+        entries.append((_sample(**GREEDY), "greedy"))
+    return entries
+
+
+def _draw_proportional(axes, lines: Iterable[Points], tokens: Collection[float]) -> tuple:
+    """Draw a dotted line of values proportional to the tokens; return its legend entry.
+
+    It begins at the least value and the fewest tokens.
+    """
+    fewest, most = min(tokens), max(tokens)
+    start = min((value for points in lines for _, value in points), default=1.0)
+    ends = (fewest, most), (start, start * most / fewest)
+    (line,) = axes.plot(*ends, color=INK, alpha=0.35, linestyle=":")
+    return line, "proportional"
+
+
+def _number(value: float, _: object = None) -> str:
+    """Label a tick with plain digits, never TeX."""
+    return f"{value:,.10g}"
+
+
+def _plain_ticks(axis, values: Sequence[float]) -> None:
+    """Label a logarithmic axis at the powers of ten; where `values` span less, between them too."""
+    axis.set_major_formatter(_number)
+    axis.set_minor_formatter(_number if max(values) < 10 * min(values) else lambda value, at: "")

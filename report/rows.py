@@ -1,12 +1,20 @@
 """A file of rows that several processes fill together: every row whole, every row once.
 
-Holds: `Rows` (lines of JSON that grow by whole lines), claims on rows to come. Leaves out: what a row says (eval.py). No torch.
+Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `Cell`, `fate`. Leaves out:
+what a row says (eval.py). No torch.
 Exercise it: two `python cli.py eval --name shared` side by side. Read next: eval.py.
 
-A row is one `write` to the end of the file, made under a lock and forced to the disk. A process that is killed leaves whole rows and at
-most one torn last line, which the next writer cuts off. Before a process works on a row it claims it: a lock on one byte of
-FILE.claims, at an offset that the row's name decides. The kernel takes back the locks of a process however it ends, so that no claim
-outlives its owner. Both kinds of lock hold on one machine, and between machines where the file system says so (NFS 4 does).
+A row is one `write` to the end of the file, made under a lock and forced to the disk. A process
+that is killed leaves whole rows and at most one torn last line, which the next writer cuts off.
+Before a process works on a row it claims it: a lock on one byte of FILE.claims, at an offset that
+the row's name decides. The kernel releases the locks of a process however it ends, so that no claim
+outlives its owner.
+
+    FILE          [row][row][row][row][ro             locked as a whole while a row is appended
+    FILE.claims   ..x......x.................x....    one byte is locked for each row in the making
+
+Both kinds of lock hold on one machine, and between machines if the file system supports it, as
+NFS 4 does.
 """
 
 from __future__ import annotations
@@ -25,38 +33,48 @@ from config.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of an evaluation: who was asked what, how it was sampled, how long the documents were."""
+    """One cell of an evaluation: all rows of one agent on one kind of question at one length."""
 
     agent: str  # the name it is shown by, e.g. trained, untrained, full
     question: str  # kind of question, e.g. one_fact
     temperature: str  # e.g. "1.0"; "0.0" is greedy
-    length: int  # sections of a generated document, documents of a RULER-HQA task, tokens of a RULER task
+    length: int  # sections of a generated document, documents of RULER-HQA, tokens of RULER
 
 
 FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
 
 
 def fate(row: dict) -> str:
-    """What became of the accepted answers: unknown (none to look for, or the agent has no memory), not shown (in no section that was
-    read), never kept, lost (once in the memory, not at the end), kept in part, kept."""
+    """Return what became of the accepted answers of a row: one of `FATES`.
+
+        unknown        none to look for, or the agent has no memory
+        not shown      in no section that was read
+        never kept     in a section, never in the memory
+        lost           once in the memory, not all of it at the end
+        kept in part   all that ever was in the memory is there at the end, but more was needed
+        kept           all that is needed is in the memory at the end
+
+    row["held"]: (section, how many answers the memory holds) wherever that number changed.
+    """
     if not row["needed"] or not row["sections"]:
         return "unknown"
-    held = [n for _, n in row["held"]]
-    if held and held[-1] == row["needed"]:
+    in_memory = [n for _, n in row["held"]]
+    if not in_memory:
+        return "never kept" if row["seen"] else "not shown"
+    if in_memory[-1] == row["needed"]:
         return "kept"
-    if held and held[-1] < max(held):
-        return "lost"
-    return "kept in part" if held else "never kept" if row["seen"] else "not shown"
+    return "lost" if in_memory[-1] < max(in_memory) else "kept in part"
 
 
-BLOCK = 1 << 24  # bytes that are read at once
+BLOCK = 1 << 24  # bytes read at once
 
 
 class Rows:
-    """The file, open for reading and appending. What cannot be opened or written is a `UserError`."""
+    """The file, open for reading and appending. UserError if it cannot be opened or written."""
 
     def __init__(self, path: Path):
-        self.path, self._read, self._number = path, 0, 0  # bytes and lines that were read so far
+        self.path = path
+        self._read, self._number = 0, 0  # bytes and lines read so far
         self._fd, self._claims = self._open(path), -1
 
     @staticmethod
@@ -67,38 +85,46 @@ class Rows:
             raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _os_errors_named(self) -> Iterator[None]:
+        """Turn an error of the operating system into a `UserError` with the file's name."""
         try:
             yield
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be locked or written: {error.strerror}."
-            ) from error
+            problem = f"{self.path} cannot be locked or written: {error.strerror}."
+            raise UserError(problem) from error
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process appends; a last line that one has left torn is cut off."""
-        with self._said():
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from appending, after cutting off a last line that one left torn."""
+        with self._os_errors_named():
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             size = os.fstat(self._fd).st_size
-            end, step = size, 1 << 16
-            while end > 0:
-                start = max(0, end - step)
-                if (newline := os.pread(self._fd, end - start, start).rfind(b"\n")) >= 0:
-                    end = start + newline + 1
-                    break
-                end = start
+            end = self._end_of_last_line(size)
             if end < size:
                 os.ftruncate(self._fd, end)
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    def _end_of_last_line(self, size: int, step: int = 1 << 16) -> int:
+        """Return the offset after the last newline, searching backwards; 0 without one."""
+        end = size
+        while end > 0:
+            start = max(0, end - step)
+            newline = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
+
     def new(self, wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict]:
-        """Rows that came since the last call, whoever wrote them; only lines that are `wanted` are parsed. A line that is no JSON is
-        a `UserError` with its number."""
-        with self._alone():
+        """Yield the rows that any process has appended since the last call.
+
+        wanted: whether a line is to be parsed and yielded. UserError, with the number of the line,
+        if it is not JSON.
+        """
+        with self._locked():
             size = os.fstat(self._fd).st_size
         rest = b""
         while self._read < size:
@@ -108,39 +134,48 @@ class Rows:
             for line in lines:
                 self._number += 1
                 if wanted(line):
-                    try:
-                        yield json.loads(line)
-                    except ValueError:
-                        raise UserError(
-                            f"{self.path}, line {self._number} is damaged: delete it, its question is asked again."
-                        ) from None
+                    yield self._parsed(line)
+
+    def _parsed(self, line: bytes) -> dict:
+        try:
+            return json.loads(line)
+        except ValueError:
+            where = f"{self.path}, line {self._number}"
+            raise UserError(
+                f"{where} is damaged: delete it, its question is asked again."
+            ) from None
 
     def append(self, row: dict) -> None:
+        """Append a row as one line and wait until it is on the disk."""
         # half a surrogate pair becomes \udc80, which is how JSON spells it
         raw = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode(
             errors="backslashreplace"
         )
-        with self._alone():
-            with self._said():
+        with self._locked():
+            with self._os_errors_named():
                 written = os.write(self._fd, raw)
             if written < len(raw):
                 raise UserError(
-                    f"{self.path}: the disk is full; make room and call again, the rows so far are kept."
+                    f"{self.path}: the disk is full; make room and call again, "
+                    "the rows so far are kept."
                 )
-            with self._said():
+            with self._os_errors_named():
                 os.fsync(self._fd)
 
     @staticmethod
     def _offset(name: str) -> int:
+        """Return the byte of FILE.claims that stands for a name, of 2^56."""
         return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=7).digest())
 
     def claim(self, name: str) -> bool:
-        """Whether the row of this name is this process's to make; it stays so until `release`, `close` or the process's end."""
-        if (
-            self._claims < 0
-        ):  # POSIX locks go when any descriptor of the file is closed: it is opened here and nowhere else
+        """Try to reserve the row of this name for this process; return whether it succeeded.
+
+        The claim lasts until `release`, `close` or the end of the process.
+        """
+        # opened here and nowhere else: closing any descriptor of a file drops its POSIX locks
+        if self._claims < 0:
             self._claims = self._open(self.path.with_name(self.path.name + ".claims"))
-        with self._said():
+        with self._os_errors_named():
             try:
                 fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(name))
             except (BlockingIOError, PermissionError):
@@ -148,6 +183,7 @@ class Rows:
         return True
 
     def release(self, name: str) -> None:
+        """Give up a claim."""
         if self._claims >= 0:
             fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, self._offset(name))
 

@@ -1,19 +1,22 @@
-"""Run folders: what a run leaves behind, written so that a run killed at any moment can go on from its last checkpoint.
+"""Write the folder of a training run, so that a run killed at any moment goes on from a checkpoint.
 
-Holds: `Writer` (trajectories.jsonl.gz), `StepCSV` (metrics.csv), `Keeper` (all of them and the
-checkpoints), `save_checkpoint`, `load_checkpoint`, `best`, `summary`.
-Leaves out: what is trained (grpo.py), what is measured (eval.py).
+Holds: `RunRecorder` (the callback that writes everything below but the export), its parts
+`TrajectoryWriter` and `StepCSV`, `packed`, `summary`. Leaves out: what is trained (grpo.py), what
+is measured (eval.py), checkpoints themselves (models/checkpoints.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
-    runs/NAME/config.yaml          resolved settings; `--config` replays it
-              metrics.csv          one line per training step; tensorboard/ beside it
-              checkpoints/step-20/  trained weights and optimizer in shards, counters, position in the file beside it
-              validation.csv       score on the validation tasks at each checkpoint
+    runs/NAME/config.yaml            resolved settings; `--config` replays it
+              metrics.csv            one line per training step; tensorboard/ beside it
+              checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
+                                     position in trajectories.jsonl.gz
+              validation.csv         score on the validation tasks at each checkpoint
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
-              trained_on.csv       the questions of a file that were trained on: digest, step, id; the export keeps the digests
-              model/               the export: loads with from_pretrained
-              summary.json, report.html   of the training (`summary`), or of the evaluation (eval.py, report/page.py)
-              rows.jsonl           one line per question of an evaluation
+              trained_on.csv         the questions of a file that were trained on: digest, step,
+                                     id; the export keeps the digests
+              model/                 the export: loads with from_pretrained
+              summary.json           of the training (`summary`), or of the evaluation (eval.py)
+              report.html            report/page.py
+              rows.jsonl             one line per question of an evaluation
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import csv
 import gzip
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import lightning
@@ -43,19 +46,18 @@ from report.records import record
 from tasks import seen
 
 
-class Writer:
-    """trajectories.jsonl.gz: each call of `write` appends gzip members, so that the file can be cut at any earlier `position`."""
+class TrajectoryWriter:
+    """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
 
     def __init__(self, path: Path, position: int = 0):
+        """Open the file and cut it at `position`, in bytes; a shorter file is not filled up."""
         self.path = path
         with path.open("ab") as file:
-            self.position = min(
-                position, file.seek(0, 2)
-            )  # shorter, if somebody has cut it: it is not filled up
+            self.position = min(position, file.seek(0, 2))
             file.truncate(self.position)
 
     def write(self, parts: Iterable[bytes]) -> None:
-        """What `packed` gives, one part after the other."""
+        """Append gzip members, each made by `packed`."""
         with self.path.open("ab") as file:
             file.writelines(parts)
             self.position = file.tell()
@@ -64,7 +66,10 @@ class Writer:
 def packed(
     trajectories: Iterable[Trajectory], agent: Agent, step: int, temperature: float | None = None
 ) -> bytes:
-    """Lines of trajectories.jsonl.gz (`rollout.record`) as one gzip member, so that such members can be joined and cut."""
+    """Return lines of trajectories.jsonl.gz (`records.record`) as one gzip member.
+
+    Such members can be joined, and cut off again.
+    """
     text = "".join(
         json.dumps(record(t, agent, step, temperature), ensure_ascii=False) + "\n"
         for t in trajectories
@@ -73,27 +78,29 @@ def packed(
 
 
 class StepCSV(Logger):
-    """metrics.csv: one line per step, flushed at once; on resume the lines past the checkpoint are dropped and written anew.
+    """Log to metrics.csv: one line per step, flushed at once.
 
-    Lightning's own CSVLogger starts the file over when a run is resumed.
+    On resume the lines past the checkpoint are dropped and written anew. Lightning's own CSVLogger
+    starts the file over when a run is resumed.
     """
 
     def __init__(self, path: Path, resumed_at: int = 0):
         super().__init__()
         self.path, self.columns = path, None
-        if path.exists():
-            with path.open(newline="") as file:
-                kept = [
-                    row
-                    for row in csv.DictReader(file)
-                    if row.get("step", "").isdigit() and int(row["step"]) < resumed_at
-                ]
-            with replacing(path) as temporary, temporary.open("w", newline="") as file:
-                if kept:
-                    self.columns = list(kept[0])
-                    writer = csv.DictWriter(file, self.columns)
-                    writer.writeheader()
-                    writer.writerows(kept)
+        if not path.exists():
+            return
+        with path.open(newline="") as file:
+            rows = [
+                row
+                for row in csv.DictReader(file)
+                if row.get("step", "").isdigit() and int(row["step"]) < resumed_at
+            ]
+        with replacing(path) as temporary, temporary.open("w", newline="") as file:
+            if rows:
+                self.columns = list(rows[0])
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(rows)
 
     @property
     def name(self) -> str:
@@ -106,9 +113,8 @@ class StepCSV(Logger):
     def log_hyperparams(self, params, *args, **kwargs) -> None: ...
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        metrics = {
-            name: int(x) if x == x // 1 else x for name, x in metrics.items()
-        }  # counts are whole, summed over ranks too
+        # counts are whole numbers, but come as floats once they are summed over ranks
+        metrics = {name: int(x) if x == x // 1 else x for name, x in metrics.items()}
         with self.path.open("a", newline="") as file:
             if self.columns is None:
                 self.columns = list(metrics)
@@ -116,12 +122,19 @@ class StepCSV(Logger):
             csv.DictWriter(file, self.columns).writerow(metrics)
 
 
-class Keeper(lightning.Callback):
-    """After each step: metrics to the loggers, trajectories to their file, now and then a validation and a checkpoint; the last step always
-    gets both. Before the first step, the last checkpoint is loaded if there is one. With
-    keep_checkpoints = 0 none is written.
+class RunRecorder(lightning.Callback):
+    """Write the run's folder while it is trained, and take it up again where it was left.
 
-    A checkpoint is written after everything it counts on. Rank 0 writes what is not the weights.
+    Before the first step the last checkpoint is loaded, if there is one, and the files are cut back
+    to it. After each step, in this order:
+
+        metrics        to the loggers
+        trajectories   every `keep_trajectories` steps
+        questions      of a file of tasks: which were trained on
+        validation     every `save_every` steps, and after the last one
+        checkpoint     likewise, unless `keep_checkpoints` is 0
+
+    The checkpoint comes last: it counts on everything before it. Rank 0 writes all but the weights.
     """
 
     def __init__(
@@ -132,89 +145,102 @@ class Keeper(lightning.Callback):
         steps: int,
         keep_checkpoints: int = 1,
         dtype: str = "float32",
-        begin=lambda: None,
+        begin: Callable[[], None] = lambda: None,
         questions: bool = False,
     ):
-        """questions: whether those that are trained on are remembered (`data.TRAINED_ON`)."""
-        self.folder, self.save_every, self.keep_trajectories, self.steps = (
-            folder,
-            save_every,
-            keep_trajectories,
-            steps,
-        )
-        self.keep_checkpoints, self.dtype, self.begin = keep_checkpoints, dtype, begin
-        self.questions, self.asked = questions, {}  # digest -> (first step, id)
-        self.writer: Writer | None = None
+        """steps: of the whole run. begin: called on rank 0 before the first step, once a checkpoint
+        has been loaded without an error. questions: whether to write `seen.TRAINED_ON`.
+        """
+        self.folder, self.steps, self.dtype, self.begin = folder, steps, dtype, begin
+        self.save_every, self.keep_trajectories = save_every, keep_trajectories
+        self.keep_checkpoints, self.questions = keep_checkpoints, questions
+        self.trained_on: dict[str, tuple[int, str]] = {}  # digest -> (first step, id)
+        self.writer: TrajectoryWriter | None = None  # of rank 0
 
     def on_fit_start(self, trainer, module) -> None:
-        position = 0
-        if saved := checkpoints(self.folder):
-            state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
-            position = state["position"]
-            for name in module.counters:
-                setattr(module, name, state[name])
-            if state.get("agent") is not None:
-                module.agent.load_state(state["agent"])
+        position = self._load(module)
         if ranks.rank() == 0:
-            for left in (self.folder / "checkpoints").glob(
-                ".step-*.tmp"
-            ):  # of a run that was killed
-                shutil.rmtree(left)
+            # left by a run that was killed
+            for unfinished in (self.folder / "checkpoints").glob(".step-*.tmp"):
+                shutil.rmtree(unfinished)
             self.begin()
-            self.writer = Writer(self.folder / "trajectories.jsonl.gz", position)
-            keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
-            if (path := self.folder / "validation.csv").exists():
-                _write_csv(path, keep)
-            self.asked = seen.trained_on(self.folder, before=module.done_steps)
+            self._cut_back(position, module.done_steps)
+
+    def _load(self, module) -> int:
+        """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""
+        saved = checkpoints(self.folder)
+        if not saved:
+            return 0
+        state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
+        for name in module.counters:
+            setattr(module, name, state[name])
+        if state.get("agent") is not None:
+            module.agent.load_state(state["agent"])
+        return state["position"]
+
+    def _cut_back(self, position: int, done_steps: int) -> None:
+        """Drop what the files hold of steps after the checkpoint: they are done again."""
+        self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
+        earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
+        if (path := self.folder / "validation.csv").exists():
+            _write_csv(path, earlier)
+        self.trained_on = seen.trained_on(self.folder, before=done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        step = module.done_steps
+        done = module.done_steps
         for logger in trainer.loggers:
-            logger.log_metrics(module.metrics, step - 1)
-        if self.keep_trajectories and (step - 1) % self.keep_trajectories == 0:
-            level = int(
-                module.metrics["level"]
-            )  # of the step; the module may have gone on to the next
-            temperature = module.config.temperature[min(level, len(module.config.temperature) - 1)]
-            trajectories = (t for group in module.groups for t in group.trajectories)
-            parts = ranks.everywhere(packed(trajectories, module.agent, step - 1, temperature))
-            if self.writer:
-                self.writer.write(parts)
+            logger.log_metrics(module.metrics, done - 1)
+        if self.keep_trajectories and (done - 1) % self.keep_trajectories == 0:
+            self._write_trajectories(module)
         if self.questions:
-            asked = ranks.everywhere(
-                [(group.task.question_digest, group.task.id) for group in module.groups]
-            )
-            self.remember((question for of_rank in asked for question in of_rank), step - 1)
-        if step % self.save_every == 0 or step == self.steps:
+            self._write_questions(module)
+        if done % self.save_every == 0 or done == self.steps:
             if module.validation:
-                score = module.validate()
-                if ranks.rank() == 0:
-                    _write_csv(
-                        self.folder / "validation.csv",
-                        [*validations(self.folder), {"step": step} | score],
-                    )
-                    for logger in trainer.loggers:
-                        if not isinstance(logger, StepCSV):
-                            logger.log_metrics({"validation": score["score"]}, step - 1)
+                self._validate(trainer, module)
             if self.keep_checkpoints:
-                self.save(module)
+                self._save(module)
 
-    def remember(self, questions: Iterable[tuple[str, str]], step: int) -> None:
-        """Keep the questions (digest, id) of a step that are new; on rank 0."""
-        new = {digest: (step, name) for digest, name in questions if digest not in self.asked}
-        if new and self.writer:
-            self.asked |= new
-            seen.write_trained_on(
-                self.folder, ((digest, *known) for digest, known in self.asked.items())
-            )
+    def _write_trajectories(self, module) -> None:
+        """Append the step's trajectories of all ranks, in the order of the ranks."""
+        # the level of the step: the module may have gone on to the next
+        level, temperatures = int(module.metrics["level"]), module.config.temperature
+        temperature = temperatures[min(level, len(temperatures) - 1)]
+        trajectories = (t for group in module.groups for t in group.trajectories)
+        step = module.done_steps - 1
+        parts = ranks.everywhere(packed(trajectories, module.agent, step, temperature))
+        if self.writer:
+            self.writer.write(parts)
 
-    def save(self, module) -> None:
-        step = module.done_steps
-        path = self.folder / "checkpoints" / f"step-{step}"
-        state = module.counters | {
-            "position": self.writer.position if self.writer else 0,
-            "dtype": self.dtype,
+    def _write_questions(self, module) -> None:
+        """Add the step's questions that are new to trained_on.csv."""
+        tasks = [group.task for group in module.groups]
+        by_rank = ranks.everywhere([(task.question_digest, task.id) for task in tasks])
+        new = {
+            digest: (module.done_steps - 1, name)
+            for questions in by_rank
+            for digest, name in questions
+            if digest not in self.trained_on
         }
+        if new and self.writer:
+            self.trained_on |= new
+            rows = ((digest, step, name) for digest, (step, name) in self.trained_on.items())
+            seen.write_trained_on(self.folder, rows)
+
+    def _validate(self, trainer, module) -> None:
+        """Score the validation tasks on all ranks, and log the score to all but metrics.csv."""
+        score, done = module.validate(), module.done_steps
+        if ranks.rank() == 0:
+            rows = [*validations(self.folder), {"step": done} | score]
+            _write_csv(self.folder / "validation.csv", rows)
+            for logger in trainer.loggers:
+                if not isinstance(logger, StepCSV):
+                    logger.log_metrics({"validation": score["score"]}, done - 1)
+
+    def _save(self, module) -> None:
+        """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""
+        path = self.folder / "checkpoints" / f"step-{module.done_steps}"
+        position = self.writer.position if self.writer else 0
+        state = module.counters | {"position": position, "dtype": self.dtype}
         if (own := module.agent.state()) is not None:
             state["agent"] = own
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
@@ -226,19 +252,23 @@ class Keeper(lightning.Callback):
 
 
 def summary(folder: Path, last: int = 10) -> dict:
-    """What a training came to, from its metrics.csv; with the keys of an evaluation's summary, empty, so that the report takes it."""
+    """Return the result of a training from its metrics.csv, as a summary without cells.
+
+    unit and cells are those of an evaluation's summary, so that the report takes either. reward:
+    the mean of the last `last` steps.
+    """
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
 
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows)
 
+    rewards = [float(row["reward"]) for row in rows[-last:]]
     return {
         "unit": "sections",
         "cells": [],
         "steps": len(rows),
-        "reward": sum(float(row["reward"]) for row in rows[-last:])
-        / len(rows[-last:]),  # mean of the last steps
+        "reward": sum(rewards) / len(rewards),
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }

@@ -1,3 +1,5 @@
+"""The page: its sections, its plots, its headline; trajectories as people see them."""
+
 import io
 import itertools
 import json
@@ -13,16 +15,21 @@ from agents.rememr1 import COUNTS, ERRORS
 from config.errors import UserError, clean
 from report import page as report_page
 from report import plots
-from report.page import headline, write_report
+from report.headline import headline
+from report.page import write_report
 from report.published import TEN
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
 
-HOSTILE = "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> [bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"
+# for HTML, for matplotlib, for rich, for the terminal, for UTF-8
+HOSTILE = (
+    "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> "
+    "[bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"
+)
 
 
 class Page(HTMLParser):
-    """Every element closed in its place, ids once, nothing that runs or is fetched."""
+    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched."""
 
     VOID = frozenset({"meta"})
 
@@ -33,19 +40,12 @@ class Page(HTMLParser):
         self.close()
         assert self.open == []
         assert len(self.ids) == len(set(self.ids)) and set(self.refs) <= set(self.ids)
-        allowed = "html head meta title style body main h1 h2 h3 p section div figure table caption thead tbody tr th td b small details summary span ins del dl dt dd pre"
-        assert set(self.tags) <= {
-            *allowed.split(),
-            "svg",
-            "defs",
-            "g",
-            "path",
-            "use",
-            "text",
-            "clippath",
-            "rect",
-            "tspan",
-        }
+        allowed = (
+            "html head meta title style body main h1 h2 h3 p section div figure "
+            "table caption thead tbody tr th td b small details summary span ins del dl dt dd pre "
+            "svg defs g path use text clippath rect tspan"
+        )
+        assert set(self.tags) <= {*allowed.split()}
         assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
     def handle_starttag(self, tag, attributes):
@@ -77,26 +77,10 @@ class Page(HTMLParser):
 def row(
     agent="trained", question="one_fact", temperature="1.0", length=4, id="a", reward=1.0, **other
 ):
-    return (
-        dict.fromkeys(METRICS, 0.0)
-        | {
-            "agent": agent,
-            "question": question,
-            "temperature": temperature,
-            "length": length,
-            "id": id,
-            "sample": 0,
-        }
-        | {
-            "reward": reward,
-            "sub_em": reward,
-            "prediction": "x",
-            "error": "",
-            "settings": "s",
-            "task": "t",
-        }
-        | other
-    )
+    cell = dict(agent=agent, question=question, temperature=temperature, length=length)
+    graded = dict(reward=reward, sub_em=reward, prediction="x", error="")
+    origin = dict(id=id, sample=0, settings="s", task="t")
+    return dict.fromkeys(METRICS, 0.0) | cell | graded | origin | other
 
 
 def record(
@@ -105,7 +89,10 @@ def record(
     reward=1.0,
     **other,
 ):
-    """A trajectory that reads `section 1`, `section 2`, .. with these memories before each and before the answer."""
+    """Return a trajectory that reads `section 1`, `section 2`, ...
+
+    memories: before each section, and before the answer.
+    """
     turns = [
         {
             "final": i == len(memories) - 1,
@@ -166,23 +153,19 @@ CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
 
 
 def test_a_whole_report(tmp_path):
-    found = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
-    for part in (
-        "Accuracy by sections",
-        "Reward by training step",
-        "Every cell",
-        "Transcripts",
-        "Cost of one question",
-        "Settings",
-    ):
-        assert part in found.text
-    assert found.tags.count("svg") == 3  # two kinds of question and the reward
-    assert "0.900 0.70–1.00, n 10" in found.text and "0.000 0.00–0.28, n 10" in found.text
-    assert (
-        "4 sections" in found.text and "8 sections" in found.text and "16 sections" in found.text
-    )  # the curriculum
-    assert "training saw at most 16 sections" in found.text
-    assert "demo" in found.text and "lengths: [4, 8, 16]" in found.text
+    report = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
+    sections = (
+        "Accuracy by sections", "Reward by training step", "Every cell", "Paired differences",
+        "Transcripts", "Cost of one question", "All metrics", "For papers", "Settings",
+    )  # fmt: skip
+    places = [report.text.index(section) for section in sections]
+    assert places == sorted(places)
+    assert report.tags.count("svg") == 3  # two kinds of question and the reward
+    assert "0.900 0.70–1.00, n 10" in report.text and "0.000 0.00–0.28, n 10" in report.text
+    for label in ("4 sections", "8 sections", "16 sections"):  # the curriculum
+        assert label in report.text
+    assert "training saw at most 16 sections" in report.text
+    assert "demo" in report.text and "lengths: [4, 8, 16]" in report.text
     assert [*(tmp_path / "demo").glob(".*")] == []  # nothing half-written is left
 
 
@@ -214,9 +197,9 @@ def test_everything_hostile_is_text(tmp_path):
         config="a: <script>",
     )
     (folder / "summary.json").write_text(json.dumps(summarise(rows)))
-    found = Page(write_report(folder).read_text(encoding="utf-8"))
+    report = Page(write_report(folder).read_text(encoding="utf-8"))
     shown = " ".join(clean(HOSTILE).split())
-    assert found.text.count("<script>alert(") > 5 and shown in found.text
+    assert report.text.count("<script>alert(") > 5 and shown in report.text
     assert not re.search(
         "[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", write_report(folder).read_text(encoding="utf-8")
     )
@@ -224,10 +207,10 @@ def test_everything_hostile_is_text(tmp_path):
 
 
 def test_without_training_transcripts_or_settings(tmp_path):
-    found = page(tmp_path / "eval", GRID)
-    assert found.tags.count("svg") == 2 and "Every cell" in found.text
+    report = page(tmp_path / "eval", GRID)
+    assert report.tags.count("svg") == 2 and "Every cell" in report.text
     for part in ("Reward by training step", "Transcripts", "Settings", "training saw"):
-        assert part not in found.text
+        assert part not in report.text
 
 
 @pytest.mark.parametrize(
@@ -244,9 +227,9 @@ def test_without_training_transcripts_or_settings(tmp_path):
     ids=["zero accuracy", "one length", "length zero", "greedy only", "many", "gaps", "nothing"],
 )
 def test_unusual_summaries(tmp_path, rows, svgs):
-    found = page(tmp_path / "eval", rows)
-    assert found.tags.count("svg") == svgs
-    assert ("Nothing has been evaluated yet." in found.text) == (not rows)
+    report = page(tmp_path / "eval", rows)
+    assert report.tags.count("svg") == svgs
+    assert ("Nothing has been evaluated yet." in report.text) == (not rows)
 
 
 def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
@@ -267,10 +250,8 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
             float(y) for y in re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0\)', svg)
         ]
 
-    one, zero = (
-        heights(20)[4],
-        heights(0)[4],
-    )  # of a mean of 1 and of 0; drawn are two low ends, two high ends, two means
+    # of a mean of 1 and of 0; drawn are two low ends, two high ends, two means
+    one, zero = heights(20)[4], heights(0)[4]
     for right in (20, 13, 0):
         shares = [(y - zero) / (one - zero) for y in heights(right)][:6]
         low, high = bootstrap([float(i < right) for i in range(20)])
@@ -283,15 +264,22 @@ def test_colours_follow_the_page(tmp_path):
     svg = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
     assert "var(--c0)" in svg and "var(--c2)" in svg and "currentColor" in svg
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)  # nothing has a colour of its own
-    assert (
-        ">trained</text>" in svg and "stroke-dasharray" in svg
-    )  # words are words; greedy is dashed
+    assert ">trained</text>" in svg  # words are words
+    assert "stroke-dasharray" in svg  # greedy is dashed
+
+
+def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path / "eval", [row()])
+    monkeypatch.chdir(folder)
+    style = re.search("<style>(.*?)</style>", write_report(folder).read_text(), re.S)[1]
+    assert style.strip() and style == "\n" + report_page.STYLE_SHEET.read_text()
+    assert style.count("{") == style.count("}") and "</" not in style
 
 
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    assert report_page._training(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
+    assert report_page._load_rewards(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
@@ -301,36 +289,24 @@ def test_published_numbers_stand_beside_documents_only(tmp_path):
     def rows(question="hotpotqa"):
         return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
 
-    for name in (
-        "hotpotqa",
-        "questions, a/b.json",
-        "hotpotqa, a/b.json",
-    ):  # files that do not name their dataset are MemAgent's
-        found = page(tmp_path / "hqa", rows(name), unit="documents").text
-        assert (
-            "RL-MemAgent-14B published 0.836 0.820 0.844" in found
-            and f"trained, {name} 1.0 0.250" in found
-        )
-    text = page(
-        tmp_path / "hqa", rows(), unit="documents"
-    ).text  # both versions of the paper, each under its name
+    # files that do not name their data set are MemAgent's
+    for name in ("hotpotqa", "questions, a/b.json", "hotpotqa, a/b.json"):
+        text = page(tmp_path / "hqa", rows(name), unit="documents").text
+        assert "RL-MemAgent-14B published 0.836 0.820 0.844" in text
+        assert f"trained, {name} 1.0 0.250" in text
+    # both versions of the paper, each under its name
+    text = page(tmp_path / "hqa", rows(), unit="documents").text
     v1, v2 = (
         text.partition(f"2507.02259v{version}, Table {3 - version}")[2].partition("grey:")[0]
         for version in (1, 2)
     )
-    assert (
-        "RL-MemAgent-14B published 0.836 0.820 0.844" in v1
-        and "QwenLong-L1-32B" in v1
-        and "second-hand" not in v1
-    )
-    assert (
-        v2.startswith(" (second-hand") and "RL-MemAgent-14B published 0.805 0.820 0.820 0.836" in v2
-    )
-    assert "RL-MemAgent-7B published 0.812 0.812 0.820" in v2 and "QwenLong" not in v2
-    assert (
-        "ReMemR1-3B published 0.535"
-        in page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
-    )
+    assert "RL-MemAgent-14B published 0.836 0.820 0.844" in v1
+    assert "QwenLong-L1-32B" in v1 and "second-hand" not in v1
+    assert v2.startswith(" (second-hand") and "QwenLong" not in v2
+    assert "RL-MemAgent-14B published 0.805 0.820 0.820 0.836" in v2
+    assert "RL-MemAgent-7B published 0.812 0.812 0.820" in v2
+    text = page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
+    assert "ReMemR1-3B published 0.535" in text
     assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
     for name in ("triviaqa", "musique", "hotpotqa, evidence reverse 0.5"):
         assert "RL-MemAgent" not in page(tmp_path / "other", rows(name), unit="documents").text
@@ -341,17 +317,11 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
         row(question=task, length=8192, reward=0.5 + k / 20, metric="x")
         for k, task in enumerate((*TEN, "cwe"))
     ]
-    found = page(tmp_path / "ruler", rows, unit="tokens").text
-    assert (
-        "mean of the paper's ten 0.72" in found
-        and "RULER, task by length" in found
-        and "RL-MemAgent-14B published 0.975" in found
-    )
-    assert "vt, RULER's match" in found
-    assert (
-        "the trained agent answers 75 % of 11 kinds of questions right" in found
-        and "brackets" not in found
-    )
+    text = page(tmp_path / "ruler", rows, unit="tokens").text
+    assert "RULER, task by length" in text and "mean of the paper's ten 0.72" in text
+    assert "RL-MemAgent-14B published 0.975" in text and "vt, RULER's match" in text
+    assert "the trained agent answers 75 % of 11 kinds of questions right" in text
+    assert "brackets" not in text
     assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
 
 
@@ -382,34 +352,23 @@ def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_
 
 
 def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
-    def of(sample, settings, reward=1.0, **cell):
-        cell = {
-            "agent": "trained",
-            "question": "one_fact",
-            "temperature": "1.0",
-            "length": 4,
-        } | cell
-        return record(
-            sample=sample, reward=reward, question=f"sample {sample}?", cell=cell, settings=settings
-        )
+    def of(sample, settings, reward=1.0, agent="trained"):
+        cell = dict(agent=agent, question="one_fact", temperature="1.0", length=4)
+        question = f"sample {sample}?"
+        return record(sample=sample, reward=reward, question=question, cell=cell, settings=settings)
 
-    folder = folder_of(
-        tmp_path / "eval",
-        [row()],
-        records=[of(0, "s"), of(1, "old"), of(0, "s"), record(question="no settings?")],
-    )
+    records = [of(0, "s"), of(1, "old"), of(0, "s"), record(question="no settings?")]
+    folder = folder_of(tmp_path / "eval", [row()], records=records)
     with (folder / "transcripts.jsonl").open("a") as file:
         file.write('{"id": "torn')
     text = Page(write_report(folder).read_text()).text
     assert text.count("sample 0?") == 1 and "sample 1?" not in text and "no settings?" in text
-    many = [
-        of(i, "s", float(i % 20 > 0), agent=("trained", "untrained")[i % 2]) for i in range(100)
-    ]
-    text = Page(write_report(folder_of(tmp_path / "many", [row()], records=many)).read_text()).text
+    agents = ("trained", "untrained")
+    many = [of(i, "s", float(i % 20 > 0), agents[i % 2]) for i in range(100)]
+    text = page(tmp_path / "many", [row()], records=many).text
     assert len(re.findall(r"sample \d+\?", text)) == 10
-    assert (
-        len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "untrained, one_fact" in text
-    )  # of every sort some
+    # some of every kind
+    assert len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "untrained, one_fact" in text
 
 
 @pytest.mark.parametrize(
@@ -434,24 +393,23 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
 
 
 def test_the_headline_is_computed_from_the_numbers():
-    alone = [
-        row("trained", "two_hop_reverse", length=4)
-    ]  # what nobody else was asked is no comparison
-    assert (
-        headline(summarise([*GRID, *alone]), 16)
-        == headline(summarise(GRID), 16)
-        == (
-            "At 64 sections the trained agent answers 90 % [70, 100] of the one_fact and 90 % [70, 100] of the two_hop questions right; "
-            "untrained: 10 % and 10 %; full: 0 % and 0 % (95 % intervals in brackets, n = 10 questions, temperature 1.0, "
-            "training saw at most 16 sections)."
-        )
+    expected = (
+        "At 64 sections the trained agent answers 90 % [70, 100] of the one_fact and "
+        "90 % [70, 100] of the two_hop questions right; "
+        "untrained: 10 % and 10 %; full: 0 % and 0 % (95 % intervals in brackets, "
+        "n = 10 questions, temperature 1.0, training saw at most 16 sections)."
     )
+    assert headline(summarise(GRID), 16) == expected
+    # a question that no other agent was asked is no comparison
+    alone = [row("trained", "two_hop_reverse", length=4)]
+    assert headline(summarise([*GRID, *alone]), 16) == expected
     rows = [
         row("bm25", length=50, temperature="0.0", reward=0.0),
         row("memagent", length=200, temperature="0.0"),
     ]
     assert headline(summarise(rows, "documents"), 16) == (
-        "At 50 documents the bm25 agent answers 0 % [0, 79] of the one_fact questions right; memagent: not asked "
+        "At 50 documents the bm25 agent answers 0 % [0, 79] of the one_fact questions right; "
+        "memagent: not asked "
         "(95 % intervals in brackets, n = 1 questions, temperature 0.0)."
     )
 
@@ -468,9 +426,8 @@ def test_the_difference_holds_both_texts(before, after):
 
 
 def test_sections_that_change_nothing_are_left_out_and_counted():
-    memories = (
-        ["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10
-    )  # 100 sections, changes at 10 and 91
+    # 100 sections, changes at 10 and 91
+    memories = ["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10
     steps = steps_of(record(memories))
     assert [s if isinstance(s, str) else s.number for s in steps] == [
         1,
@@ -486,19 +443,10 @@ def test_sections_that_change_nothing_are_left_out_and_counted():
 
 def test_of_many_changes_the_middle_is_left_out():
     steps = steps_of(record([f"memory {i}" for i in range(101)]), most=6)
-    assert [s if isinstance(s, str) else s.number for s in steps] == [
-        1,
-        2,
-        3,
-        "94 sections left out",
-        98,
-        99,
-        100,
-    ]
+    numbers = [s if isinstance(s, str) else s.number for s in steps]
+    assert numbers == [1, 2, 3, "94 sections left out", 98, 99, 100]
     assert [s.number for s in steps_of(record(["x"] * 3))] == [1, 2]
-    assert [s if isinstance(s, str) else s.number for s in steps_of(record(["x"] * 4))][
-        1
-    ] == "1 section left out: the memory stayed as it was"
+    assert steps_of(record(["x"] * 4))[1] == "1 section left out: the memory stayed as it was"
 
 
 def test_a_failed_turn_leaves_the_memory_as_it_was():
@@ -546,7 +494,10 @@ def test_a_trajectory_in_the_terminal():
 
 
 def looking_back(**other):
-    """Six sections; after the third the policy looks back for Otto and is shown what stood after the first, without an answer at the end."""
+    """Return a trajectory of six sections that looks back for Otto after the third.
+
+    It is shown the memory after the first section. There is no answer at the end.
+    """
     r = record(memories=("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima."), **other)
     nothing = {"text": "", "query": "", "from": [], "score": 0.0}
     for turn in r["turns"]:
@@ -576,8 +527,10 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
     for words in (
         "looks for who is Otto?",
         "nothing found for 'who is Otto?'",
-        "recalled Otto reached Lima. written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
-        "recalled for the answer Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+        "recalled Otto reached Lima. written after section 1, "
+        "found for 'who is Otto?' (score 0.25), holds the answer",
+        "recalled for the answer Ida left. written after section 2, 3, "
+        "found for 'Ida' (score 1.00), without evidence",
         "cut at its limit, multi update, stray tag",
         "section 6 of 6 section 6. before Ida left. after Lima. looks for Ida",
         "1 section left out: the memory stayed as it was",
@@ -587,7 +540,8 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
     for words in (
         "looks for who is Otto?",
         "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
-        "recalled Ida left. written after section 2, 3, found for 'Ida' (score 1.00), without evidence",
+        "recalled Ida left. written after section 2, 3, "
+        "found for 'Ida' (score 1.00), without evidence",
     ):
         assert words in page_.text, words
     of_yes = record(answers=["yes"])
@@ -644,27 +598,24 @@ def test_a_table_says_how_agents_looked_back(tmp_path):
     ]
     text = page(tmp_path / "a", rows).text
     assert "Looking back" in text and "no update 3, stray tag 6" in text
-    cells = "0.25 5 of 20 0.40 2 of 5 1.00 1 of 1 0.67 2 of 3 3.0 1.00 2 of 2 0.20 1 of 5 1.00 n 1 0.00 n 1"
-    assert cells in text  # in the order of the head
+    # in the order of the head
+    cells = (
+        "0.25 5 of 20 0.40 2 of 5 1.00 1 of 1 0.67 2 of 3 3.0 1.00 2 of 2 0.20 1 of 5 "
+        "1.00 n 1 0.00 n 1"
+    )
+    assert cells in text
     assert "Looking back" not in page(tmp_path / "b", [row("other")]).text
 
 
 def test_nothing_in_a_document_steers_the_terminal():
-    bad = record(
-        ("none", HOSTILE, HOSTILE),
-        HOSTILE,
-        question=HOSTILE,
-        answers=[HOSTILE],
-        error=HOSTILE,
-        id=HOSTILE,
-    )
+    fields = dict(question=HOSTILE, answers=[HOSTILE], error=HOSTILE, id=HOSTILE)
+    bad = record(("none", HOSTILE, HOSTILE), HOSTILE, **fields)
     bad["turns"][0]["section"] = HOSTILE
     console = Console(width=10000, file=io.StringIO(), force_terminal=False)
     console.print(render_trajectory(bad))
     text = console.file.getvalue()
-    assert (
-        text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
-    )  # markup stands there as it is, control characters do not
+    # markup stands there as it is, control characters do not
+    assert text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
 
 
@@ -678,7 +629,7 @@ def test_long_sections_and_whole_documents_are_clipped():
 
 
 def growth_of(document_tokens, seconds):
-    made = []
+    records = []
     for agent, question, temperature in itertools.product(
         ("trained", "full"), ("one", "two"), ("1.0", "0.0")
     ):
@@ -690,48 +641,28 @@ def growth_of(document_tokens, seconds):
             strict=True,
         )
         for length, s, mib, tokens in values:
-            cell = {
-                "agent": agent,
-                "question": question,
-                "temperature": temperature,
-                "length": length,
-            }
-            made.append(cell | {"seconds": s, "mib": mib, "document_tokens": tokens})
-    return plots.growth({"cells": made})
+            cell = dict(agent=agent, question=question, temperature=temperature, length=length)
+            records.append(cell | {"seconds": s, "mib": mib, "document_tokens": tokens})
+    return plots.growth({"cells": records})
 
 
 def test_growth_has_a_line_for_each_agent_kind_and_temperature_and_numbers_on_its_axes():
     def seconds(agent, question, temperature):
-        return [
-            n * (1 + (agent == "full") + 2 * (question == "two") + 4 * (temperature == "0.0"))
-            for n in (1, 4, 300)
-        ]
+        factor = 1 + (agent == "full") + 2 * (question == "two") + 4 * (temperature == "0.0")
+        return [n * factor for n in (1, 4, 300)]
 
     svg = growth_of((900, 2000, 300_000), seconds)
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert not any("$" in label or "\\" in label for label in labels)
-    assert {
-        "1,000",
-        "10,000",
-        "100,000",
-        "10",
-        "100",
-        "trained",
-        "full",
-        "one",
-        "two",
-        "greedy",
-        "proportional",
-    } <= {*labels}
-    assert [
-        label for label in labels if re.fullmatch("4[0-9]0", label)
-    ]  # less than a power of ten: the ticks between
+    assert {"10", "100", "1,000", "10,000", "100,000"} <= {*labels}
+    assert {"trained", "full", "one", "two", "greedy", "proportional"} <= {*labels}
+    # less than a power of ten: the ticks between
+    assert [label for label in labels if re.fullmatch("4[0-9]0", label)]
     first = svg[: svg.index("</svg>")]
     paths = re.findall(r'<path d="(M [^"Z]*)" clip-path', first)
-    drawn = [path for path in paths if path.count("L") == 2]
-    assert (
-        len(drawn) == 8 and len({*drawn}) == 8
-    )  # agents x kinds x temperatures, each of its own three lengths
+    # agents x kinds x temperatures, each of its own three lengths
+    lines = [path for path in paths if path.count("L") == 2]
+    assert len(lines) == 8 and len({*lines}) == 8
     assert growth_of((900, 950, 990), seconds)
 
 
@@ -758,30 +689,20 @@ def shown_of(record):
     ],
 )
 def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
-    one = (
-        record(answer=answer, reward=float(kept), form=form)
-        if form
-        else record(answer=answer, reward=float(kept))
-    )  # an older one
+    fields = {"form": form} if form else {}  # older records have none
+    one = record(answer=answer, reward=float(kept), **fields)
     shown = shown_of(one)
     assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
-    words = " ".join(
-        page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[one]).words
-    )
+    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[one]).words)
     assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
 
 
 def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
     hot = record(step=39, temperature=2.2)
-    assert "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:" in shown_of(
-        hot
-    )
-    assert (
-        sampled(record(temperature=0.0)) == "greedy"
-        and sampled(record(temperature=1.0)) == "sampled at temperature 1"
-    )
+    line = "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:"
+    assert line in shown_of(hot)
+    assert sampled(record(temperature=0.0)) == "greedy"
+    assert sampled(record(temperature=1.0)) == "sampled at temperature 1"
     assert sampled(record()) == ""  # an older one
-    words = " ".join(
-        page(tmp_path / "r", [row("trained", "one_fact", "1.0", 4, 0, 1.0)], records=[hot]).words
-    )
+    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[hot]).words)
     assert "training step 39, sampled at temperature 2.2" in words

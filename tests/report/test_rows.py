@@ -67,8 +67,8 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from report.rows import Rows
 file = Rows(Path(sys.argv[1]))
-held = [name for name in sys.argv[3:] if file.claim(name)]
-print(*held, flush=True)
+claimed = [name for name in sys.argv[3:] if file.claim(name)]
+print(*claimed, flush=True)
 sys.stdin.readline()
 """
 ROOT = str(Path(__file__).parents[2])
@@ -86,15 +86,15 @@ def child(path, *names):
 
 def test_a_row_is_claimed_by_one_process_and_free_when_that_ends_however(tmp_path):
     path = tmp_path / "rows"
-    process, held = child(path, "a", "b")
-    assert held == ["a", "b"]
+    process, claimed = child(path, "a", "b")
+    assert claimed == ["a", "b"]
     with Rows(path) as file:
         assert not file.claim("a") and file.claim("c") and not file.claim("b")
-        other, held = child(path, "b", "c", "d")
-        assert held == ["d"]
+        other, claimed = child(path, "b", "c", "d")
+        assert claimed == ["d"]
         file.release("c")
-        third, held = child(path, "c")
-        assert held == ["c"]
+        third, claimed = child(path, "c")
+        assert claimed == ["c"]
         for each in (process, other, third):
             each.kill()
             each.wait()
