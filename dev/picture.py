@@ -2,8 +2,8 @@
 
 Holds: accuracy by document length of the trained policy, the untrained one and the full context,
 with 95 % bands. Leaves out: the plots of a report (report/plots.py), measuring.
-Exercise it: `python cli.py demo --name picture`, then `python dev/picture.py runs/picture`, from the
-repository's root. Read next: report/plots.py.
+Exercise it: `python cli.py demo --name picture`, then `python -m dev.picture runs/picture`.
+Read next: report/plots.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 import yaml
 
 from report.plots import STYLE
 
+ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/accuracy.svg"
 INK, LINE, PAGE = "#1c1e21", "#c9cdd2", "#ffffff"
 SERIES = {  # agent -> label, colour, marker
