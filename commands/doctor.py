@@ -1,6 +1,6 @@
 """What is installed, what of it can be used here, and what to do about the rest.
 
-Holds: `look` (findings as values) and `show`. Leaves out: repairs. Exercise it: `python cli.py doctor`. Read next: README, section Engines.
+Holds: `look` (findings as values) and `show`. Leaves out: repairs. Exercise it: `python cli.py doctor`. Read next: docs/engines.md.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def train(
         raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
     if run.num_nodes > 1 and not ranks.launched():
         raise UserError(
-            f"On {run.num_nodes} machines torchrun starts the command, on each of them (README, section Engines)."
+            f"On {run.num_nodes} machines torchrun starts the command, on each of them (docs/engines.md)."
         )
     name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     run = replace(run, name=name, agent=agent.name or run.agent)

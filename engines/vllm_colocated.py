@@ -103,7 +103,7 @@ def import_vllm():
             import vllm
     except ImportError as error:
         raise UserError(
-            f"The engine vllm is not installed ({error}); README, section Engines, says how."
+            f"The engine vllm is not installed ({error}); docs/engines.md says how."
         ) from error
     if not torch.cuda.is_available():
         import vllm._custom_ops

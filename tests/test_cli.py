@@ -6,7 +6,7 @@ import json
 import os
 import re
 import resource
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import cell_of, parts_of
+from test_front_page import blocks, commands
 from typer.testing import CliRunner
 
 import cli
@@ -699,7 +700,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
 
 
-def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
+def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
     """In their order, each with small numbers on top, on files of the names and forms that it speaks of."""
     monkeypatch.chdir(tmp_path)
     questions = [
@@ -729,32 +730,26 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"^ *make (\w+)", text, re.M):
-        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
-    lines = re.findall(r"^ *python cli\.py (.+)$", text, re.M)
-    demos = [
-        line for line in lines if line.startswith("demo ")
-    ]  # that they run is the test of their short forms
-    assert (
-        any("demo --long" in line for line in demos)
-        and "demo --agent rememr1" in demos
-        and "--long" in run("demo", "--help")
-    )
-    lines = [line for line in lines if line not in demos]
-    assert {name for name in SMALL for line in lines if line.startswith(name)} == SMALL.keys()
-    for line in lines:
-        words = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(EMBEDDED)), comments=True)
+    shutil.copytree(
+        EMBEDDED, "runs/demo/model"
+    )  # the demo's policy; `make demo` has a test of its own
+    engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+    (of_a_run, *_) = blocks(engines, "bash")
+    text = of_a_run + (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [words for words in commands(text) if "my_agent.py" not in words]
+    assert {name for name in SMALL for words in lines if " ".join(words).startswith(name)} == {
+        *SMALL
+    }
+    for words in lines:
+        words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
         name = " ".join(words[: 1 + (words[0] == "data")])
         small = (
             [] if "--resume" in words else SMALL[name].split()
         )  # a run is resumed with its own settings
-        out = run(*words, *small)
-        assert out.strip(), line
+        assert run(*words, *small).strip(), words
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    shown = next(shlex.split(line, comments=True) for line in lines if line.startswith("show"))
-    trained = next(shlex.split(line, comments=True) for line in lines if line.startswith("train"))
+    shown, trained = (next(w for w in lines if w[0] == name) for name in ("show", "train"))
     assert (
         shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
     )  # of a step that there is without the small numbers

@@ -1,0 +1,231 @@
+"""README.md, CONTRIBUTING.md and docs/: size, commands, links, figures, the agents they show."""
+
+import csv
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import typer
+
+import cli
+import memagent
+from dev import picture
+from report.summary import wilson
+
+ROOT = Path(__file__).parent.parent
+README, CONTRIBUTING, LOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "dev/LOG.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, CONTRIBUTING, *DOCS]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+MODULES = ["memagent", "memory", "data", "rollout", "grpo", "eval", "cli"]
+# files that a page speaks of and this repository does not have: a user's, and forbidden names
+ELSEWHERE = {"my_agent.py", "update.txt", "final.txt", "full.txt"}
+ELSEWHERE |= {"__init__.py", "vllm.py", "transformers.py", "datasets.py"}
+
+needs_agent_class = pytest.mark.skipif(
+    not (inspect.isclass(memagent.Agent) and hasattr(memagent.Agent, "turn_rewards")),
+    reason="memagent.Agent is not a class yet: --agent takes no file",
+)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words after `cli.py` of every command in a text, in order, comments left out.
+
+    >>> commands("`python cli.py doctor`, then `cli.py train \\\\\\n  --steps 3`")
+    [['doctor'], ['train', '--steps', '3']]
+    """
+    lines = re.findall(r"\bcli\.py ([^`\n]+)", text.replace("\\\n", " "))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of code in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def rows(text: str, columns: int) -> dict[str, list[str]]:
+    """Return the rows of the first table with so many columns: first cell -> the others."""
+    out: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == columns:
+            out[cells[0]] = cells[1:]
+        elif out:
+            break
+    return out
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_front_page_takes_five_minutes():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert not [line for line in lines if len(line) > 100]
+
+
+@pytest.mark.parametrize("page", [CONTRIBUTING, *DOCS, *RECIPES], ids=lambda page: page.name)
+def test_a_page_has_100_columns_but_for_its_tables(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if len(line) > 100 and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
+def test_every_command_of_a_page_exists_with_its_flags(page):
+    text = page.read_text(encoding="utf-8")
+    for words in commands(text):
+        command = typer.main.get_command(cli.app)
+        while hasattr(command, "commands"):
+            name, *words = words
+            command = command.commands[name]
+        command.make_context(name, words)  # raises at an unknown flag or a missing argument
+    for target in re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"^    .*$|`.*?`", text))):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, LOG], ids=lambda page: page.name)
+def test_the_links_of_a_page_resolve(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_are_there(page):
+    names = set(re.findall(r"`([\w./-]+\.(?:py|yaml|txt))`", page.read_text(encoding="utf-8")))
+    assert not {name for name in names - ELSEWHERE if not (ROOT / name).exists()}
+
+
+def test_the_front_page_names_the_seven_modules_in_reading_order():
+    text = README.read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)\.py`", text[text.index("## Read the code") :])
+    assert named == MODULES == [name for name in named if (ROOT / f"{name}.py").exists()]
+    assert {path.stem for path in ROOT.glob("*.py")} == {*MODULES}
+    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"bench"}
+    assert all(f"`{room}`" in text for room in rooms)
+
+
+def test_the_table_of_the_front_page_pools_the_three_seeds_of_the_results():
+    """Mean, and Wilson's interval over the questions of all three seeds, to two digits."""
+
+    def short(x: float) -> str:
+        return f"{x:.2f}".removeprefix("0")
+
+    front = rows(README.read_text(encoding="utf-8"), columns=4)
+    results = rows((ROOT / "docs/results.md").read_text(encoding="utf-8"), columns=6)
+    agents = ("trained", "untrained", "full context")
+    n = [cell.split(" / ") for cell in results[f"n, {' / '.join(agents)}"]]
+    lengths = [results["sections"].index(length) for length in ("4", "64", "1,024")]
+    names = [f"{facts}, {agent}" for facts in ("one fact", "two facts") for agent in agents]
+    assert [*front][2:] == names
+    for name in names:
+        for cell, k in zip(front[name], lengths, strict=True):
+            asked = int(n[k][agents.index(name.split(", ")[1])])
+            means = [round(float(seed) * asked) / asked for seed in results[name][k].split()]
+            mean = fmean(means)
+            low, high = wilson(mean, len(means) * asked)
+            assert cell == f"{short(mean)} ({short(low)}-{short(high)})", name
+
+
+def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
+    file = ROOT / "docs/accuracy.svg"
+    assert file.stat().st_size < 300 * 2**10
+    assert f"](docs/{file.name})" in README.read_text(encoding="utf-8")
+    for svg in (file.read_text(encoding="utf-8"), drawn := draw()):
+        ET.fromstring(svg)
+        assert f"fill: {picture.PAGE}" in svg  # it brings its own background
+        assert all(colour in svg for _, colour, _ in picture.SERIES.values())
+    assert drawn == draw()
+
+
+def draw() -> str:
+    cells = [
+        {"agent": agent, "question": question, "temperature": t, "length": length}
+        | {"mean": 0.5, "low": 0.4, "high": 0.6}
+        for agent in picture.SERIES
+        for question in picture.PANELS
+        for length in (4, 64)
+        for t in ("1.0", "0.0")
+    ]
+    return picture.picture({"cells": cells}, (2, 4))
+
+
+# ---------------------------------------------------------------- agents of one's own
+
+SMALL = "--chunk-tokens 30 --memory-tokens 8 --final-tokens 8"
+
+
+def run(folder: Path, *words: str) -> str:
+    """Run a command in a process of its own: an agent's flags are known once its file is read."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "cli.py", *words], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def own_agent() -> str:
+    """Return the agent that the front page writes: its block of code that imports something."""
+    (block,) = [
+        block
+        for block in blocks(README.read_text(encoding="utf-8"), "python")
+        if block.startswith("from memagent import")
+    ]
+    return block
+
+
+def test_the_own_agent_of_the_front_page_is_short_and_compiles():
+    assert len(own_agent().splitlines()) <= 15
+    compile(own_agent(), "my_agent.py", "exec")
+
+
+@needs_agent_class
+def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
+    (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
+    run(tmp_path, *shlex.split(f"ask notes.txt 'Where is Anna?' --agent my_agent.py {SMALL}"))
+    (words,) = [
+        words for words in commands(README.read_text(encoding="utf-8")) if "my_agent.py" in words
+    ]
+    small = f"--name own --tasks-per-step 2 --group-size 2 --lengths 2 {SMALL}".split()
+    run(tmp_path, *words, *small)
+    with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == int(words[words.index("--steps") + 1])
+
+
+@needs_agent_class
+def test_the_example_is_a_complete_agent(tmp_path):
+    """Its setting is a flag, its count a column, and its turns have rewards of their own."""
+    path = str(ROOT / "examples/own_agent.py")
+    wide = run(tmp_path, "train", "--agent", path, "--help")
+    assert "--focus" in wide and "--short-tokens" in wide
+    small = f"--steps 2 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
+    run(tmp_path, "train", "--agent", path, "--name", "own", *small.split())
+    with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    assert len(steps) == 2 and all(0 <= float(step["notes_empty"]) <= 1 for step in steps)
+    assert "about places" in run(tmp_path, "show", "runs/own") or "places" in (
+        tmp_path / "runs/own/config.yaml"
+    ).read_text(encoding="utf-8")
+    asked = f"eval --agents {path},full --lengths 2 --n 2 --temperatures 0 --name own-eval {SMALL}"
+    run(tmp_path, *shlex.split(asked))
+    assert (tmp_path / "runs/own-eval/report.html").exists()
+
+
+def test_the_example_compiles_and_says_how_to_run_it():
+    source = (ROOT / "examples/own_agent.py").read_text(encoding="utf-8")
+    compile(source, "own_agent.py", "exec")
+    about = textwrap.dedent(source[: source.index("from __future__")])
+    assert [words[0] for words in commands(about)] == ["ask", "train", "eval"]
