@@ -14,14 +14,14 @@ from config.errors import UserError
 from config.options import EMBEDDED
 from embedded import tiny
 from engines import hf
-from engines.hf import TransformersEngine, draw, uniform_of
+from engines.hf import TransformersEngine, draw, uniforms
 from memagent import AgentConfig, Finish, Prompt, memagent
 from models.load import load_model
 from rollout import Sampling, follow, rollout
 from tasks import worlds
-from tokens.attention import minus_inf, sdpa
+from tokens.attention import additive_mask, sdpa
 from tokens.codec import Codec, Text
-from tokens.trie import build as build_trie
+from tokens.trie import build_trie
 
 CONFIG = tiny.AGENT
 
@@ -177,7 +177,7 @@ def test_a_group_prefills_what_it_shares_once(codec, policy, layout, in_flight, 
 
 
 def test_the_last_layer_is_computed_where_something_is_sampled(codec, policy, monkeypatch):
-    monkeypatch.setattr(hf, "DRAFT", 0)
+    monkeypatch.setattr(hf, "MAX_DRAFT", 0)
     engine = TransformersEngine(policy, codec)
     seen = {name: [] for name in ("first", "last")}
     for name, layer in zip(seen, policy.model.layers, strict=True):
@@ -271,7 +271,7 @@ def test_whatever_is_shared_copied_or_thrown_out_the_numbers_are_the_same(
         policy, codec, max_rows=rows, max_cache_tokens=cache, max_prefill_tokens=prefill
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engines.hf.REUSE", reuse)
+        patch.setattr("engines.hf.MIN_REUSE", reuse)
         waiting = [*prompts, *prompts[::2]]
         turns, in_flight = [], 0
         while waiting or in_flight:
@@ -396,7 +396,7 @@ def test_models_that_it_computes_rightly(codec, kind, other):
 def test_draw_follows_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(4000, 4)
     ones = torch.ones(4000)
-    uniform = torch.from_numpy(uniform_of(np.arange(4000, dtype=np.uint64), np.zeros(4000, int)))
+    uniform = torch.from_numpy(uniforms(np.arange(4000, dtype=np.uint64), np.zeros(4000, int)))
 
     def shares(temperature=1.0, top_p=1.0, top_k=0):
         ids, logp = draw(logits, ones * temperature, ones * top_p, (ones * top_k).long(), uniform)
@@ -422,10 +422,10 @@ def test_draw_follows_the_distribution():
 
 def test_uniform_is_uniform_and_a_function_of_its_arguments():
     seeds, position = np.arange(10000, dtype=np.uint64), np.zeros(10000, int)
-    u = uniform_of(seeds, position)
-    assert (u == uniform_of(seeds, position)).all() and 0 <= u.min() and u.max() < 1
+    u = uniforms(seeds, position)
+    assert (u == uniforms(seeds, position)).all() and 0 <= u.min() and u.max() < 1
     assert abs(u.mean() - 0.5) < 0.02 and abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.05
-    assert abs(np.corrcoef(u, uniform_of(seeds, position + 1))[0, 1]) < 0.05
+    assert abs(np.corrcoef(u, uniforms(seeds, position + 1))[0, 1]) < 0.05
 
 
 def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
@@ -472,7 +472,7 @@ def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, te
     policy, codec = load_model(EMBEDDED, device="cpu"), Codec.load(EMBEDDED)
 
     def read(most):
-        monkeypatch.setattr(hf, "DRAFT", most)
+        monkeypatch.setattr(hf, "MAX_DRAFT", most)
         engine, passes = TransformersEngine(policy, codec), []
         monkeypatch.setattr(
             engine, "_run", lambda parts, run=engine._run: passes.append(1) or run(parts)
@@ -523,7 +523,7 @@ def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch)
     assert (
         turn.response_ids == [8, 7, eos]
         and turn.finish == "stop"
-        and engine._held[0] == [*range(10, 20), 8, 7]
+        and engine._cached[0] == [*range(10, 20), 8, 7]
     )
     engine.add(Prompt(((Text("x", range(10, 20)), False),), 2))
     while not (done := engine.step()):
@@ -534,7 +534,10 @@ def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_few_queries_of_grouped_heads_see_what_the_librarys_attention_sees(kv_heads):
     torch.manual_seed(0)
-    query, mask = torch.randn(3, 4, 5, 8), minus_inf(torch.rand(3, 1, 5, 11) > 0.3, torch.float32)
+    query, mask = (
+        torch.randn(3, 4, 5, 8),
+        additive_mask(torch.rand(3, 1, 5, 11) > 0.3, torch.float32),
+    )
     mask[..., 0] = 0
     key, value = torch.randn(2, 3, kv_heads, 20, 8)[
         :, :, :, :11

@@ -11,7 +11,7 @@ from config.errors import UserError
 from config.options import EMBEDDED
 from data import score, strip_thinking
 from embedded import tiny
-from tokens.codec import Characters, Codec, Recent, Text
+from tokens.codec import Characters, Codec, LRUCache, Text
 
 CODEC = Codec(tiny.make_tokenizer())
 
@@ -256,7 +256,7 @@ def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(make, text, monkey
 
 
 def test_recent_results_keep_to_their_budget():
-    recent, made = Recent(10), []
+    recent, made = LRUCache(10), []
 
     def get(key, n):
         return recent.get((key,), lambda: made.append(key) or "x" * n, len)
@@ -273,7 +273,7 @@ def test_recent_results_keep_to_their_budget():
         ("b", 4),
     ):
         assert len(get(key, n)) == n
-        assert recent.tokens == sum(n for n, _ in recent.kept.values()) <= 10
+        assert recent.tokens == sum(n for n, _ in recent.entries.values()) <= 10
     assert made == ["a", "b", "c", "b", "long", "long"]
 
 
