@@ -58,7 +58,7 @@ from tokens.trie import (
     common_prefix,
     make_buckets,
     output_rows,
-    split,
+    split_into_tries,
 )
 
 MIN_REUSE = 16
@@ -494,7 +494,7 @@ class TransformersEngine:
         else:  # no room for every finished turn that could be copied from: the latest stay
             latest = [*self._free][::-1][: rows - len(active)]
             self._arrange(active + latest, rows, width)
-        batches = split([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
+        batches = split_into_tries([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
         return (([chosen[i] for i in index], trie) for index, trie in batches)
 
     def _choose(self, n_active: int) -> tuple[list[_Request], int]:

@@ -1,6 +1,6 @@
 """Attention of the token trie: a packed row goes through a model of transformers, exactly.
 
-Holds: `forward` (a packed row through a model, with an attention of our own), `Attention`,
+Holds: `forward` (a packed row through a model, with an attention of our own), `TrieAttention`,
 `hidden_states`, `sdpa`, `dense_mask`, `block_mask`. Leaves out: the tree (tokens/trie.py), which
 tokens are trained and with what weight (grpo.py), the key/value cache (engines/hf.py).
 Exercise it: `pytest tests/tokens/test_trie.py`. Read next: engines/hf.py.
@@ -108,7 +108,7 @@ def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
     Every token is computed once. Differentiable.
     """
     device = model.device
-    attend = Attention(trie, cost or Cost.of(model), device, model.dtype)
+    attend = TrieAttention(trie, cost or Cost.of(model), device, model.dtype)
     ids, depth = (
         torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
         for x in (trie.ids, trie.depth())
@@ -230,7 +230,7 @@ class _TrieBucket:
     real: torch.Tensor | None  # [n] which of the S * L are tokens; None: all
 
 
-class Attention:
+class TrieAttention:
     """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
     On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:

@@ -1,6 +1,6 @@
 """The prefix tree of a batch: token sequences in one row, so that no prefix is computed twice.
 
-Holds: `Segment`, `Trie`, `build_trie`, `split` (trees of a token budget), `Cost`,
+Holds: `Segment`, `Trie`, `build_trie`, `split_into_tries` (trees of a token budget), `Cost`,
 `Bucket`, `make_buckets`. Leaves out: the attention of that tree (tokens/attention.py), which tokens
 are trained and with what weight (grpo.py).
 Exercise it: `pytest tests/tokens/test_trie.py`. Read next: tokens/attention.py.
@@ -283,7 +283,7 @@ def cheapest_trie(
     return min((all_shared, *some_and_none), key=cost)
 
 
-def split(
+def split_into_tries(
     sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None = None
 ) -> Iterator[tuple[list[int], Trie]]:
     """Yield tries of at most `max_tokens` tokens, each with the indices of its sequences.

@@ -20,7 +20,7 @@ from tokens.trie import (
     cheapest_trie,
     common_prefix,
     make_buckets,
-    split,
+    split_into_tries,
 )
 
 token = st.integers(2, 4)  # few, so that much is shared
@@ -57,7 +57,7 @@ def test_a_run_is_shared_where_it_pays_and_nothing_is_lost(rows, min_saved):
 @given(sequences, st.integers(1, 40))
 def test_split_keeps_to_its_budget(rows, budget):
     seen = []
-    for index, trie in split(rows, budget):
+    for index, trie in split_into_tries(rows, budget):
         seen += index
         assert len(trie) <= budget or len(index) == 1
         for k, i in enumerate(index):
@@ -70,13 +70,13 @@ def test_split_cuts_between_groups_and_not_within():
         [[*range(100 * g, 100 * g + 60), 5, k, *range(20)] for k in range(4)] for g in range(5)
     ]  # 61 + 4 * 21 tokens each
     rows = [row for group in groups for row in group]
-    tries = list(split(rows, 230))
+    tries = list(split_into_tries(rows, 230))
     assert [len(trie) for _, trie in tries] == [145] * 5
     members = [[4 * g + k for k in range(4)] for g in range(5)]
     assert [sorted(index) for index, _ in tries] == members
-    assert [len(trie) for _, trie in split(rows, 300)] == [290, 290, 145]
+    assert [len(trie) for _, trie in split_into_tries(rows, 300)] == [290, 290, 145]
     # a group that does not fit is cut after all
-    assert [len(index) for index, _ in split(rows, 110)] == [2] * 10
+    assert [len(index) for index, _ in split_into_tries(rows, 110)] == [2] * 10
 
 
 @given(st.lists(token, max_size=9), st.lists(token, max_size=9))
