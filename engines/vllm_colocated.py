@@ -60,7 +60,7 @@ def preserve_rng() -> Iterator[None]:
 
 
 @contextmanager
-def undone() -> Iterator[None]:
+def preserve_process() -> Iterator[None]:
     """Restore what vLLM changes for the whole process: random states, threads, environment.
 
     Its own variables (VLLM_...) stay: it reads them again later.
@@ -105,7 +105,7 @@ def import_vllm():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
-        with undone(), warnings.catch_warnings():
+        with preserve_process(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about vLLM's internals
             import vllm
     except ImportError as error:
@@ -120,7 +120,7 @@ def import_vllm():
     return vllm
 
 
-def check(sleep: str, lora_rank: int) -> None:
+def check_settings(sleep: str, lora_rank: int) -> None:
     """Raise a UserError for a sleep level or an adapter rank that the engine does not support."""
     if sleep not in SLEEP:
         raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
@@ -171,7 +171,7 @@ class ColocatedEngine:
         sleep: str = "never",
         **options,
     ):
-        check(sleep, lora_rank)
+        check_settings(sleep, lora_rank)
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.level, self.dtype = sleep, getattr(torch, dtype)
         if ColocatedEngine._open is not None:
@@ -191,7 +191,7 @@ class ColocatedEngine:
             "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
         }
         settings |= self._fixed_settings() | options
-        with undone():
+        with preserve_process():
             self._engine = vllm.LLM(str(model), **settings).llm_engine
         ColocatedEngine._open = self
         self._adapter: object | None = None
