@@ -150,7 +150,7 @@ def fill(job: Job) -> list[dict]:
     import torch
 
     from agents.baselines import AGENTS
-    from engines.sharing import together
+    from engines.sharing import share_engine
     from eval import evaluate
     from rollout import Sampling
 
@@ -181,7 +181,7 @@ def fill(job: Job) -> list[dict]:
             n_records=2 * len(job.kinds),
         )
 
-    rows = together(engine, [partial(ask, *asked) for asked in job.asks])
+    rows = share_engine(engine, [partial(ask, *asked) for asked in job.asks])
     return [row | {"trained": job.trained} for some in rows for row in some]
 
 

@@ -1,6 +1,6 @@
 """Several evaluations on one engine, in a fixed order.
 
-Holds: `together`. Leaves out: the evaluation (eval.py).
+Holds: `share_engine`. Leaves out: the evaluation (eval.py).
 Exercise it: `python cli.py demo --short`. Read next: eval.py.
 """
 
@@ -26,8 +26,8 @@ class _Seat:
 
     The function has a thread of its own, which runs only between `turn` and its next `step`:
 
-        together    turn() ── waits ────────────── engine.step() ── turn() ── ..
-        function           └─ add(), add(), step() ─── waits ───────────── └─ ..
+        share_engine    turn()   waits                 engine.step()   turn()   waits
+        the function    waits    add() add() step()    waits           waits    add() ..
     """
 
     def __init__(self, engine: Engine, work: Callable[[Engine], object]):
@@ -46,7 +46,7 @@ class _Seat:
         try:
             self._wait()
             self.result = work(self)
-        except BaseException as error:  # the thread's last frame: `together` raises it again
+        except BaseException as error:  # the thread's last frame: raised again by `share_engine`
             self.error = error
         finally:
             self.over = True
@@ -79,7 +79,7 @@ class _Seat:
     def close(self) -> None: ...
 
 
-def together(engine: Engine, works: Sequence[Callable[[Engine], T]]) -> list[T]:
+def share_engine(engine: Engine, works: Sequence[Callable[[Engine], T]]) -> list[T]:
     """Run functions that each drive an engine, side by side on one; return their results in order.
 
     An evaluation of a few long documents leaves an engine half empty; beside another one it costs
