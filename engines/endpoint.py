@@ -231,8 +231,7 @@ class EndpointEngine:
                 {"top_k": sampling.top_k} if sampling.top_k else {}
             )
         else:
-            # vLLM takes defaults from the model's generation_config.json: so every setting is
-            # given, -1 being no limit
+            # vLLM takes what is missing from the model's generation_config.json; -1: no limit
             body |= {
                 "prompt": ids,
                 "stop_token_ids": sorted(self.codec.eos_ids),

@@ -52,6 +52,7 @@ from rollout import Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
 from tokens.codec import Codec
 from tokens.trie import (
+    Bucket,
     Cost,
     Segment,
     Trie,
@@ -259,9 +260,9 @@ class StopLayer(Exception):
 def last_layer_for(model, tokens: torch.Tensor, attention: _CacheAttention):
     """Restrict the last layer of the model to the `tokens` [n] of T, with an attention of theirs.
 
-    Of a prompt only the last token is sampled from, and no further layer reads the others' outputs
-    of the last layer; only their keys and values are needed later. A layer has no such option, so
-    a hook runs it twice:
+    Only the last token of a prompt is sampled after, so the last layer's outputs for the others are
+    never read; of those only keys and values are needed. A layer has no such option, so a hook runs
+    it twice:
 
         layers 1 .. L-1     T tokens   queries, keys, values -> attention -> feed-forward
         layer L, by hook    T tokens   keys, values -> cache, then StopLayer
@@ -555,34 +556,21 @@ class TransformersEngine:
         """Put prompts into free rows: copy cached prefixes, compute the rest of the trie once."""
         matches = self._match([r.ids for r in batch])
         rows = [self._free.popleft() for _ in batch]
-        if copies := [
-            (row, source, n) for row, (n, source) in zip(rows, matches, strict=True) if n
-        ]:
-            targets, sources, sizes = zip(*copies, strict=True)
-            self._cache.copy(self._put(sources), self._put(targets), max(sizes))
-
+        self._copy_prefixes(matches, rows)
         paths = [trie.path(leaf) for leaf in trie.leaf]
         new = _uncached(trie, paths, [n for n, _ in matches])
-        ids = np.concatenate(
-            [
-                trie.ids[trie.segments[i].stop - len(s) : trie.segments[i].stop]
-                for i, s in new.items()
-            ]
-        )
-        positions = np.concatenate([np.arange(s.depth, s.depth + len(s)) for s in new.values()])
+        self._start(batch, rows, n_computed=sum(map(len, new.values())))
+
+        ends = [(trie.segments[i].stop, len(s)) for i, s in new.items()]
+        in_trie = np.concatenate([np.arange(stop - n, stop) for stop, n in ends])
+        ids, positions = trie.ids[in_trie], trie.depth()[in_trie]
         # of each prompt the tokens of its path that are computed, as indices into this part
-        into = [
+        tokens = [
             np.concatenate([np.arange(new[i].start, new[i].stop) for i in path if i in new])
             for path in paths
         ]
-        source = np.concatenate(into)
-
-        for row, request in zip(rows, batch, strict=True):
-            self._requests[row], self._cached[row] = request, request.ids
-            self._sampled[row], self._logprobs[row] = [], []
-        self.prefilled_tokens += len(ids)
-        self.reused_tokens += sum(len(r.ids) for r in batch) - len(ids)
-
+        source = np.concatenate(tokens)
+        into = np.repeat(rows, [len(x) for x in tokens])
         # A shared segment attends in the row of any of its prompts: all hold the same ancestors.
         row_of = {i: row for path, row in zip(paths, rows, strict=True) for i in path}
         segments, segment_rows = list(new.values()), [row_of[i] for i in new]
@@ -591,24 +579,37 @@ class TransformersEngine:
             ids=ids,
             positions=positions,
             source=source,
-            places=np.repeat(rows, [len(x) for x in into]) * self._cache.width + positions[source],
-            buckets=[
-                self._bucket_of_segments(
-                    [segments[i] for i in bucket.segments],
-                    [segment_rows[i] for i in bucket.segments],
-                )
-                for bucket in buckets
-            ],
+            places=into * self._cache.width + positions[source],
+            buckets=[self._bucket_of_segments(b, segments, segment_rows) for b in buckets],
             order=output_rows(buckets, segments),
             rows=rows,
-            last=np.array([x[-1] for x in into]),
+            last=np.array([x[-1] for x in tokens]),
             drafts=[[] for _ in rows],
         )
 
-    def _bucket_of_segments(self, segments: list[Segment], rows: list[int]) -> _CacheBucket:
-        """Return the bucket of a prefill: segment i sees its ancestors in rows[i] and itself."""
-        queries, mask, real = pad_segments(segments, self.device, self.model.dtype)
-        return _CacheBucket(queries, self._put(rows), mask, real)
+    def _copy_prefixes(self, matches: list[tuple[int, int]], rows: list[int]) -> None:
+        """Copy the match of each prompt into its row."""
+        pairs = zip(rows, matches, strict=True)
+        if copies := [(row, source, n) for row, (n, source) in pairs if n]:
+            targets, sources, sizes = zip(*copies, strict=True)
+            # as far as the longest match: what lies beyond a shorter one is overwritten or unread
+            self._cache.copy(self._put(sources), self._put(targets), max(sizes))
+
+    def _start(self, batch: list[_Request], rows: list[int], n_computed: int) -> None:
+        """Record that the prompts are in flight in these rows, and count their tokens."""
+        for row, request in zip(rows, batch, strict=True):
+            self._requests[row], self._cached[row] = request, request.ids
+            self._sampled[row], self._logprobs[row] = [], []
+        self.prefilled_tokens += n_computed
+        self.reused_tokens += sum(len(r.ids) for r in batch) - n_computed
+
+    def _bucket_of_segments(
+        self, bucket: Bucket, segments: list[Segment], rows: list[int]
+    ) -> _CacheBucket:
+        """Return the queries of a bucket: segment i sees its ancestors in rows[i], and itself."""
+        members = [segments[i] for i in bucket.segments]
+        queries, mask, real = pad_segments(members, self.device, self.model.dtype)
+        return _CacheBucket(queries, self._put([rows[i] for i in bucket.segments]), mask, real)
 
     # ------------------------------------------------------------ decoding
 

@@ -345,13 +345,13 @@ class Codec:
         """
 
         def make() -> Sections:
-            kept = ids = self.ids(document)
+            read = ids = self.ids(document)
             if max_sections and len(ids) > (limit := max_sections * n_tokens):
                 if over == "center":
-                    kept = ids[: limit // 2] + ids[len(ids) - limit // 2 :]
+                    read = ids[: limit // 2] + ids[len(ids) - limit // 2 :]
                 else:
-                    kept = ids[:limit]
-            return Sections(kept, n_tokens, len(ids) - len(kept), self.decode)
+                    read = ids[:limit]
+            return Sections(read, n_tokens, len(ids) - len(read), self.decode)
 
         digest = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
         own_ids = getattr(document, "ids", None)  # equal text may carry other ids

@@ -455,8 +455,8 @@ def test_the_key_is_sent_and_never_shown(codec, serve, monkeypatch, capfd, caplo
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n{SECRET}")
     with pytest.raises(UserError, match="MY_KEY") as refused:
         serve.engine(server)
-    shown = "".join([error, repr(engine), str(refused.value), caplog.text, *capfd.readouterr()])
-    assert SECRET not in shown
+    visible = "".join([error, repr(engine), str(refused.value), caplog.text, *capfd.readouterr()])
+    assert SECRET not in visible
     monkeypatch.delenv("MY_KEY")
     server.keys.clear()
     server.always = ""

@@ -37,12 +37,12 @@ def test_cut_loses_and_repeats_nothing(text, n_tokens):
 
 
 @pytest.mark.parametrize(
-    ("over", "kept"), [("head", [0, 1, 2, 3, 4, 5]), ("center", [0, 1, 2, 7, 8, 9])]
+    ("over", "positions"), [("head", [0, 1, 2, 3, 4, 5]), ("center", [0, 1, 2, 7, 8, 9])]
 )
-def test_cut_of_a_long_document(over, kept):
+def test_cut_of_a_long_document(over, positions):
     ids = CODEC.encode("0123456789")[1:]  # without the space that is put in front
     sections = CODEC.cut(Text("0123456789", ids), 2, max_sections=3, over=over)
-    assert [i for s in sections for i in s.ids] == [ids[k] for k in kept]
+    assert [i for s in sections for i in s.ids] == [ids[k] for k in positions]
     # exactly at the limit: nothing is cut
     assert len(CODEC.cut(Text("0123456789", ids), 2, max_sections=5)) == 5
 
