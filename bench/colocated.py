@@ -99,10 +99,10 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
             512,
             64,
             0.5 if on_gpu else 0.05,
-            0.3,
             dtype,
             8 if mode == "lora" else 0,
             sleep,
+            gpu_memory_utilization=0.3,
         )
 
         def apart(turns) -> float:

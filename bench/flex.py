@@ -154,7 +154,7 @@ def speed(batch: Batch) -> dict:
     """
     device, heads, head = torch.device("cuda"), 32, 128
     start = time.perf_counter()
-    attention = tokens_attention.Attention(batch.trie, trie.Cost(1, 1, 1), device)
+    attention = tokens_attention.TrieAttention(batch.trie, trie.Cost(1, 1, 1), device)
     torch.cuda.synchronize()
     built = time.perf_counter() - start
     n = len(batch.trie) + tokens_attention.padding(batch.trie, device)

@@ -151,7 +151,7 @@ def fill(job: Job) -> list[dict]:
     """Evaluate the cells; returns their rows."""
     import torch
 
-    from engines.sharing import together
+    from engines.sharing import share_engine
     from eval import Conditions, evaluate
     from report.rows import Cell
     from rollout import Sampling
@@ -179,7 +179,7 @@ def fill(job: Job) -> list[dict]:
             Conditions(model, job.seed, record_to=transcripts, n_records=2 * len(job.kinds)),
         )
 
-    rows = together(engine, [partial(ask, *asked) for asked in job.asks])
+    rows = share_engine(engine, [partial(ask, *asked) for asked in job.asks])
     return [row | {"trained": job.trained} for some in rows for row in some]
 
 

@@ -56,7 +56,7 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
     """UserError for settings that cannot go together, or not `here`, on this machine."""
     find.find(run.agent)
     if run.engine == "vllm":
-        vllm_colocated.check("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
+        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():
             raise UserError(
                 "vLLM computes on the GPU where there is one: leave --device cpu out, or use --engine transformers."

@@ -122,7 +122,10 @@ def _turn(turn: dict) -> dict:
         step, recalled = notes["step"] or {}, notes["recalled"]
         recalled |= {"from": recalled["steps"], "held": notes["evidence"]}
         turn["errors"] = [*step.get("errors", ()), *["stray_tag"] * bool(step.get("stray"))]
-        turn["update"], turn["query"] = step.get("memory") or turn["memory"], step.get("query") or ""
+        turn["update"], turn["query"] = (
+            step.get("memory") or turn["memory"],
+            step.get("query") or "",
+        )
         if turn["final"]:
             del turn["errors"], turn["update"], turn["query"]
     if recalled:

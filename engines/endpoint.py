@@ -1,10 +1,16 @@
-"""Any OpenAI-compatible server as an engine, for evaluation and `ask`: `vllm serve` and others, one or several replicas of a model.
+"""Any OpenAI-compatible server as an engine: `vllm serve` and others, one or several replicas.
 
-Holds: `EndpointEngine`. Leaves out: training (a server has weights of its own), streaming, proxies (none is ever asked).
+Holds: `EndpointEngine`, for evaluation and `ask`. Leaves out: training (a server has weights of its
+own), streaming, proxies (none is used).
 Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: eval.py.
 
-Threads wait for the answers, one request and one connection each, and carry nothing but JSON: the tokenizer and the engine's books are
-touched by the thread that calls `add` and `step` alone.
+Threads wait for the answers, one request and one connection each:
+
+    caller    add -> _waiting ─┐                            ┌─> _finished -> step -> turns
+    threads                    └─> _work: _ask -> _call ────┘
+
+They carry nothing but JSON. The tokenizer and the engine's state belong to the caller's thread, the
+one that calls `add` and `step`.
 """
 
 from __future__ import annotations
@@ -30,89 +36,111 @@ from rollout import Sampling, refusal
 from tokens.codec import Codec, Text
 
 BACKOFF_S = (0.5, 15.0)
-"""Wait after the first failure of a request, doubled with each further one, and the longest; jitter takes up to half of it away."""
+"""Wait after a request's first failure, doubled with each further one, and the longest wait.
+
+Jitter takes off up to half of it."""
 AVOID_S = 5.0
-"""How long a replica that failed is not asked while there is another one."""
+"""How long a replica that failed gets no request while there is another one."""
 CONNECT_S = 10.0
-PASSING = {408, 409, 425, 429}
-"""HTTP statuses that are tried again, beside all from 500 on."""
+"""Longest wait for a connection."""
+READY_S = 30.0
+"""How long a server that does not answer yet is tried again when an engine is opened."""
+API_KEY = "OPENAI_API_KEY"
+"""Name of the environment variable with the API key; it may be unset."""
+RETRIED = {408, 409, 425, 429}
+"""HTTP statuses that are tried again, as are all from 500 on."""
 NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp and OpenAI say that prompt and response do not fit."""
 
 
 class _Failed(Exception):
-    """A request that failed: why. passing: another try may do better, `wait_s` seconds later at the earliest. full: it is too long."""
+    """A request that failed, and why.
 
-    def __init__(self, why: str, passing: bool = False, wait_s: float = 0.0, full: bool = False):
+    retry: another try may succeed, `wait_s` seconds later at the earliest. full: prompt and
+    response do not fit the model's window.
+    """
+
+    def __init__(self, why: str, retry: bool = False, wait_s: float = 0.0, full: bool = False):
         super().__init__(why)
-        self.passing, self.wait_s, self.full = passing, wait_s, full
+        self.retry, self.wait_s, self.full = retry, wait_s, full
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
+    """A completion, whichever of the two interfaces it is from. None: the server does not say."""
+
     text: str
-    ids: list[int] | None  # None: the server tells text only
-    prompt_ids: list[int] | None  # what it read, where it tells
+    ids: list[int] | None
+    prompt_ids: list[int] | None
     finish: Finish
-    thought: bool  # the thoughts are taken out of the text already
-    read_tokens: int | None  # None: it does not count
-    cached_tokens: int  # of these
-    written_tokens: int | None
+    has_reasoning: bool  # the thoughts are separate and not in the text
+    prompt_tokens: int | None
+    cached_tokens: int  # of the prompt's
+    completion_tokens: int | None
 
 
-def _answer(told: dict) -> _Answer:
-    """What /completions or /chat/completions said."""
-    choice, usage = told["choices"][0], told.get("usage") or {}
+def _answer(reply: dict) -> _Answer:
+    """Read the reply of /completions or /chat/completions; _Failed if the turn was not finished."""
+    choice, usage = reply["choices"][0], reply.get("usage") or {}
     message, reason = choice.get("message") or {}, choice.get("finish_reason")
-    if reason in (
-        None,
-        "abort",
-        "error",
-    ):  # what a server says of turns in flight when it goes down
-        raise _Failed(f"the turn was broken off for the reason {reason!r}", passing=True)
+    if reason in (None, "abort", "error"):  # of turns in flight when a server goes down
+        raise _Failed(f"the turn was broken off for the reason {reason!r}", retry=True)
     if reason not in ("stop", "length"):
         raise _Failed(f"the turn ended for the reason {reason!r}")
-    cached, thought = (
-        usage.get("prompt_tokens_details") or {},
-        message.get("reasoning") or message.get("reasoning_content"),
-    )
+    details = usage.get("prompt_tokens_details") or {}
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
     return _Answer(
-        str(choice.get("text") or message.get("content") or ""),
-        choice.get("token_ids"),
-        choice.get("prompt_token_ids"),
-        Finish(reason),
-        bool(thought),
-        usage.get("prompt_tokens"),
-        int(cached.get("cached_tokens") or 0),
-        usage.get("completion_tokens"),
+        text=str(choice.get("text") or message.get("content") or ""),
+        ids=choice.get("token_ids"),
+        prompt_ids=choice.get("prompt_token_ids"),
+        finish=Finish(reason),
+        has_reasoning=bool(reasoning),
+        prompt_tokens=usage.get("prompt_tokens"),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+        completion_tokens=usage.get("completion_tokens"),
     )
 
 
-def _said(raw: bytes) -> str:
-    """A server's own words about an error, in one line of at most 300 characters."""
+def _error_text(raw: bytes) -> str:
+    """Return a server's own words about an error, in one line of at most 300 characters."""
     text = raw.decode(errors="replace")
     with suppress(ValueError):
-        told = json.loads(text)
+        reply = json.loads(text)
         for name in ("error", "message", "detail"):
-            told = (told.get(name) or told) if isinstance(told, dict) else told
-        text = told if isinstance(told, str) else json.dumps(told)
+            reply = (reply.get(name) or reply) if isinstance(reply, dict) else reply
+        text = reply if isinstance(reply, str) else json.dumps(reply)
     text = " ".join(text.split()).rstrip(". ")
     return text if len(text) <= 300 else text[:299] + "…"
 
 
+def _check_url(url: str) -> None:
+    """Raise a UserError unless this is an http(s) URL without a password or a query."""
+    host, port, path = r"(?:[\w.-]+|\[[0-9a-f:.]+\])", r"(?::(\d{1,5}))?", r"(?:/[\w./~-]*)?"
+    match = re.fullmatch(f"https?://{host}{port}{path}", url, re.ASCII)
+    if not match or int(match[1] or 0) > 65535:
+        raise UserError(
+            "The URL of an endpoint is like http://127.0.0.1:8000/v1, "
+            "without a password or a query."
+        )
+
+
 class EndpointEngine:
-    """An engine that asks servers which speak OpenAI's protocol. A failure becomes a turn; log-probs are empty: nothing is trained from it.
+    """An engine that sends its prompts to servers which speak OpenAI's protocol.
 
-    urls: one base URL or those of several replicas, such as http://127.0.0.1:8000/v1; a request goes to the one with the fewest in
-    flight. model: "" = the only one that is served. codec: the model's own, or `Characters` where that is not known: then chat it must be,
-    and prompts are not refused by their estimated length, the server does that. window: most tokens of a prompt and its response, never
-    more than the servers tell. concurrency: most requests in flight, at all replicas together. timeout_s: longest silence of a server
-    that has a request. patience_s: how long a request is tried again after its first failure; ready_s: the same for the first look at
-    each server. key: name of the environment variable with the API key, if one is needed. chat: False sends token ids to /completions
-    and takes the ids that vLLM returns; True sends text to /chat/completions, where the server applies its own chat template: for
-    servers that know no ids. Where a server returns text alone, the codec gives it ids.
+    A failure becomes a turn. Log-probs are empty: nothing is trained from it.
 
-    UserError where a server does not answer or does not serve the model.
+    urls: the base URL, or those of several replicas, such as http://127.0.0.1:8000/v1; a request
+    goes to the replica with the fewest in flight. model: "" = the only one that is served. codec:
+    the model's own, or `Characters` if that is not known; then `chat` must be True, and the server
+    refuses prompts that are too long, since their length here is an estimate. window: most tokens
+    of a prompt and its response, never more than the servers report. concurrency: most requests in
+    flight, at all replicas together. timeout_s: longest silence of a server that has a request.
+    patience_s: how long a request is tried again after its first failure. chat: False sends token
+    ids to /completions and takes the ids that vLLM returns; True sends text to /chat/completions,
+    where the server applies its own chat template, for servers that know no ids. If a server
+    returns text alone, the codec encodes it.
+
+    UserError if a server does not answer or does not serve the model.
     """
 
     def __init__(
@@ -124,9 +152,7 @@ class EndpointEngine:
         concurrency: int = 64,
         timeout_s: float = 600,
         patience_s: float = 600,
-        key: str = "OPENAI_API_KEY",
         chat: bool = False,
-        ready_s: float = 30,
     ):
         self.urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls or concurrency < 1 or not timeout_s > 0 or not patience_s >= 0:
@@ -134,69 +160,50 @@ class EndpointEngine:
                 "An endpoint needs a URL, concurrency >= 1, timeout_s > 0 and patience_s >= 0."
             )
         for url in self.urls:
-            right = re.fullmatch(
-                r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?(?:/[\w./~-]*)?", url, re.ASCII
-            )
-            if not right or int(right[1] or 0) > 65535:
-                raise UserError(
-                    "The URL of an endpoint is like http://127.0.0.1:8000/v1, without a password or a query."
-                )
-        self.codec, self.model, self.window, self.concurrency, self.chat = (
-            codec,
-            model,
-            window,
-            concurrency,
-            chat,
-        )
-        self.timeout_s, self.patience_s, self._variable, self._secret = (
-            timeout_s,
-            patience_s,
-            key,
-            os.environ.get(key, "").strip(),
-        )
+            _check_url(url)
+        self.codec, self.model, self.window = codec, model, window
+        self.concurrency, self.chat = concurrency, chat
+        self.timeout_s, self.patience_s = timeout_s, patience_s
+        self._secret = os.environ.get(API_KEY, "").strip()
         if not re.fullmatch(r"[!-~]*", self._secret):  # http.client would quote it in its error
-            raise UserError(f"The environment variable {key} holds characters that no API key has.")
+            raise UserError(
+                f"The environment variable {API_KEY} holds characters that no API key has."
+            )
         self._keys, self._closed, self._refused = 0, False, []
-        self._jobs: dict[
-            int, tuple[Prompt, list[int]]
-        ] = {}  # in flight or waiting for it; changed by the caller's thread alone
+        # in flight or waiting for it; changed by the caller's thread alone
+        self._jobs: dict[int, tuple[Prompt, list[int]]] = {}
         self._waiting, self._finished, self._threads = queue.SimpleQueue(), queue.SimpleQueue(), []
-        self._changed = threading.Condition()  # guards the next three; told when turns are given up
-        self._load, self._avoided_until = (
-            [0] * len(self.urls),
-            [0.0] * len(self.urls),
-        )  # per replica
+        # guards the next three; notified when turns are given up
+        self._changed = threading.Condition()
+        self._load = [0] * len(self.urls)  # requests in flight per replica
+        self._avoided_until = [0.0] * len(self.urls)  # per replica
         self._sockets: dict[int, socket.socket] = {}
         self._jitter = random.Random()  # an evaluation leaves the global one alone
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
-        for at, url in enumerate(self.urls):
-            try:
-                served = self._ask(
-                    "/models",
-                    None,
-                    lambda told: {card["id"]: card.get("max_model_len") for card in told["data"]},
-                    ready_s,
-                    at=at,
-                )
-            except _Failed as failure:
-                raise UserError(f"The endpoint cannot be used: {failure}.") from None
-            names = ", ".join(served) or "none"
-            if not self.model and len(served) != 1:
-                raise UserError(f"Name the model to ask; {url} serves {names}.")
-            self.model = self.model or names
-            if self.model not in served:
-                raise UserError(
-                    f"{url} does not serve the model {self.model!r}; it serves {names}."
-                )
-            self.window = (
-                min(self.window or served[self.model], served[self.model])
-                if served[self.model]
-                else self.window
-            )
+        for replica in range(len(self.urls)):
+            self._connect(replica)
         if self.window and not codec.exact:
-            self.window = (
-                self.window * 3 // 4
-            )  # who reads as much as the window holds goes by it: room for the estimate's error
+            # callers fill the window as far as it goes: leave room for the estimate's error
+            self.window = self.window * 3 // 4
+
+    def _connect(self, replica: int) -> None:
+        """Ask a replica for its models, settle the model's name, and respect its window."""
+
+        def windows(reply: dict) -> dict[str, int | None]:
+            return {card["id"]: card.get("max_model_len") for card in reply["data"]}
+
+        try:
+            served = self._ask("/models", None, windows, READY_S, replica=replica)
+        except _Failed as failure:
+            raise UserError(f"The endpoint cannot be used: {failure}.") from None
+        url, names = self.urls[replica], ", ".join(served) or "none"
+        if not self.model and len(served) != 1:
+            raise UserError(f"Name the model to ask; {url} serves {names}.")
+        self.model = self.model or names
+        if self.model not in served:
+            raise UserError(f"{url} does not serve the model {self.model!r}; it serves {names}.")
+        if window := served[self.model]:
+            self.window = min(self.window or window, window)
 
     # ------------------------------------------------------------ turns
 
@@ -225,7 +232,8 @@ class EndpointEngine:
                 body["tools"] = list(tools)
             if sampling.top_k:
                 body["top_k"] = sampling.top_k
-        else:  # vLLM takes what is not said from the model's generation_config.json: so everything is said, -1 being no limit
+        else:
+            # vLLM takes what is missing from the model's generation_config.json; -1: no limit
             body |= {
                 "prompt": ids,
                 "stop_token_ids": sorted(self.codec.eos_ids),
@@ -245,10 +253,10 @@ class EndpointEngine:
         return self._keys
 
     def step(self) -> list[tuple[int, Turn]]:
-        """Waits until a turn has finished; returns all that have."""
+        """Block until a turn has finished; return all that have."""
         done, self._refused = self._refused, []
         while self._jobs:
-            try:  # the short wait is for Ctrl-C, which an endless one holds up on some systems
+            try:  # a short wait, again and again: an endless one holds up Ctrl-C on some systems
                 key, result = self._finished.get(block=not done, timeout=0.2)
             except queue.Empty:
                 if done:
@@ -265,51 +273,48 @@ class EndpointEngine:
             finish = Finish.FULL if result.full else Finish.ERROR
             return Turn(prompt, ids, [], [], finish, self.codec.response([]), str(result))
         if not isinstance(result, _Answer):
-            raise result  # a mistake of ours, in the thread
-        if result.ids is not None and not self.chat:
-            out, response = result.ids, self.codec.response(result.ids)
-        else:
-            out, text = list(self.codec.encode(result.text)), result.text
-            if (
-                not result.thought
-                and not text.startswith("<think>")
-                and self.codec.response(out).startswith("<think>")
-            ):
-                text = f"<think>{text}"  # the prompt ended with it, see `Codec.response`
-            response, end = Text(text, out), self.codec.tokenizer.eos_token_id
-            out = [*out, end] if result.finish is Finish.STOP and end is not None else out
+            raise result  # a bug of ours, raised in the thread
+        out, response = self._response(result)
+        n_prompt, n_out = result.prompt_tokens, result.completion_tokens
         self.reused_tokens += result.cached_tokens
-        self.prefilled_tokens += (
-            len(ids) if result.read_tokens is None else result.read_tokens
-        ) - result.cached_tokens
-        self.generated_tokens += (
-            len(out) if result.written_tokens is None else result.written_tokens
-        )
+        self.prefilled_tokens += (len(ids) if n_prompt is None else n_prompt) - result.cached_tokens
+        self.generated_tokens += len(out) if n_out is None else n_out
         return Turn(prompt, ids, out, [], result.finish, response)
 
+    def _response(self, answer: _Answer) -> tuple[list[int], Text]:
+        """Return an answer's ids, its end-of-sequence id included, and its text."""
+        if answer.ids is not None and not self.chat:
+            return answer.ids, self.codec.response(answer.ids)
+        ids, text = list(self.codec.encode(answer.text)), answer.text
+        # where the chat template opens <think>, the text must say so: see `Codec.response`
+        opened = self.codec.response(ids).startswith("<think>")
+        if opened and not answer.has_reasoning and not text.startswith("<think>"):
+            text = f"<think>{text}"
+        response, end = Text(text, ids), self.codec.tokenizer.eos_token_id
+        if answer.finish is Finish.STOP and end is not None:
+            ids = [*ids, end]
+        return ids, response
+
     def counts(self) -> dict[str, int]:
-        """As the servers count; turns that failed are not in it."""
-        return {
-            name: getattr(self, name)
-            for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        }
+        """Return the tokens as the servers count them, without turns that failed."""
+        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
+        return {name: getattr(self, name) for name in names}
 
     # ------------------------------------------------------------ requests
 
     def _work(self) -> None:
-        """A thread: one request after the other. What goes wrong takes the place of the answer, or `step` would wait for ever."""
+        """Send one request after the other, in a thread.
+
+        An exception takes the place of the answer, or `step` would wait for ever.
+        """
         path = "/chat/completions" if self.chat else "/completions"
         while (job := self._waiting.get()) is not None:
             key, body = job
+            result = None
             try:
-                result = (
-                    None
-                    if self._given_up(key)
-                    else self._ask(path, body, _answer, self.patience_s, key)
-                )
-            except (
-                BaseException
-            ) as error:  # the thread's last frame: `step` raises it again, whatever it is
+                if not self._given_up(key):
+                    result = self._ask(path, body, _answer, self.patience_s, key)
+            except BaseException as error:  # the thread's last frame: `step` raises it again
                 result = error
             self._finished.put((key, result))
 
@@ -320,37 +325,27 @@ class EndpointEngine:
         read: Callable,
         patience_s: float,
         key: int = 0,
-        at: int | None = None,
+        replica: int | None = None,
     ):
-        """`read` of the answer of replica `at` (None: of any), tried again until `patience_s` have passed since the first failure."""
-        each = range(len(self.urls)) if at is None else [at]
+        """Return `read` of the answer of a replica (None: of any).
+
+        Failures are tried again until `patience_s` have passed since the first one; then _Failed.
+        """
+        allowed = range(len(self.urls)) if replica is None else [replica]
         tries, began, last = 0, 0.0, None
         while True:
-            with self._changed:
-                now = time.monotonic()
-                chosen = min(
-                    each, key=lambda i: (self._avoided_until[i] > now, i == last, self._load[i])
-                )
-                self._load[chosen] += 1
+            chosen = self._pick(allowed, last)
             try:
-                told = self._call(self.urls[chosen], path, body, key)
+                reply = self._call(self.urls[chosen], path, body, key)
                 try:
-                    return read(told)
+                    return read(reply)
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                     raise _Failed("the answer is not of OpenAI's protocol") from None
             except _Failed as failure:
                 now, tries, last = time.monotonic(), tries + 1, chosen
                 began = began or now
-                longest = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(tries - 1, 60))
-                wait_s = max(failure.wait_s, longest * self._jitter.uniform(0.5, 1))
-                with self._changed:
-                    if failure.passing:
-                        self._avoided_until[chosen] = max(
-                            self._avoided_until[chosen], now + max(AVOID_S, failure.wait_s)
-                        )
-                    if any(self._avoided_until[i] <= now for i in each):
-                        wait_s = 0.0  # there is another replica
-                if not failure.passing or now - began + wait_s > patience_s:
+                wait_s = self._wait_after(failure, tries, chosen, allowed, now)
+                if not failure.retry or now - began + wait_s > patience_s:
                     after = f" after {tries} tries in {now - began:.0f} s" if tries > 1 else ""
                     raise _Failed(
                         f"{self.urls[chosen]}{path}{after}: {failure}", full=failure.full
@@ -362,11 +357,45 @@ class EndpointEngine:
                 if self._changed.wait_for(lambda: self._given_up(key), wait_s):
                     raise _Failed("given up")
 
+    def _pick(self, allowed: Sequence[int], last: int | None) -> int:
+        """Choose a replica and count a request on it.
+
+        First one that has not failed of late, then another than the last, then the least loaded.
+        """
+        with self._changed:
+            now = time.monotonic()
+            chosen = min(
+                allowed, key=lambda i: (self._avoided_until[i] > now, i == last, self._load[i])
+            )
+            self._load[chosen] += 1
+        return chosen
+
+    def _wait_after(
+        self, failure: _Failed, tries: int, replica: int, allowed: Sequence[int], now: float
+    ) -> float:
+        """Return the seconds to wait before the next try, and avoid the replica that failed.
+
+        At least what the server asked for; 0 if there is another replica.
+        """
+        backoff_s = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(tries - 1, 60))
+        wait_s = max(failure.wait_s, backoff_s * self._jitter.uniform(0.5, 1))
+        with self._changed:
+            if failure.retry:
+                until = now + max(AVOID_S, failure.wait_s)
+                self._avoided_until[replica] = max(self._avoided_until[replica], until)
+            if any(self._avoided_until[i] <= now for i in allowed):
+                return 0.0
+        return wait_s
+
     def _given_up(self, key: int) -> bool:
         return bool(key) and key not in self._jobs
 
     def _call(self, url: str, path: str, body: dict | None, key: int) -> dict:
-        """One try, on a connection of its own that no server can have closed before. No redirect is followed: the key stays here."""
+        """Send one request and return the JSON of its answer; _Failed for anything else.
+
+        Each request has a new connection, which no server can have closed before. Redirects are not
+        followed: the API key stays with this server.
+        """
         parts, data = urlsplit(url), None if body is None else json.dumps(body).encode()
         headers = {"Connection": "close", "Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
@@ -383,57 +412,60 @@ class EndpointEngine:
             with connection.getresponse() as response:
                 raw = response.read()
         except (OSError, HTTPException) as error:
-            passing = not isinstance(
-                error, ssl.SSLCertVerificationError
-            )  # who is not known now is not known later
-            raise _Failed(
-                " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. "), passing
-            ) from None
+            # a certificate that is not trusted now will not be trusted later
+            retry = not isinstance(error, ssl.SSLCertVerificationError)
+            why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
+            raise _Failed(why, retry) from None
         finally:
             with self._changed:
                 self._sockets.pop(key, None)
             connection.close()
-        if not 200 <= (status := response.status) < 300:
-            said = _said(
-                raw.replace(self._secret.encode(), b"***") if self._secret else raw
-            )  # some quote the key that they refuse
-            why = f"HTTP {status}" + f": {said}" * bool(said)
-            if status in (401, 403):
-                why += f" (the key is taken from the environment variable {self._variable})"
-            after = re.fullmatch(r"\d{1,6}", response.headers["Retry-After"] or "")
-            full = status in (400, 413, 422) and bool(NO_ROOM.search(said))
-            raise _Failed(
-                why, status in PASSING or status >= 500, float(after[0]) if after else 0.0, full
-            )
+        if not 200 <= response.status < 300:
+            raise self._http_failure(response.status, raw, response.headers["Retry-After"] or "")
         try:
             return json.loads(raw)
         except ValueError:
-            raise _Failed("the answer is not JSON", passing=True) from None
+            raise _Failed("the answer is not JSON", retry=True) from None
+
+    def _http_failure(self, status: int, raw: bytes, retry_after: str) -> _Failed:
+        """Return the failure of an HTTP status, with the server's own words but never the key."""
+        if self._secret:  # some servers quote the key that they refuse
+            raw = raw.replace(self._secret.encode(), b"***")
+        text = _error_text(raw)
+        why = f"HTTP {status}: {text}" if text else f"HTTP {status}"
+        if status in (401, 403):
+            why += f" (the key is taken from the environment variable {API_KEY})"
+        seconds = re.fullmatch(r"\d{1,6}", retry_after)
+        return _Failed(
+            why,
+            retry=status in RETRIED or status >= 500,
+            wait_s=float(seconds[0]) if seconds else 0.0,
+            full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
+        )
 
     # ------------------------------------------------------------ phases
 
     def awake(self, policy=None) -> AbstractContextManager:
         if policy is not None:
             raise UserError("An endpoint is never trained from: a server's weights are its own.")
-        return self._held()
+        return self._abandon_at_exit()
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _abandon_at_exit(self) -> Iterator[None]:
         try:
             yield
         finally:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Turns that nobody will fetch any more: threads that wait are woken up, and servers see their connections end."""
+        """Give up all turns: wake the threads that wait, and end their connections."""
         self._jobs.clear()
         self._refused = []
         with self._changed:
             for sock in self._sockets.values():
                 with suppress(OSError):
-                    socket.socket.shutdown(
-                        sock, socket.SHUT_RDWR
-                    )  # below TLS, whose state is the other thread's
+                    # below TLS, whose state belongs to the other thread
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -1,15 +1,34 @@
-"""The transformers engine: it samples from the trainer's own weights, with a key/value cache of slots that computes no prefix twice.
+"""The transformers engine: it samples from the trainer's own weights and computes no prefix twice.
 
-Holds: `TransformersEngine`, `draw`. Leaves out: what an engine is (rollout.py), the packing of tokens that share prefixes (tokens/trie.py).
+Holds: `TransformersEngine`, `draw`. Leaves out: the protocol of an engine (rollout.py), the packing
+of tokens that share prefixes (tokens/trie.py).
 Exercise it: `pytest tests/engines/test_hf.py`. Read next: grpo.py.
 
-Every turn in flight has a row of the cache, its slot. A forward pass is one row of tokens without padding: the next token of every
-turn, and the prompts that are admitted, packed as a trie. A prompt's prefix that stands in any slot, a finished turn's too, is copied
-from there.
+Every turn in flight has a row of the key/value cache, its slot:
 
-An agent that rewrites its memory mostly copies it. So what followed the latest tokens in the prompt is appended as a draft, and one forward pass
-samples after each of them; the draft holds as far as it is what was sampled. Every token is drawn from the model's own distribution with
-the random number of its place: the draft changes how many passes a turn takes, not what it says.
+    row 0   k k k k k k k .     in flight: the prompt and what was sampled after it
+    row 1   k k k k k . . .     in flight
+    row 2   k k k k k k . .     free; a finished turn, whose prefixes are still copied from here
+    row 3   . . . . . . . .     free
+
+A forward pass is one row of tokens without padding: the next token of every turn with its draft,
+then the prompts that are admitted, packed as a trie (tokens/trie.py):
+
+    x d d d d   x d d   x   p p p p p p p p p p     x next token, d draft, p prompts
+    row 0       row 1   ..  one trie
+
+The longest prefix of a prompt that any row holds is copied from there.
+
+Drafts. An agent that rewrites its memory mostly copies it. So the tokens that followed the latest
+ones in the prompt are appended as a guess, and one forward pass samples after each of them:
+
+    prompt    .. Anna joined Boris in Lima . Clara ..
+    sampled      Anna joined
+    draft                    Boris in Lima .
+    drawn                    Boris in Oslo            two guesses hold, Oslo is drawn after them
+
+Every token is drawn from the model's own distribution with the random number of its position: the
+draft changes how many passes a turn takes, not what it says.
 """
 
 from __future__ import annotations
@@ -30,25 +49,47 @@ from models.load import inner
 from models.logprobs import logits_of
 from models.ranks import whole
 from rollout import Sampling, refusal
-from tokens.attention import forward, minus_inf, sdpa, side_by_side, take
+from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
 from tokens.codec import Codec
-from tokens.trie import Cost, Segment, Trie, buckets, common, outputs_of, split
+from tokens.trie import (
+    Bucket,
+    Cost,
+    Segment,
+    Trie,
+    common_prefix,
+    make_buckets,
+    output_rows,
+    split_into_tries,
+)
+
+MIN_REUSE = 16
+"""Fewest tokens of a prefix to copy from another row: for fewer a causal call costs less."""
+
+ADMIT_SHARE = 0.7
+"""Waiting prompts are admitted once at most this share of the rows is in flight."""
+
+MAX_DRAFT = 4
+"""Most tokens that are guessed ahead; 0: none."""
 
 
 @dataclass(slots=True)
 class _Request:
+    """A prompt that waits or is in flight."""
+
     key: int
     prompt: Prompt
     ids: list[int]
     sampling: Sampling
     seed: int
-    _after: dict[int | tuple[int, int], int] = field(
-        default_factory=dict
-    )  # tokens -> the place after them, the last one counts
+    # one or two tokens of the prompt -> the position after their last occurrence
+    _after: dict[int | tuple[int, int], int] = field(default_factory=dict)
 
     def draft(self, out: list[int], most: int) -> list[int]:
-        """Guess at most `most` tokens after those sampled: what follows the latest two, or the latest one, in the prompt."""
-        most = min(most, self.prompt.max_tokens - len(out) - 1)
+        """Guess at most `most` tokens after the sampled ones, `out`.
+
+        The guess is what followed their last two tokens in the prompt; failing that, their last.
+        """
+        most = min(most, self.prompt.max_tokens - len(out) - 1)  # one more is drawn after them
         if most < 1:
             return []
         if not self._after:
@@ -57,13 +98,20 @@ class _Request:
                 **dict(zip(self.ids, range(1, len(self.ids)), strict=False)),
                 **dict(zip(pairs, range(2, len(self.ids)), strict=False)),
             }
-        at = self._after.get((out[-2], out[-1])) if len(out) > 1 else None
-        at = at or self._after.get(out[-1])
-        return self.ids[at : at + most] if at else []
+        after = self._after.get((out[-2], out[-1])) if len(out) > 1 else None
+        after = after or self._after.get(out[-1])
+        return self.ids[after : after + most] if after else []
 
 
-class _Slots:
-    """A key/value cache of R rows of W places, each row with a length of its own: per layer [R, H, W, D], what a head reads side by side."""
+# ---------------------------------------------------------------- the cache
+
+
+class _SlotCache:
+    """A key/value cache of R rows of W positions, each row filled to a length of its own.
+
+    One tensor [R, H, W, D] a layer for the keys and one for the values, so that what a head reads
+    lies side by side. A place is a number for row and position: row x W + position.
+    """
 
     def __init__(self, rows: int):
         self.rows, self.width = rows, 0
@@ -71,81 +119,118 @@ class _Slots:
         self.values: list[torch.Tensor] = []
 
     def arrange(self, keep: list[int], rows: int, width: int) -> None:
-        """The rows `keep`, in this order, then new ones up to `rows` in all; `width` places of each."""
+        """Reallocate: the rows `keep` in this order, then empty ones up to `rows`, of `width`."""
         self.rows, self.width = rows, width
-        for kv in (self.keys, self.values):
-            for i, old in enumerate(kv):
-                kv[i] = old.new_zeros(rows, old.shape[1], width, old.shape[3])
+        for tensors in (self.keys, self.values):
+            for i, old in enumerate(tensors):
+                tensors[i] = old.new_zeros(rows, old.shape[1], width, old.shape[3])
                 n = min(width, old.shape[2])
-                kv[i][: len(keep), :, :n] = old[keep, :, :n]
+                tensors[i][: len(keep), :, :n] = old[keep, :, :n]
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, width: int) -> None:
-        """The first `width` places of some rows into others. A row may be source and target: all are read before one is written."""
-        for kv in (self.keys, self.values):
-            for layer in kv:
+        """Copy the first `width` positions of the rows `source` into the rows `target`.
+
+        A row may be both source and target: all are read before any is written.
+        """
+        for tensors in (self.keys, self.values):
+            for layer in tensors:
                 layer[:, :, :width].index_copy_(0, target, take(layer[:, :, :width], source))
 
-    def of_heads(self, places: torch.Tensor, heads: int) -> torch.Tensor:
-        """Where each head of some places stands, [n * H] in a layer without dimensions; place = row x W + place in the row [n]."""
-        rows = places // self.width
-        return (
-            (rows[:, None] * heads + torch.arange(heads, device=places.device)) * self.width
-            + (places % self.width)[:, None]
-        ).flatten()
+    def head_index(self, places: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return the rows [n * H] of some places [n] in a layer seen as [R * H * W, D]."""
+        row, position = (places // self.width)[:, None], (places % self.width)[:, None]
+        head = torch.arange(heads, device=places.device)
+        return ((row * heads + head) * self.width + position).flatten()
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, into: torch.Tensor) -> None:
-        """Keys and values [n, H, D] to where `of_heads` says [n * H]."""
-        for kv, new in ((self.keys, key), (self.values, value)):
-            if layer == len(kv):
-                kv.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[2]))
-            kv[layer].flatten(0, 2).index_copy_(0, into, new.flatten(0, 1))
+    def write(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, index: torch.Tensor
+    ) -> None:
+        """Write keys and values [n, H, D] of a layer to `head_index` [n * H]."""
+        for tensors, new in ((self.keys, key), (self.values, value)):
+            if layer == len(tensors):  # the first pass through this layer
+                tensors.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[2]))
+            tensors[layer].flatten(0, 2).index_copy_(0, index, new.flatten(0, 1))
+
+
+# ---------------------------------------------------------------- attention over the cache
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """Queries of S rows that are computed side by side."""
+class _CacheBucket:
+    """Queries of S rows of the cache that are computed side by side, L of each."""
 
-    queries: torch.Tensor  # [S, L] places in the packed row; padding repeats one
-    rows: (
-        torch.Tensor | None
-    )  # [S] whose keys they see; None = all rows; with `mask` None they see each other
-    mask: torch.Tensor | None  # [S, 1, L, W]; None: causal among themselves
-    real: torch.Tensor | None  # which of the S * L are queries; None = all
+    queries: torch.Tensor  # [S, L] indices into the packed row; padding repeats one
+    rows: torch.Tensor | None  # [S] whose keys they see; None: every row of the cache
+    mask: torch.Tensor | None  # [S, 1, L, W]; None: causal among themselves, the cache unread
+    real: torch.Tensor | None  # [n] which of the S * L are wanted; None: all
 
 
 @dataclass(slots=True)
 class _Part:
-    """T new tokens of a forward pass. Their keys and values go into the slots: those of token `source[i]` to `places[i]`."""
+    """T new tokens of a forward pass; all indices are into this part.
+
+    The keys and values of token `source[i]` are written to `places[i]`: a token that several
+    prompts share is computed once and written to the row of each.
+    """
 
     ids: np.ndarray  # [T]
     positions: np.ndarray  # [T]
     source: np.ndarray  # [n]
-    places: np.ndarray  # [n] row x W + place in the row
-    buckets: list[_Bucket]
-    order: np.ndarray  # [T] where the buckets' outputs have each token
-    asked: list[int]  # rows that get their next token
-    last: np.ndarray  # and the token that it follows, or tokens, one after the other
-    drafts: list[list[int]]  # per row asked the tokens after the first of those
+    places: np.ndarray  # [n]
+    buckets: list[_CacheBucket]
+    order: np.ndarray  # [T] token -> its row in the outputs of the buckets, one after the other
+    rows: list[int]  # rows of the cache that get their next tokens
+    last: np.ndarray  # the tokens to sample after: per row its latest token, then its draft
+    drafts: list[list[int]]  # per row of `rows`
+
+
+def _join(parts: list[_Part]) -> _Part:
+    """Concatenate parts into one packed row and shift their indices. Changes the buckets."""
+    starts = np.cumsum([0, *(len(p.ids) for p in parts)])
+
+    def joined(name: str, shift: bool = False) -> np.ndarray:
+        shifts = starts if shift else np.zeros_like(starts)
+        return np.concatenate(
+            [getattr(part, name) + n for part, n in zip(parts, shifts, strict=False)]
+        )
+
+    for part, start in zip(parts, starts, strict=False):
+        for bucket in part.buckets:
+            bucket.queries += start
+    return _Part(
+        ids=joined("ids"),
+        positions=joined("positions"),
+        source=joined("source", shift=True),
+        places=joined("places"),
+        buckets=[bucket for part in parts for bucket in part.buckets],
+        order=joined("order", shift=True),
+        rows=[row for part in parts for row in part.rows],
+        last=joined("last", shift=True),
+        drafts=[draft for part in parts for draft in part.drafts],
+    )
 
 
 @dataclass(slots=True)
-class _Attention:
-    """Attention of a packed row: what is new goes into the slots first, then bucket by bucket."""
+class _CacheAttention:
+    """Attention of a packed row over the cache, an `Attend` of tokens/attention.py.
 
-    slots: _Slots
-    source: torch.Tensor | None  # None: all
-    places: torch.Tensor | None  # None: nothing is new
-    buckets: list[_Bucket]
-    order: torch.Tensor | None  # None: as they come
-    into: torch.Tensor | None = None  # the places, head by head
+    New keys and values are written to the cache first, then it is read bucket by bucket.
+    """
+
+    cache: _SlotCache
+    source: torch.Tensor | None  # see `_Part`; None: all tokens in order
+    places: torch.Tensor | None  # None: nothing is written
+    buckets: list[_CacheBucket]
+    order: torch.Tensor | None  # None: the outputs are in order
+    index: torch.Tensor | None = None  # `head_index` of the places, the same in every layer
 
     def write(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> None:
         k, v = (take(x[0].transpose(0, 1), self.source) for x in (key, value))
-        if self.into is None:
-            self.into = self.slots.of_heads(self.places, k.shape[1])
-        self.slots.write(layer, k, v, self.into)
+        if self.index is None:
+            self.index = self.cache.head_index(self.places, k.shape[1])
+        self.cache.write(layer, k, v, self.index)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -153,72 +238,67 @@ class _Attention:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
         if self.places is not None:
             self.write(layer, query, key, value, scale)
-        parts = []
+        outputs = []
         for b in self.buckets:
             if b.mask is None:
                 keys, values = (take(x, b.queries).transpose(1, 2) for x in (k, v))
             else:
-                keys, values = (
-                    take(x[layer][:, :, : b.mask.shape[3]], b.rows)
-                    for x in (self.slots.keys, self.slots.values)
-                )
+                width = b.mask.shape[3]
+                cached = (self.cache.keys[layer], self.cache.values[layer])
+                keys, values = (take(x[:, :, :width], b.rows) for x in cached)
             queries = take(q, b.queries).transpose(1, 2)
-            parts.append(take(sdpa(queries, keys, values, b.mask, scale).flatten(0, 1), b.real))
-        return take(torch.cat(parts) if len(parts) > 1 else parts[0], self.order)[None]
+            out = sdpa(queries, keys, values, b.mask, scale)
+            outputs.append(take(out.flatten(0, 1), b.real))
+        return take(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.order)[None]
 
 
-class _Written(Exception):
-    """The keys and values of the last layer stand in the slots."""
+class StopLayer(Exception):
+    """Leaves a layer from inside its attention, once its keys and values are in the cache."""
 
 
 @contextmanager
-def last_layer_for(model, asked: torch.Tensor, attention: _Attention):
-    """Meanwhile the model's last layer makes keys and values of all T tokens and everything else for the tokens `asked` [n] alone.
+def last_layer_for(model, tokens: torch.Tensor, attention: _CacheAttention):
+    """Restrict the last layer of the model to the `tokens` [n] of T, with an attention of theirs.
 
-    Nothing reads what the last layer makes of the other tokens of a prompt. A layer cannot be told so: it is run for all and broken off
-    by its attention once the slots are written, then it is run for the few. The model's output is that of the few.
+    Only the last token of a prompt is sampled after, so the last layer's outputs for the others are
+    never read; of those only keys and values are needed. A layer has no such option, so a hook runs
+    it twice:
+
+        layers 1 .. L-1     T tokens   queries, keys, values -> attention -> feed-forward
+        layer L, by hook    T tokens   keys, values -> cache, then StopLayer
+        layer L, as usual   n tokens   queries -> attention over the cache -> feed-forward
+
+    Inside this context the model's output is that of the n tokens.
     """
 
-    def few(x, n_tokens: int):
+    def pick(x, n_tokens: int):
+        """Return the tokens' share of an argument: hidden states, positions, rotary tables."""
         if isinstance(x, tuple):
-            return tuple(few(y, n_tokens) for y in x)
-        return (
-            x[:, asked]
-            if isinstance(x, torch.Tensor) and x.ndim > 1 and x.shape[1] == n_tokens
-            else x
-        )
+            return tuple(pick(y, n_tokens) for y in x)
+        per_token = isinstance(x, torch.Tensor) and x.ndim > 1 and x.shape[1] == n_tokens
+        return x[:, tokens] if per_token else x
 
     def before(layer, args, kwargs):
-        def write(*qkv):
+        def write_and_stop(*qkv):
             kwargs["attend"].write(*qkv)
-            raise _Written
+            raise StopLayer
 
-        with suppress(_Written):
-            layer.forward(*args, **{**kwargs, "attend": write})
+        with suppress(StopLayer):
+            layer.forward(*args, **{**kwargs, "attend": write_and_stop})
         n_tokens = args[0].shape[1]
-        return few(args, n_tokens), {name: few(x, n_tokens) for name, x in kwargs.items()} | {
-            "attend": attention
-        }
+        picked = {name: pick(x, n_tokens) for name, x in kwargs.items()}
+        return pick(args, n_tokens), picked | {"attend": attention}
 
     with model.model.layers[-1].register_forward_pre_hook(before, with_kwargs=True):
         yield
 
 
-REUSE = 16
-"""Fewest tokens of a prefix that are copied from another row: below that a causal call of its own costs less."""
-
-
-ADMIT = 0.7
-"""Share of the rows in flight up to which waiting prompts are admitted."""
-
-
-DRAFT = 4
-"""Most tokens that are guessed ahead; 0: none."""
-
-
-def weights_stamp(model) -> int:
-    """A number that changes whenever a parameter is written to."""
+def weights_version(model) -> int:
+    """Return a number that changes whenever a parameter is written to."""
     return sum(p._version for p in model.parameters())
+
+
+# ---------------------------------------------------------------- drawing tokens
 
 
 def draw(
@@ -230,8 +310,8 @@ def draw(
 ):
     """Sample one token per row by inverting the cumulative distribution.
 
-    logits [N, V]; temperature, top_p, top_k, uniform [N]; returns ids [N] and the log-probs [N] of the distribution that was sampled
-    (greedy rows: of the untempered one).
+    logits [N, V]; temperature, top_p, top_k, uniform [N]. Returns ids [N] and their log-probs [N]
+    in the distribution that was sampled from (greedy rows, temperature 0: in the untempered one).
     """
     greedy = temperature == 0
     logp = torch.log_softmax(logits.float() / torch.where(greedy, 1.0, temperature)[:, None], -1)
@@ -241,35 +321,42 @@ def draw(
         k = torch.where(top_k > 0, top_k, logp.shape[1])[:, None]
         before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens ranked above
         cut = ((before >= top_p[:, None]) & (top_p[:, None] < 1)) | (rank >= k)
-        logp = logp.masked_fill(
-            cut.scatter(1, index, cut) & ~greedy[:, None], -torch.inf
-        ).log_softmax(-1)
+        cut = cut.scatter(1, index, cut) & ~greedy[:, None]  # back to the order of the vocabulary
+        logp = logp.masked_fill(cut, -torch.inf).log_softmax(-1)
     cdf = logp.exp().cumsum(-1)
-    # scaled by the last entry, so that rounding can never point past the last token of positive probability
-    picked = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
-    ids = torch.where(greedy, logp.argmax(-1), picked.clamp_max(logp.shape[1] - 1))
+    # Scaled by the last entry, so that rounding never points past the last token of positive
+    # probability.
+    sampled = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
+    ids = torch.where(greedy, logp.argmax(-1), sampled.clamp_max(logp.shape[1] - 1))
     return ids, logp.gather(1, ids[:, None])[:, 0]
 
 
-def uniform_of(seeds: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per row from (seed, position) alone (splitmix64), so that a draw does not depend on the batch around it."""
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return one number in [0, 1) for each pair of seed and position (splitmix64).
+
+    A function of the pair alone, so that a draw does not depend on the batch around it.
+    """
     with np.errstate(over="ignore"):
-        x = seeds + (position.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(
-            1 << 24
-        )
+        x = (x ^ (x >> np.uint64(31))) >> np.uint64(40)
+        return x.astype(np.float32) / np.float32(1 << 24)
+
+
+# ---------------------------------------------------------------- the engine
 
 
 class TransformersEngine:
-    """Generates with the very weights of the trainer: a causal LM of transformers, a slot cache, continuous batching.
+    """Samples from a causal LM of transformers with a slot cache and continuous batching.
 
-    It uses `model.model` and `model.lm_head` themselves (only rows that are sampled from reach the lm_head), and so does the trainer. A
-    model whose logits are not what that gives (scaled, capped, cut to a sliding window) is refused with a `UserError`.
+    It calls `model.model` and `model.lm_head` themselves, as the trainer does; only tokens that are
+    sampled after reach the lm_head. A model whose logits are not what that gives (scaled, capped,
+    a sliding window) is refused with a `UserError`.
 
-    copy: the model is a copy of the trainer's, whose weights are in shards or of another type. max_rows: most turns in flight.
-    max_cache_tokens: rows x width of the key/value cache at most (one long prompt may exceed it, alone).
+    copy: the model is a copy of the trainer's, whose weights are sharded or of another dtype.
+    max_rows: most turns in flight. max_cache_tokens: most rows x width of the key/value cache (one
+    long prompt may exceed it, alone). max_prefill_tokens: most prompt tokens of a forward pass.
     """
 
     def __init__(
@@ -282,13 +369,24 @@ class TransformersEngine:
         copy: bool = False,
     ):
         self.model, self.codec, self.copy = model, codec, copy
-        self.max_rows, self.max_cache_tokens, self.max_prefill_tokens = (
-            max_rows,
-            max_cache_tokens,
-            max_prefill_tokens,
-        )
-        config = model.config
-        self.window: int = getattr(config, "max_position_embeddings", 0)
+        self.max_rows, self.max_cache_tokens = max_rows, max_cache_tokens
+        self.max_prefill_tokens = max_prefill_tokens
+        self.window: int = getattr(model.config, "max_position_embeddings", 0)
+        self._check_architecture()
+        self.cost = Cost.of(model)
+        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
+        self._keys = self._weights = 0
+        self._waiting: deque[_Request] = deque()
+        self._refused: list[tuple[int, Turn]] = []
+        self.device, self.dtype = model.device, model.dtype
+        # the lm_head in float32, and the address and version of the weights that it was made from
+        self._wide: tuple[tuple[int, int], torch.Tensor] | None = None
+        self._clear()
+        self._check_logprobs()
+
+    def _check_architecture(self) -> None:
+        """Raise a UserError for a sliding window, or if the model has no `model` and `lm_head`."""
+        model, config = self.model, self.model.config
         layers = getattr(config, "layer_types", None) or ()
         slides = getattr(config, "use_sliding_window", True) and getattr(
             config, "sliding_window", None
@@ -297,63 +395,56 @@ class TransformersEngine:
             not layers and slides and slides < self.window
         ):
             raise UserError(
-                "The transformers engine serves models with full attention in every layer; give another --model."
+                "The transformers engine serves models with full attention in every layer; "
+                "give another --model."
             )
         if not (self.window and hasattr(model, "model") and hasattr(model, "lm_head")):
             raise UserError(
-                f"The transformers engine cannot serve a {type(model).__name__}: it has no .model and .lm_head like Llama or Qwen."
+                f"The transformers engine cannot serve a {type(model).__name__}: "
+                "it has no .model and .lm_head like Llama or Qwen."
             )
-        self.cost = Cost.of(model)
-        self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
-        self._keys = self._weights = 0
-        self._waiting: deque[_Request] = deque()
-        self._refused: list[tuple[int, Turn]] = []
-        self.device, self.dtype = model.device, model.dtype
-        self._wide: tuple[tuple[int, int], torch.Tensor] | None = (
-            None  # the lm_head in float32, and of which weights
-        )
-        self._clear()
-        self._try_out()
 
     @torch.no_grad()
-    def _try_out(self) -> None:
-        """A few greedy tokens must have the log-probs of the model's own forward pass; if not, it computes something else."""
+    def _check_logprobs(self) -> None:
+        """Sample a few greedy tokens and compare their log-probs with the model's forward pass.
+
+        UserError if they differ: then the engine computes something else than the model.
+        """
         for n in (3, 6):
             self._waiting.append(_Request(n, Prompt((), 4), [*range(2, 2 + n)], Sampling(0.0), 0))
         turns: list[Turn] = []
         while len(turns) < 2:
             turns += [turn for _, turn in self.step()]
         training, _ = self.model.training, self.model.eval()
+        # a rounding step of bfloat16 is 0.125 for logits of 16
+        bar = 1e-2 if self.model.dtype == torch.float32 else 0.5
         for turn in turns:
             ids = torch.tensor([turn.prompt_ids + turn.response_ids], device=self.device)
-            logp = (
-                self.model(input_ids=ids, use_cache=False)
-                .logits[0]
-                .float()
-                .log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
-            )
-            own = logp.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0].tolist()
-            worst = max(abs(a - b) for a, b in zip(turn.logprobs, own, strict=True))
-            if not worst < (
-                1e-2 if self.model.dtype == torch.float32 else 0.5
-            ):  # bfloat16 rounds logits of 16 to 0.125
+            logits = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            n_prompt = len(turn.prompt_ids)
+            logp = logits.log_softmax(-1)[n_prompt - 1 : -1]
+            expected = logp.gather(1, ids[0, n_prompt:, None])[:, 0].tolist()
+            worst = max(abs(a - b) for a, b in zip(turn.logprobs, expected, strict=True))
+            if not worst < bar:
                 raise UserError(
-                    f"The transformers engine cannot serve a {type(self.model).__name__}: its logits are not those of lm_head(model) "
-                    f"with full attention (log-probs differ by {worst:.2g}); give another --model."
+                    f"The transformers engine cannot serve a {type(self.model).__name__}: "
+                    "its logits are not those of lm_head(model) with full attention "
+                    f"(log-probs differ by {worst:.2g}); give another --model."
                 )
         self.model.train(training)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._slots = _Slots(0)
-        self._requests: list[_Request | None] = []  # per row; None: free
-        self._out: list[list[int]] = []
-        self._logp: list[list[float]] = []
-        self._held: list[
-            list[int]
-        ] = []  # per row the ids whose keys and values stand in it, finished turns' too
+        self._cache = _SlotCache(0)
+        # one entry per row of the cache
+        self._requests: list[_Request | None] = []  # None: the row is free
+        self._sampled: list[list[int]] = []
+        self._logprobs: list[list[float]] = []
+        self._cached: list[list[int]] = []  # ids whose keys and values it holds, if free too
         self._free: deque[int] = deque()  # rows without a request, the longest free first
+
+    # ------------------------------------------------------------ turns
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
@@ -367,22 +458,18 @@ class TransformersEngine:
     @torch.no_grad()
     def step(self) -> list[tuple[int, Turn]]:
         done, self._refused = self._refused, []
-        self.device, self.dtype = (
-            self.model.device,
-            self.model.dtype,
-        )  # a search through the model: once a step
+        # a search through the model's parameters: once a step
+        self.device, self.dtype = self.model.device, self.model.dtype
         if training := self.model.training:
             self.model.eval()
         n_active = len(self._requests) - len(self._free)
-        waiting: Iterator[tuple[list[_Request], Trie]] = iter(())
-        # putting a prefill together costs something however small it is: wait until some rows are free
-        if self._waiting and n_active <= ADMIT * min(self.max_rows, n_active + len(self._waiting)):
-            waiting = self._admit()
+        batches: Iterator[tuple[list[_Request], Trie]] = iter(())
+        # Any prefill has a fixed cost, however small it is: wait until some rows are free.
+        most_active = ADMIT_SHARE * min(self.max_rows, n_active + len(self._waiting))
+        if self._waiting and n_active <= most_active:
+            batches = self._admit()
         parts = [self._decode()] if n_active else []
-        for (
-            batch,
-            trie,
-        ) in waiting:  # the first prefill goes along with the tokens that are due anyway
+        for batch, trie in batches:  # the first prefill shares its pass with the turns in flight
             done += self._run([*parts, self._prefill(batch, trie)])
             parts = []
         if parts:
@@ -391,287 +478,311 @@ class TransformersEngine:
             self.model.train()
         return done
 
+    # ------------------------------------------------------------ admission
+
     def _admit(self) -> Iterator[tuple[list[_Request], Trie]]:
-        """Waiting prompts, first come first served, as far as rows and cache reach: free rows for them now, then their batches."""
+        """Make room for waiting prompts, first come first served; return them in batches."""
         active = [i for i, r in enumerate(self._requests) if r is not None]
-        if self._weights != (now := weights_stamp(self.model)):
-            self._weights = now  # somebody trained without saying so
+        if self._weights != (now := weights_version(self.model)):
+            self._weights = now  # an update without `awake`
             self._forget()
-        width = max(
-            (len(r.ids) + r.prompt.max_tokens for r in self._requests if r is not None), default=0
-        )
-        chosen: list[_Request] = []
-        while self._waiting and len(active) + len(chosen) < self.max_rows:
-            need = max(width, len(self._waiting[0].ids) + self._waiting[0].prompt.max_tokens)
-            if (active or chosen) and (
-                len(active) + len(chosen) + 1
-            ) * need > self.max_cache_tokens:
-                break
-            width = need
-            chosen.append(self._waiting.popleft())
+        chosen, width = self._choose(len(active))
         rows = len(active) + len(chosen)
-        if max(rows, len(self._requests)) * max(width, self._slots.width) <= self.max_cache_tokens:
-            if rows > len(self._requests) or width > self._slots.width:
-                self._arrange(
-                    [*range(len(self._requests))],
-                    max(rows, len(self._requests)),
-                    max(width, self._slots.width),
-                )
-        else:  # no room for all the finished turns that are held: the latest stay
-            self._arrange(active + [*self._free][::-1][: rows - len(active)], rows, width)
-        batches = split([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
-        return (([chosen[i] for i in some], trie) for some, trie in batches)
+        all_rows, all_width = max(rows, len(self._requests)), max(width, self._cache.width)
+        if all_rows * all_width <= self.max_cache_tokens:
+            if rows > len(self._requests) or width > self._cache.width:
+                self._arrange([*range(len(self._requests))], all_rows, all_width)
+        else:  # no room for every finished turn that could be copied from: the latest stay
+            latest = [*self._free][::-1][: rows - len(active)]
+            self._arrange(active + latest, rows, width)
+        batches = split_into_tries([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
+        return (([chosen[i] for i in index], trie) for index, trie in batches)
+
+    def _choose(self, n_active: int) -> tuple[list[_Request], int]:
+        """Take waiting prompts as far as rows and cache reach; also return the width they need."""
+
+        def size(request: _Request) -> int:
+            return len(request.ids) + request.prompt.max_tokens
+
+        width = max((size(r) for r in self._requests if r is not None), default=0)
+        chosen: list[_Request] = []
+        while self._waiting and n_active + len(chosen) < self.max_rows:
+            needed = max(width, size(self._waiting[0]))
+            n = n_active + len(chosen)
+            if n and (n + 1) * needed > self.max_cache_tokens:
+                break
+            width = needed
+            chosen.append(self._waiting.popleft())
+        return chosen, width
 
     def _arrange(self, keep: list[int], rows: int, width: int) -> None:
-        """The slots anew: the rows `keep`, then empty ones up to `rows` in all, of `width` places."""
-        self._slots.arrange(keep, rows, width)
+        """Reallocate the cache as in `_SlotCache.arrange`, and renumber what is known of rows."""
+        self._cache.arrange(keep, rows, width)
         extra = rows - len(keep)
-        free = {row: n for n, row in enumerate(self._free)}
+        rank = {row: n for n, row in enumerate(self._free)}  # how long a row has been free
         self._requests = [self._requests[i] for i in keep] + [None] * extra
-        self._out = [self._out[i] for i in keep] + [[] for _ in range(extra)]
-        self._logp = [self._logp[i] for i in keep] + [[] for _ in range(extra)]
-        self._held = [self._held[i] for i in keep] + [[] for _ in range(extra)]
-        old = sorted((free[row], n) for n, row in enumerate(keep) if row in free)
-        self._free = deque([*range(len(keep), rows), *(n for _, n in old)])
+        self._sampled = [self._sampled[i] for i in keep] + [[] for _ in range(extra)]
+        self._logprobs = [self._logprobs[i] for i in keep] + [[] for _ in range(extra)]
+        self._cached = [self._cached[i] for i in keep] + [[] for _ in range(extra)]
+        # empty rows first, then the free ones in their order: used rows are overwritten late
+        still_free = sorted((rank[row], n) for n, row in enumerate(keep) if row in rank)
+        self._free = deque([*range(len(keep), rows), *(n for _, n in still_free)])
 
     def _forget(self) -> None:
-        """Nothing that stands in the cache is reused: a cache of other weights would go unnoticed."""
-        self._held = [[] for _ in self._held]
+        """Reuse nothing of the cache: it was computed with other weights."""
+        self._cached = [[] for _ in self._cached]
+
+    # ------------------------------------------------------------ prefill
 
     def _match(self, prompts: Sequence[list[int]]) -> list[tuple[int, int]]:
-        """For each prompt the longest prefix that stands in some row: (tokens, row). At least one token is left to compute."""
-        held = sorted((ids, row) for row, ids in enumerate(self._held) if ids)
-        out = []
+        """Return for each prompt the longest prefix that any row holds: (tokens, row).
+
+        (0, 0) if that is too short to copy. At least one token is left to compute.
+        """
+        cached = sorted((ids, row) for row, ids in enumerate(self._cached) if ids)
+        matches = []
         for ids in prompts:
-            i = bisect(
-                held, (ids, -1)
-            )  # neighbours in the order of the alphabet have the longest common prefix
+            # of sorted sequences a neighbour has the longest common prefix
+            i = bisect(cached, (ids, -1))
+            neighbours = cached[max(0, i - 1) : i + 1]
             n, row = max(
-                ((common(ids, other), row) for other, row in held[max(0, i - 1) : i + 1]),
-                default=(0, 0),
+                ((common_prefix(ids, other), row) for other, row in neighbours), default=(0, 0)
             )
             n = min(n, len(ids) - 1)
-            out.append((n, row) if n >= REUSE else (0, 0))
-        return out
+            matches.append((n, row) if n >= MIN_REUSE else (0, 0))
+        return matches
 
     def _prefill(self, batch: list[_Request], trie: Trie) -> _Part:
-        """Prompts into free rows: what stands in another row is copied, what they share is computed once."""
-        found = self._match([r.ids for r in batch])
+        """Put prompts into free rows: copy cached prefixes, compute the rest of the trie once."""
+        matches = self._match([r.ids for r in batch])
         rows = [self._free.popleft() for _ in batch]
-        if copied := [(row, source, n) for row, (n, source) in zip(rows, found, strict=True) if n]:
-            targets, sources, sizes = zip(*copied, strict=True)
-            self._slots.copy(self._put(sources), self._put(targets), max(sizes))
-        lines = [trie.line(leaf) for leaf in trie.leaf]
-        start = [
-            s.depth + len(s) for s in trie.segments
-        ]  # the depth from which on a segment is computed
-        for line, (n, _) in zip(lines, found, strict=True):
-            for i in line:
-                start[i] = min(start[i], max(n, trie.segments[i].depth))
-        new, n_new = {}, 0  # segment -> what is computed of it, in a packed row of its own
-        for i, s in enumerate(trie.segments):
-            if size := s.depth + len(s) - start[i]:
-                new[i] = Segment(n_new, n_new + size, start[i])
-                n_new += size
-        ids = np.concatenate(
-            [
-                trie.ids[trie.segments[i].stop - len(s) : trie.segments[i].stop]
-                for i, s in new.items()
-            ]
-        )
-        depth = np.concatenate([np.arange(s.depth, s.depth + len(s)) for s in new.values()])
-        into = [
-            np.concatenate([np.arange(new[i].start, new[i].stop) for i in line if i in new])
-            for line in lines
+        self._copy_prefixes(matches, rows)
+        paths = [trie.path(leaf) for leaf in trie.leaf]
+        new = _uncached(trie, paths, [n for n, _ in matches])
+        self._start(batch, rows, n_computed=sum(map(len, new.values())))
+
+        ends = [(trie.segments[i].stop, len(s)) for i, s in new.items()]
+        in_trie = np.concatenate([np.arange(stop - n, stop) for stop, n in ends])
+        ids, positions = trie.ids[in_trie], trie.depth()[in_trie]
+        # of each prompt the tokens of its path that are computed, as indices into this part
+        tokens = [
+            np.concatenate([np.arange(new[i].start, new[i].stop) for i in path if i in new])
+            for path in paths
         ]
-        source = np.concatenate(into)
-        in_row = {
-            i: row for line, row in zip(lines, rows, strict=True) for i in line
-        }  # a row with all that stands above
-        for row, request in zip(rows, batch, strict=True):
-            self._requests[row], self._out[row], self._logp[row], self._held[row] = (
-                request,
-                [],
-                [],
-                request.ids,
-            )
-        self.prefilled_tokens += n_new
-        self.reused_tokens += sum(len(r.ids) for r in batch) - n_new
-        each = np.repeat(rows, [len(x) for x in into])
-        segments, of = list(new.values()), [in_row[i] for i in new]
-        chosen = buckets(segments, self.cost)
-        made = [self._bucket([segments[i] for i in some], [of[i] for i in some]) for some in chosen]
-        places = each * self._slots.width + depth[source]
-        last = np.array([x[-1] for x in into])
+        source = np.concatenate(tokens)
+        into = np.repeat(rows, [len(x) for x in tokens])
+        # A shared segment attends in the row of any of its prompts: all hold the same ancestors.
+        row_of = {i: row for path, row in zip(paths, rows, strict=True) for i in path}
+        segments, segment_rows = list(new.values()), [row_of[i] for i in new]
+        buckets = make_buckets(segments, self.cost)
         return _Part(
-            ids,
-            depth,
-            source,
-            places,
-            made,
-            outputs_of(chosen, segments),
-            rows,
-            last,
-            [[] for _ in rows],
+            ids=ids,
+            positions=positions,
+            source=source,
+            places=into * self._cache.width + positions[source],
+            buckets=[self._bucket_of_segments(b, segments, segment_rows) for b in buckets],
+            order=output_rows(buckets, segments),
+            rows=rows,
+            last=np.array([x[-1] for x in tokens]),
+            drafts=[[] for _ in rows],
         )
 
-    def _bucket(self, segments: list[Segment], rows: list[int]) -> _Bucket:
-        queries, mask, real = side_by_side(segments, self.device, self.model.dtype)
-        return _Bucket(queries, self._put(rows), mask, real)
+    def _copy_prefixes(self, matches: list[tuple[int, int]], rows: list[int]) -> None:
+        """Copy the match of each prompt into its row."""
+        pairs = zip(rows, matches, strict=True)
+        if copies := [(row, source, n) for row, (n, source) in pairs if n]:
+            targets, sources, sizes = zip(*copies, strict=True)
+            # as far as the longest match: what lies beyond a shorter one is overwritten or unread
+            self._cache.copy(self._put(sources), self._put(targets), max(sizes))
 
-    def _ask(self, rows: list[int], at: np.ndarray, n: np.ndarray) -> _Bucket:
-        """n[i] queries one after the other for each of some rows, from place at[i] of it on; each sees what stands before it and itself."""
+    def _start(self, batch: list[_Request], rows: list[int], n_computed: int) -> None:
+        """Record that the prompts are in flight in these rows, and count their tokens."""
+        for row, request in zip(rows, batch, strict=True):
+            self._requests[row], self._cached[row] = request, request.ids
+            self._sampled[row], self._logprobs[row] = [], []
+        self.prefilled_tokens += n_computed
+        self.reused_tokens += sum(len(r.ids) for r in batch) - n_computed
+
+    def _bucket_of_segments(
+        self, bucket: Bucket, segments: list[Segment], rows: list[int]
+    ) -> _CacheBucket:
+        """Return the queries of a bucket: segment i sees its ancestors in rows[i], and itself."""
+        members = [segments[i] for i in bucket.segments]
+        queries, mask, real = pad_segments(members, self.device, self.model.dtype)
+        return _CacheBucket(queries, self._put([rows[i] for i in bucket.segments]), mask, real)
+
+    # ------------------------------------------------------------ decoding
+
+    def _bucket_of_rows(self, rows: list[int], start: np.ndarray, n: np.ndarray) -> _CacheBucket:
+        """Return the bucket of n[i] queries of rows[i], at the positions start[i], start[i] + 1, ..
+
+        The queries follow one another in the packed row. Each sees all of its row up to its own
+        position.
+        """
         first, column = np.cumsum(n) - n, np.arange(n.max())
-        each = np.minimum(column, n[:, None] - 1)  # [len(rows), L]; padding repeats the last
+        step = np.minimum(column, n[:, None] - 1)  # [rows, L]; padding repeats the last
+        queries, positions = first[:, None] + step, start[:, None] + step
         if 2 * len(rows) <= len(self._requests):  # few: their keys are gathered
-            some, take_of, places = self._put(rows), first[:, None] + each, at[:, None] + each
+            gathered = self._put(rows)
             real = None if len(column) == 1 else np.flatnonzero(column < n[:, None])
-        else:  # the other rows ask too and are not heard
-            some, take_of, places = (
-                None,
-                np.zeros((len(self._requests), len(column)), dtype=np.int64),
-                np.zeros((len(self._requests), len(column)), dtype=np.int64),
-            )
-            take_of[rows], places[rows] = first[:, None] + each, at[:, None] + each
+        else:  # most: the cache is read as it is, and the outputs of the other rows are dropped
+            gathered = None
             real = (np.array(rows)[:, None] * len(column) + column)[column < n[:, None]]
-        seen = (
-            torch.arange(int(places.max()) + 1, device=self.device) <= self._put(places)[:, :, None]
-        )  # [S, L, W]
-        return _Bucket(
-            self._put(take_of),
-            some,
-            minus_inf(seen, self.dtype)[:, None],
+            queries, positions = (
+                self._in_all_rows(rows, queries),
+                self._in_all_rows(rows, positions),
+            )
+        width = int(positions.max()) + 1
+        keys = torch.arange(width, device=self.device)
+        visible = keys <= self._put(positions)[:, :, None]  # [S, L, W]
+        return _CacheBucket(
+            self._put(queries),
+            gathered,
+            additive_mask(visible, self.dtype)[:, None],
             None if real is None else self._put(real),
         )
 
+    def _in_all_rows(self, rows: list[int], values: np.ndarray) -> np.ndarray:
+        """Return values [rows, L] as [R, L], 0 in the rows that are not given."""
+        out = np.zeros((len(self._requests), values.shape[1]), dtype=np.int64)
+        out[rows] = values
+        return out
+
     def _decode(self) -> _Part:
-        """One more token of every turn in flight, and those that are guessed to follow it."""
-        rows = [i for i, r in enumerate(self._requests) if r is not None]
-        drafts = [self._requests[i].draft(self._out[i], DRAFT) for i in rows]  # type: ignore[union-attr]
-        at = np.array([len(self._requests[i].ids) + len(self._out[i]) - 1 for i in rows])  # type: ignore[union-attr]
-        n = np.array([1 + len(draft) for draft in drafts])
-        tokens = np.array(
-            [
-                token
-                for i, draft in zip(rows, drafts, strict=True)
-                for token in (self._out[i][-1], *draft)
-            ]
-        )
-        each, ahead = np.arange(len(tokens)), np.concatenate([np.arange(k) for k in n])
-        positions = np.repeat(at, n) + ahead
-        places = np.repeat(np.array(rows) * self._slots.width, n) + positions
+        """Return the latest token of every turn in flight, each followed by its draft."""
+        active = [(i, r) for i, r in enumerate(self._requests) if r is not None]
+        rows = [i for i, _ in active]
+        drafts = [r.draft(self._sampled[i], MAX_DRAFT) for i, r in active]
+        latest = [[self._sampled[i][-1], *draft] for i, draft in zip(rows, drafts, strict=True)]
+        start = np.array([len(r.ids) + len(self._sampled[i]) - 1 for i, r in active])
+        n = np.array([len(tokens) for tokens in latest])
+        ids = np.array([token for tokens in latest for token in tokens])
+        each, ahead = np.arange(len(ids)), np.concatenate([np.arange(k) for k in n])
+        positions = np.repeat(start, n) + ahead
         return _Part(
-            tokens, positions, each, places, [self._ask(rows, at, n)], each, rows, each, drafts
+            ids=ids,
+            positions=positions,
+            source=each,
+            # A guess that fails leaves its keys and values behind; the next token overwrites them.
+            places=np.repeat(np.array(rows) * self._cache.width, n) + positions,
+            buckets=[self._bucket_of_rows(rows, start, n)],
+            order=each,
+            rows=rows,
+            last=each,
+            drafts=drafts,
         )
+
+    # ------------------------------------------------------------ the forward pass
 
     def _run(self, parts: list[_Part]) -> list[tuple[int, Turn]]:
-        """One forward pass for all parts; returns the turns that this finishes."""
-        starts = np.cumsum([0, *(len(p.ids) for p in parts)])
+        """Do one forward pass for all parts; return the turns that this finishes."""
+        row = _join(parts)
+        n_tokens = len(row.ids)
 
-        def joined(name: str, shift: bool = False) -> np.ndarray:
-            return np.concatenate(
-                [getattr(p, name) + start * shift for p, start in zip(parts, starts, strict=False)]
-            )
+        def index(values: np.ndarray) -> torch.Tensor | None:
+            """Return an index for `take`; None where it would take everything in order."""
+            return None if np.array_equal(values, np.arange(n_tokens)) else self._put(values)
 
-        def unless_all(places: np.ndarray) -> torch.Tensor | None:  # what `take` need not do
-            return None if np.array_equal(places, np.arange(starts[-1])) else self._put(places)
-
-        for part, start in zip(parts, starts, strict=False):
-            for bucket in part.buckets:
-                bucket.queries += start
-        rows, drafts = (
-            [row for p in parts for row in p.asked],
-            [draft for p in parts for draft in p.drafts],
+        attention = _CacheAttention(
+            self._cache, index(row.source), self._put(row.places), row.buckets, index(row.order)
         )
-        positions, last = joined("positions"), joined("last", True)
-        source, places = unless_all(joined("source", True)), self._put(joined("places"))
-        attention = _Attention(
-            self._slots,
-            source,
-            places,
-            [b for p in parts for b in p.buckets],
-            unless_all(joined("order", True)),
-        )
-        if few := 2 * len(last) <= len(positions):
-            n = np.array([1 + len(draft) for draft in drafts])
-            at_end = _Attention(
-                self._slots,
-                None,
-                None,
-                [self._ask(rows, positions[last[np.cumsum(n) - n]], n)],
-                None,
-            )
-        with last_layer_for(self.model, self._put(last), at_end) if few else nullcontext():
-            hidden = forward(self.model, self._put(joined("ids")), self._put(positions), attention)
-        return self._sample(rows, drafts, hidden if few else take(hidden, unless_all(last)))
+        last_layer: AbstractContextManager = nullcontext()
+        if few := 2 * len(row.last) <= n_tokens:
+            n = np.array([1 + len(draft) for draft in row.drafts])
+            start = row.positions[row.last[np.cumsum(n) - n]]
+            bucket = self._bucket_of_rows(row.rows, start, n)
+            of_few = _CacheAttention(self._cache, None, None, [bucket], None)
+            last_layer = last_layer_for(self.model, self._put(row.last), of_few)
+        with last_layer:
+            hidden = forward(self.model, self._put(row.ids), self._put(row.positions), attention)
+        return self._sample(row.rows, row.drafts, hidden if few else take(hidden, index(row.last)))
 
     def _put(self, values) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values)).to(self.device)
 
-    def _sample(
-        self, rows: list[int], drafts: list[list[int]], hidden: torch.Tensor
-    ) -> list[tuple[int, Turn]]:
-        """Draw what follows the last token of each row and the tokens of its draft, as long as the draft holds, from the hidden states
-        [rows and drafts, D]; returns the turns that this finishes."""
-        requests: list[_Request] = [self._requests[i] for i in rows]  # type: ignore[misc]
-        n = np.array([1 + len(draft) for draft in drafts])
-        seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), n)
-        position = np.concatenate(
-            [len(self._out[i]) + np.arange(k) for i, k in zip(rows, n, strict=True)]
-        )
-
-        def of(values: list) -> torch.Tensor:
-            return self._put(np.repeat(np.array(values), n))
-
-        ids, logp = draw(
-            self._logits(hidden),
-            of([r.sampling.temperature for r in requests]).float(),
-            of([r.sampling.top_p for r in requests]).float(),
-            of([r.sampling.top_k for r in requests]),
-            self._put(uniform_of(seeds, position)),
-        )
-        done, drawn = [], iter(zip(ids.tolist(), logp.tolist(), strict=True))
-        for row, request, draft in zip(rows, requests, drafts, strict=True):
-            out, own = self._out[row], list(islice(drawn, 1 + len(draft)))
-            for (token, lp), guessed in zip(own, [*draft, None], strict=True):
-                out.append(token)
-                self._logp[row].append(lp)
-                self.generated_tokens += 1
-                stopped = token in self.codec.eos_ids
-                if stopped or len(out) == request.prompt.max_tokens:
-                    finish = Finish.STOP if stopped else Finish.LENGTH
-                    turn = Turn(
-                        request.prompt,
-                        request.ids,
-                        out,
-                        self._logp[row],
-                        finish,
-                        self.codec.response(out),
-                    )
-                    self._requests[row], self._held[row] = None, request.ids + out[:-1]
-                    self._free.append(row)
-                    done.append((request.key, turn))
-                    break
-                if token != guessed:
-                    break
-        return done
-
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] in float32. On a CPU a 16-bit lm_head would be widened for every token anew: its copy is kept."""
+        """Return the logits [N, V] in float32.
+
+        On a CPU a 16-bit lm_head would be converted for every pass; its float32 copy is cached.
+        """
         weight = self.model.lm_head.weight
         if weight.dtype == torch.float32 or weight.device.type != "cpu":
             return logits_of(self.model, hidden)
-        stamp = weight.data_ptr(), weight._version
-        if self._wide is None or self._wide[0] != stamp:
-            self._wide = stamp, weight.float()
+        version = weight.data_ptr(), weight._version
+        if self._wide is None or self._wide[0] != version:
+            self._wide = version, weight.float()
         bias = getattr(self.model.lm_head, "bias", None)
         return torch.nn.functional.linear(
             hidden.float(), self._wide[1], None if bias is None else bias.float()
         )
 
+    # ------------------------------------------------------------ sampling
+
+    def _sample(
+        self, rows: list[int], drafts: list[list[int]], hidden: torch.Tensor
+    ) -> list[tuple[int, Turn]]:
+        """Draw what follows the latest token of each row and every token of its draft.
+
+        hidden: the states of these tokens, [rows and their drafts, D]. Returns the turns that this
+        finishes.
+        """
+        requests: list[_Request] = [self._requests[i] for i in rows]  # type: ignore[misc]
+        n = np.array([1 + len(draft) for draft in drafts])
+        seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), n)
+        positions = np.concatenate(
+            [len(self._sampled[i]) + np.arange(k) for i, k in zip(rows, n, strict=True)]
+        )
+
+        def per_token(values: list) -> torch.Tensor:
+            return self._put(np.repeat(np.array(values), n))
+
+        ids, logprobs = draw(
+            self._logits(hidden),
+            per_token([r.sampling.temperature for r in requests]).float(),
+            per_token([r.sampling.top_p for r in requests]).float(),
+            per_token([r.sampling.top_k for r in requests]),
+            self._put(uniforms(seeds, positions)),
+        )
+        done, drawn = [], iter(zip(ids.tolist(), logprobs.tolist(), strict=True))
+        for row, request, draft in zip(rows, requests, drafts, strict=True):
+            if turn := self._accept(row, request, list(islice(drawn, 1 + len(draft))), draft):
+                done.append((request.key, turn))
+        return done
+
+    def _accept(
+        self, row: int, request: _Request, drawn: list[tuple[int, float]], draft: list[int]
+    ) -> Turn | None:
+        """Append the tokens drawn for a row as long as its draft holds; return a finished turn.
+
+        The token after a wrong guess was drawn after the wrong text, and so were all further ones.
+        """
+        out = self._sampled[row]
+        for (token, logprob), guess in zip(drawn, [*draft, None], strict=True):
+            out.append(token)
+            self._logprobs[row].append(logprob)
+            self.generated_tokens += 1
+            stopped = token in self.codec.eos_ids
+            if stopped or len(out) == request.prompt.max_tokens:
+                finish = Finish.STOP if stopped else Finish.LENGTH
+                response = self.codec.response(out)
+                logprobs = self._logprobs[row]
+                turn = Turn(request.prompt, request.ids, out, logprobs, finish, response)
+                # the last token was never read by the model
+                self._requests[row], self._cached[row] = None, request.ids + out[:-1]
+                self._free.append(row)
+                return turn
+            if token != guess:
+                break
+        return None
+
+    # ------------------------------------------------------------ phases
+
     def awake(self, policy=None) -> AbstractContextManager:
-        """The weights are shared, nothing is copied; or, if the model is a copy of its own, it takes over those that are trained. What
-        finished turns have left in the cache is given up."""
+        """Get ready to generate with the policy's weights, and reuse nothing of other weights.
+
+        The weights are shared, nothing is copied; a model that is a copy takes over the parameters
+        that are trained.
+        """
         if policy is not None:
             if inner(policy) is not self.model:
                 self._take_over(inner(policy))
@@ -682,7 +793,8 @@ class TransformersEngine:
     def _take_over(self, policy) -> None:
         if not self.copy:
             raise UserError(
-                "The transformers engine samples from the trainer's own model; it cannot take over another one."
+                "The transformers engine samples from the trainer's own model; "
+                "it cannot take over another one."
             )
         own = dict(self.model.named_parameters())
         for name, p in policy.named_parameters():
@@ -690,10 +802,31 @@ class TransformersEngine:
                 own[name].copy_(whole(p))
 
     def counts(self) -> dict[str, int]:
-        return {
-            name: getattr(self, name)
-            for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        }
+        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
+        return {name: getattr(self, name) for name in names}
 
     def close(self) -> None:
         self._clear()
+
+
+def _uncached(trie: Trie, paths: list[list[int]], n_copied: list[int]) -> dict[int, Segment]:
+    """Return what is left to compute of each segment of a trie, laid out in a row of its own.
+
+    paths: the segments of each sequence. n_copied: how many tokens of it are copied from the
+    cache. A token is computed if any sequence through it has no copy:
+
+        trie       a b c d ─┬─ e f      first sequence: 3 tokens copied
+                            └─ g h      second sequence: 5 tokens copied
+        computed         d ─┬─ e f
+                            └─   h
+    """
+    start = [s.depth + len(s) for s in trie.segments]  # the depth from which each is computed
+    for path, n in zip(paths, n_copied, strict=True):
+        for i in path:
+            start[i] = min(start[i], max(n, trie.segments[i].depth))
+    new, n_new = {}, 0
+    for i, s in enumerate(trie.segments):
+        if size := s.depth + len(s) - start[i]:
+            new[i] = Segment(n_new, n_new + size, start[i])
+            n_new += size
+    return new

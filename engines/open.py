@@ -55,8 +55,8 @@ def open_engine(
             min(window or most, most),
             rows,
             kv_gib or (0.0 if on_gpu else 1.0),
-            0.9,
             dtype,
+            gpu_memory_utilization=0.9,
             trust_remote_code=trust_remote_code,
         )
     loaded = load_model(model or EMBEDDED, dtype, device, trust_remote_code)
@@ -199,9 +199,9 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: 
             window,
             config.in_flight,
             kv_gib or 1.0,
-            share,
             dtype,
             config.lora_rank,
             sleep,
-            run.trust_remote_code,
+            gpu_memory_utilization=share,
+            trust_remote_code=run.trust_remote_code,
         )

@@ -1,6 +1,7 @@
 """An engine for tests: it answers with a function.
 
-Holds: `ScriptedEngine`. Exercise it: `pytest tests/test_rollout.py`. Read next: engines/hf.py.
+Holds: `ScriptedEngine`. Leaves out: any model.
+Exercise it: `pytest tests/test_rollout.py`. Read next: engines/hf.py.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from memagent import Finish, Prompt, Turn
 from rollout import Sampling
 from tokens.codec import Codec
 
-# ---------------------------------------------------------------- scripted
-
 
 class ScriptedEngine:
-    """For tests: answers every prompt with `script(prompt)`, a string; log-probs are 0. `per_step` turns are answered per step."""
+    """Answers every prompt with `script(prompt)`, a string, for tests.
+
+    Log-probs are 0. per_step: turns that a call of `step` answers.
+    """
 
     window = None
 
@@ -35,20 +37,14 @@ class ScriptedEngine:
     def step(self) -> list[tuple[int, Turn]]:
         done = []
         for _ in range(min(self.per_step, len(self._queue))):
-            key, prompt = self._queue.pop()  # last in, first out: nobody may rely on the order
+            key, prompt = self._queue.pop()  # last in, first out: no caller may rely on the order
             ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
             ids, prompt_ids = ids[: prompt.max_tokens], prompt.ids(self.codec)
             self.prefilled_tokens += len(prompt_ids)
             self.generated_tokens += len(ids)
-            done.append(
-                (
-                    key,
-                    Turn(
-                        prompt, prompt_ids, ids, [0.0] * len(ids), finish, self.codec.response(ids)
-                    ),
-                )
-            )
+            response, logprobs = self.codec.response(ids), [0.0] * len(ids)
+            done.append((key, Turn(prompt, prompt_ids, ids, logprobs, finish, response)))
         return done
 
     def counts(self) -> dict[str, int]:

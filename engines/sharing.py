@@ -1,6 +1,6 @@
 """Several evaluations on one engine, in a fixed order.
 
-Holds: `together`. Leaves out: the evaluation (eval.py).
+Holds: `share_engine`. Leaves out: the evaluation (eval.py).
 Exercise it: `python cli.py demo --short`. Read next: eval.py.
 """
 
@@ -18,21 +18,23 @@ T = TypeVar("T")
 
 
 class _Stopped(BaseException):
-    """Another function that shares the engine has failed."""
+    """Ends a function because another one that shares the engine has failed."""
 
 
 class _Seat:
-    """One function's view of an engine that several share. The function runs, in a thread, only while it is its turn."""
+    """One function's view of a shared engine.
+
+    The function has a thread of its own, which runs only between `turn` and its next `step`:
+
+        share_engine    turn()   waits                 engine.step()   turn()   waits
+        the function    waits    add() add() step()    waits           waits    add() ..
+    """
 
     def __init__(self, engine: Engine, work: Callable[[Engine], object]):
-        self.engine, self.codec, self.window, self.counts = (
-            engine,
-            engine.codec,
-            engine.window,
-            engine.counts,
-        )
-        self.keys: set[int] = set()  # in flight
-        self.finished: list[tuple[int, Turn]] = []
+        self.engine, self.codec = engine, engine.codec
+        self.window, self.counts = engine.window, engine.counts
+        self.keys: set[int] = set()  # of its prompts in flight
+        self.finished: list[tuple[int, Turn]] = []  # what its next `step` returns
         self.result: object = None
         self.error: BaseException | None = None
         self.over = self.stopped = False
@@ -44,9 +46,7 @@ class _Seat:
         try:
             self._wait()
             self.result = work(self)
-        except (
-            BaseException
-        ) as error:  # the thread's last frame: `together` raises it again, whatever it is
+        except BaseException as error:  # the thread's last frame: raised again by `share_engine`
             self.error = error
         finally:
             self.over = True
@@ -58,7 +58,7 @@ class _Seat:
             raise _Stopped
 
     def turn(self) -> None:
-        """Let the function run until it waits for the engine, or ends."""
+        """Let the function run until it waits for the engine or ends."""
         self.go.release()
         self.back.acquire()
 
@@ -79,12 +79,13 @@ class _Seat:
     def close(self) -> None: ...
 
 
-def together(engine: Engine, works: Sequence[Callable[[Engine], T]]) -> list[T]:
-    """Run functions that each drive an engine on the same one, side by side; returns their results in order.
+def share_engine(engine: Engine, works: Sequence[Callable[[Engine], T]]) -> list[T]:
+    """Run functions that each drive an engine, side by side on one; return their results in order.
 
-    An evaluation of a few long documents leaves an engine half empty; beside another one it costs little more than nothing. The functions
-    take turns in a fixed order, never two at a time, and the engine steps once all that are left wait for it: the same
-    requests reach it in the same order in every run. The first exception ends the others and is raised.
+    An evaluation of a few long documents leaves an engine half empty; beside another one it costs
+    little more than nothing. The functions take turns in a fixed order, never two at a time, and
+    the engine steps once all that are left wait for it: the same requests reach it in the same
+    order in every run. The first exception ends the others and is raised.
     """
     with engine.awake():
         seats = [_Seat(engine, work) for work in works]

@@ -1,14 +1,22 @@
-"""vLLM in the trainer's own process: it samples, then sleeps while the trainer updates, and wakes with the new weights.
+"""vLLM in the trainer's own process: it samples, sleeps while the trainer updates, and wakes again.
 
-Holds: `ColocatedEngine`. Leaves out: what an engine is (rollout.py), how much memory each phase takes (models/plan.py).
+Holds: `ColocatedEngine`. Leaves out: the protocol of an engine (rollout.py), how much memory each
+phase takes (models/plan.py).
 Exercise it: `make test-vllm`. Read next: grpo.py.
 
-One engine of tensor parallelism 1 a rank. The phases of a step are one context manager, `awake(policy)`: wake the weights, bring the
-policy's over, wake the key/value cache, forget every cached prefix; on exit go to sleep. How deep:
+One engine of tensor parallelism 1 a rank. The phases of a step are one context manager:
+
+    with engine.awake(policy):    wake the weights, load the policy's over them,
+                                  wake the key/value cache, drop every cached prefix
+        ...                       sample
+                                  sleep, and the trainer has the memory
+
+How deep it sleeps:
 
     never   weights and cache stay where they are
-    1       weights go to the host's memory, the cache is dropped
-    2       both are dropped: the weights come back from the trainer alone, so never with adapters, which bring no base weights
+    1       the weights move to host memory, the cache is dropped
+    2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
+            used with adapters, which bring no base weights
 """
 
 from __future__ import annotations
@@ -35,12 +43,12 @@ from tokens.codec import Codec
 
 SLEEP = ("never", "1", "2")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for; an adapter of another rank takes the next larger one."""
+"""Adapter ranks that vLLM can allocate; any other rank takes the next larger one."""
 
 
 @contextmanager
-def draws_kept() -> Iterator[None]:
-    """torch's random states are afterwards as they were before: vLLM draws from them, even for prompts that bring a seed."""
+def preserve_rng() -> Iterator[None]:
+    """Restore torch's random states on exit: vLLM draws from them, even for prompts with a seed."""
     state = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -52,20 +60,17 @@ def draws_kept() -> Iterator[None]:
 
 
 @contextmanager
-def undone() -> Iterator[None]:
-    """What vLLM changes for the whole process while it is built is put back: random states, threads, environment.
+def preserve_process() -> Iterator[None]:
+    """Restore what vLLM changes for the whole process: random states, threads, environment.
 
-    Its own variables stay: it reads them again later.
+    Its own variables (VLLM_...) stay: it reads them again later.
     """
-    environment, set_threads, threads = (
-        dict(os.environ),
-        torch.set_num_threads,
-        torch.get_num_threads(),
-    )
+    environment = dict(os.environ)
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
-        with draws_kept():
+        with preserve_rng():
             yield
     finally:
         for name in set(os.environ) | set(environment):
@@ -74,7 +79,7 @@ def undone() -> Iterator[None]:
                     del os.environ[name]
             else:
                 os.environ[name] = environment[name]
-        torch.set_num_threads = set_threads  # on a CPU vLLM puts a function there that does nothing
+        torch.set_num_threads = set_threads  # on a CPU vLLM replaces it by a no-op
         torch.set_num_threads(threads)
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -83,7 +88,10 @@ def undone() -> Iterator[None]:
 
 
 def import_vllm():
-    """The package, in this process and quiet. UserError without it. It reads its settings from the environment when it is imported."""
+    """Import the package, in this process and quietly. UserError if it is not installed.
+
+    It reads its settings from the environment when it is imported.
+    """
     for name, value in {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -93,13 +101,12 @@ def import_vllm():
     if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless told not to
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "TORCHDYNAMO_DISABLE", "1"
-        )  # or half a minute is spent on compiling at the first prompt
+        # else the first prompt spends half a minute on compiling
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
-        with undone(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # its own affairs
+        with preserve_process(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about vLLM's internals
             import vllm
     except ImportError as error:
         raise UserError(
@@ -108,42 +115,49 @@ def import_vllm():
     if not torch.cuda.is_available():
         import vllm._custom_ops
 
-        vllm._custom_ops._supports_onednn = (
-            False  # its packed weights would silently stay as they are when new ones are loaded
-        )
+        # oneDNN packs the weights; packed ones silently stay as they are when new ones are loaded
+        vllm._custom_ops._supports_onednn = False
     return vllm
 
 
-def check(sleep: str, lora_rank: int) -> None:
-    """UserError for what the engine cannot be."""
+def check_settings(sleep: str, lora_rank: int) -> None:
+    """Raise a UserError for a sleep level or an adapter rank that the engine does not support."""
     if sleep not in SLEEP:
         raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
     if sleep == "2" and lora_rank:
         raise UserError(
-            "Sleep level 2 drops the base weights, and adapters do not bring them back: use level 1 or never."
+            "Sleep level 2 drops the base weights, and adapters do not bring them back: "
+            "use level 1 or never."
         )
     if lora_rank > RANKS[-1]:
         raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
 
 
 def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
-    """A new folder for adapters of so many bytes: in shared memory if it has room for twice as much (64 MiB are all that many
-    containers have), else where temporary files go."""
+    """Make a new folder for adapters of `n_bytes`.
+
+    It is in shared memory if that has room for twice as much (many containers have only 64 MiB),
+    else with the temporary files.
+    """
     roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * n_bytes
     return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
 
 
 class ColocatedEngine:
-    """A vLLM engine in this process, with the weights of `model` until `awake(policy)` brings others.
+    """A vLLM engine in this process.
 
-    window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of the key/value cache; 0 = what
-    `share` of the card leaves. lora_rank: rank of the adapters that a policy will bring; 0 = it brings all its weights.
-    sleep: never, 1 or 2, see above. vLLM keeps its state in globals: there is one engine a process, until `close`.
+    It has the weights of `model` until `awake(policy)` loads others.
+
+    window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
+    the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
+    rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
+    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    trust_remote_code. vLLM keeps its state in globals: there is one engine a process, until
+    `close`.
     """
 
-    _open: ColocatedEngine | None = (
-        None  # referred to from here, or the garbage collector would end the process group with it
-    )
+    # referred to from here, or the garbage collector would end the process group with the engine
+    _open: ColocatedEngine | None = None
 
     def __init__(
         self,
@@ -152,65 +166,32 @@ class ColocatedEngine:
         window: int,
         rows: int = 256,
         kv_gib: float = 0.0,
-        share: float = 0.5,
         dtype: str = "float32",
         lora_rank: int = 0,
         sleep: str = "never",
-        trust_remote_code: bool = False,
+        **options,
     ):
-        check(sleep, lora_rank)
-        self.codec, self.window, self.lora_rank, self.level, self.dtype = (
-            codec,
-            window,
-            lora_rank,
-            sleep,
-            getattr(torch, dtype),
-        )
+        check_settings(sleep, lora_rank)
+        self.codec, self.window, self.lora_rank = codec, window, lora_rank
+        self.level, self.dtype = sleep, getattr(torch, dtype)
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm()
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
-        self._params, self._final_only, self._lora_request = (
-            vllm.SamplingParams,
-            RequestOutputKind.FINAL_ONLY,
-            LoRARequest,
-        )
-        on_gpu = torch.cuda.is_available()
+        self._params, self._lora_request = vllm.SamplingParams, LoRARequest
+        self._final_only = RequestOutputKind.FINAL_ONLY
         settings = {
             "dtype": dtype,
             "max_model_len": window,
             "max_num_seqs": rows,
-            "skip_tokenizer_init": True,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "trust_remote_code": trust_remote_code,
             "max_num_batched_tokens": max(4096, min(window, 16384)),
-            "gpu_memory_utilization": share,
+            "gpu_memory_utilization": 0.5,
             "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
-            "use_tqdm_on_load": False,
         }
-        if (
-            world() > 1
-        ):  # each rank has an engine of its own; vLLM wants to know who has started them
-            settings |= {"distributed_executor_backend": "external_launcher"}
-        if dtype != "float32":  # as the trainer (models.logits_of)
-            settings |= {"hf_overrides": {"head_dtype": "float32"}}
-        if lora_rank:
-            settings |= {
-                "enable_lora": True,
-                "max_loras": 1,
-                "max_lora_rank": next(r for r in RANKS if r >= lora_rank),
-            }
-        # a CPU build refuses sleep mode: there the calls and their order are the same, and nothing is given up
-        settings |= (
-            {"enable_sleep_mode": sleep != "never"}
-            if on_gpu
-            else {"enforce_eager": True, "block_size": 32}
-        )
-        with undone():
+        settings |= self._fixed_settings() | options
+        with preserve_process():
             self._engine = vllm.LLM(str(model), **settings).llm_engine
         ColocatedEngine._open = self
         self._adapter: object | None = None
@@ -221,6 +202,30 @@ class ColocatedEngine:
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}  # spent in the phases so far
         self._sleep()
+
+    def _fixed_settings(self) -> dict[str, object]:
+        """Return the arguments of `vllm.LLM` that follow from what the engine is for."""
+        settings: dict[str, object] = {
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "use_tqdm_on_load": False,
+        }
+        if world() > 1:  # each rank has an engine of its own, and torchrun has started them
+            settings["distributed_executor_backend"] = "external_launcher"
+        if self.dtype != torch.float32:  # as the trainer (models/logprobs.py, logits_of)
+            settings["hf_overrides"] = {"head_dtype": "float32"}
+        if self.lora_rank:
+            settings |= {"enable_lora": True, "max_loras": 1}
+            settings["max_lora_rank"] = next(r for r in RANKS if r >= self.lora_rank)
+        # A CPU build refuses sleep mode: the calls and their order are the same there, but no
+        # memory is released.
+        if torch.cuda.is_available():
+            settings["enable_sleep_mode"] = self.level != "never"
+        else:
+            settings |= {"enforce_eager": True, "block_size": 32}
+        return settings
 
     # ------------------------------------------------------------ turns
 
@@ -255,7 +260,7 @@ class ColocatedEngine:
         done, self._refused = self._refused, []
         if done or not self._prompts:
             return done
-        with draws_kept():
+        with preserve_rng():
             outputs = self._engine.step()
         for output in outputs:
             if not output.finished:
@@ -263,7 +268,7 @@ class ColocatedEngine:
             key, prompt, ids = self._prompts.pop(output.request_id)
             (sampled,) = output.outputs
             out = list(sampled.token_ids)
-            scores = sampled.logprobs  # flat: of each position the sampled token's comes first
+            scores = sampled.logprobs  # flat: at each position the sampled token's comes first
             if [scores.token_ids[i] for i in scores.start_indices] != out:
                 raise RuntimeError("vLLM's log-probs are not those of the tokens that it sampled.")
             logprobs = [scores.logprobs[i] for i in scores.start_indices]
@@ -281,16 +286,14 @@ class ColocatedEngine:
         return done
 
     def counts(self) -> dict[str, int]:
-        return {
-            name: getattr(self, name)
-            for name in ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        }
+        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
+        return {name: getattr(self, name) for name in names}
 
     # ------------------------------------------------------------ phases
 
     @contextmanager
     def awake(self, policy=None) -> Iterator[None]:
-        """Hold the engine ready to generate, with the policy's weights as they are now; None: with those it had."""
+        """Keep the engine ready to generate, with the policy's present weights (None: its own)."""
         if self.level == "2" and policy is None and self._lost:
             raise RuntimeError(
                 "After sleep level 2 the weights come from the trainer: awake() needs the policy."
@@ -322,8 +325,12 @@ class ColocatedEngine:
         self.seconds[phase] += time.perf_counter() - start
 
     def take_over(self, policy) -> None:
-        """Bring the policy's weights in the engine's type: its adapters as files in shared memory, loaded in place of the old ones
-        and never merged, or every parameter by name. Cached prefixes are those of the old weights until `forget`."""
+        """Load the policy's weights, cast to the engine's dtype.
+
+        Adapters go through files in shared memory and replace the old ones; they are never merged.
+        Without adapters every parameter is loaded by name. Cached prefixes are still those of the
+        old weights until `forget`.
+        """
         if not self.lora_rank:
             names = ((name, whole(p, self.dtype)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
@@ -338,12 +345,15 @@ class ColocatedEngine:
         self._adapter = self._lora_request("policy", 1, str(self._folder))
 
     def forget(self) -> None:
-        """No prefix of other weights is used again: the cache knows adapters by their number, which stays."""
+        """Drop every cached prefix: it was computed with other weights.
+
+        vLLM would not notice: it tells adapters apart by a number, which stays the same.
+        """
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: turns are still in flight.")
 
     def _abandon(self) -> None:
-        """Turns that nobody will fetch any more, after an error in the middle of a rollout."""
+        """Abort the turns in flight, after an error in the middle of a rollout."""
         if self._prompts:
             self._engine.abort_request(list(self._prompts))
             while self._engine.has_unfinished_requests():
@@ -356,12 +366,12 @@ class ColocatedEngine:
         if self.level != "never":
             self._engine.sleep(level=int(self.level))
 
-    def _wake(self, what: str) -> None:
+    def _wake(self, part: str) -> None:
         if self.level != "never":
-            self._engine.wake_up(tags=[what])
+            self._engine.wake_up(tags=[part])
 
     def close(self) -> None:
-        """End the engine, and with it the process group, the trainer's too: vLLM makes no difference."""
+        """Shut down the engine, and with it the process group, which the trainer shares."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

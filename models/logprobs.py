@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tokens.attention import hidden_states
-from tokens.trie import Cost, Trie, split
+from tokens.trie import Cost, Trie, split_into_tries
 
 
 @dataclass(slots=True)
@@ -47,7 +47,9 @@ class Batch:
 
 def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[Batch]:
     """Every row in exactly one trie of at most `max_tokens` tokens (a longer row stands alone)."""
-    for index, trie in split([r.prompt_ids + r.response_ids for r in rows], max_tokens, cost):
+    for index, trie in split_into_tries(
+        [r.prompt_ids + r.response_ids for r in rows], max_tokens, cost
+    ):
         at = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
         yield Batch(index, trie, np.concatenate(at))
 

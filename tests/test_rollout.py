@@ -7,7 +7,7 @@ from agents.baselines import full_context
 from config.errors import UserError
 from embedded import tiny
 from engines.scripted import ScriptedEngine
-from engines.sharing import together
+from engines.sharing import share_engine
 from memagent import Finish, memagent
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -107,14 +107,14 @@ WORKS = [
 
 def test_several_on_one_engine_get_what_each_gets_alone_in_the_same_order_every_time(codec):
     engines = [Watched(codec) for _ in range(3)]
-    found = [together(engine, WORKS) for engine in engines]
+    found = [share_engine(engine, WORKS) for engine in engines]
     assert (
         found[0] == [work(Watched(codec)) for work in WORKS]
         and len({len(some) for some in found[0]}) == 3
     )
     assert engines[0].asked == engines[1].asked == engines[2].asked
     assert engines[0].in_flight[0] == 6  # the prompts of all three, before the first step
-    assert together(Watched(codec), []) == []
+    assert share_engine(Watched(codec), []) == []
 
 
 def test_the_first_that_fails_ends_the_others(codec):
@@ -134,7 +134,7 @@ def test_the_first_that_fails_ends_the_others(codec):
 
     engine = Watched(codec)
     with pytest.raises(UserError, match="no more"):
-        together(engine, [goes_on, fails, goes_on])
+        share_engine(engine, [goes_on, fails, goes_on])
     assert ended == ["closed", "closed"] and threading.active_count() == before
 
     def broken():
@@ -142,5 +142,5 @@ def test_the_first_that_fails_ends_the_others(codec):
 
     engine.step = broken
     with pytest.raises(OSError, match="the engine itself"):
-        together(engine, [goes_on, goes_on])
+        share_engine(engine, [goes_on, goes_on])
     assert threading.active_count() == before

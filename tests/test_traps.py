@@ -147,7 +147,7 @@ def test_the_environment_is_put_back(monkeypatch):
     monkeypatch.setenv("MEMAGENT_A", "1")
     monkeypatch.setenv("MEMAGENT_B", "2")
     before = dict(os.environ)
-    with vllm_colocated.undone():
+    with vllm_colocated.preserve_process():
         os.environ |= {"MEMAGENT_A": "9", "MEMAGENT_C": "3"}
         del os.environ["MEMAGENT_B"]
     assert dict(os.environ) == before

@@ -1,12 +1,24 @@
-"""The token trie: token sequences as one prefix tree in one row, so that no prefix is computed twice, in training and in rollout.
+"""Attention of the token trie: a packed row goes through a model of transformers, exactly.
 
-Holds: `Trie` and `build`, `split` (tries of a token budget), `Cost`, `forward` (a packed row through a transformers model, with an attention
-of our own), `Attention` (that of a trie), `hidden_states`, `dense_mask`. Leaves out: which tokens are trained and with what weight (grpo.py),
-the key/value cache (engines/hf.py). Exercise it: `pytest tests/tokens/test_trie.py`. Read next: engines/hf.py.
+Holds: `forward` (a packed row through a model, with an attention of our own), `TrieAttention`,
+`hidden_states`, `sdpa`, `dense_mask`, `block_mask`. Leaves out: the tree (tokens/trie.py), which
+tokens are trained and with what weight (grpo.py), the key/value cache (engines/hf.py).
+Exercise it: `pytest tests/tokens/test_trie.py`. Read next: engines/hf.py.
 
-A segment is a run of tokens between two branchings; segments are laid out depth first, and a token's position is its depth. Every token
-attends to its ancestors and to itself: with `end[k]` = the end of k's subtree that is `k <= q < end[k]` for places k and q of the layout.
-All but attention sees a row of tokens without padding; attention is computed bucket by bucket, segments of similar shape side by side.
+The layers of the model see a row of T tokens without padding; only attention knows the tree. Every
+token attends to its ancestors and to itself (the layout and `end` are drawn in tokens/trie.py):
+
+          key   a b c d e f g
+    query a     x                   the dense mask of
+          b     x x
+          c     x x x               a b ─┬─ c ─┬─ d
+          d     x x x x                  │     └─ e
+          e     x x x . x                └─ f g
+          f     x x . . . x
+          g     x x . . . x x
+
+A large mask is mostly empty, so attention is computed bucket by bucket: [a b] is causal by itself;
+[c], [d], [e] and [f g] gather the keys of their ancestors and run side by side.
 """
 
 from __future__ import annotations
@@ -20,11 +32,15 @@ import torch
 import torch.nn.functional as F
 
 from config.errors import UserError
-from tokens.trie import Cost, Segment, Trie, buckets, outputs_of
+from tokens.trie import Bucket, Cost, Segment, Trie, make_buckets, output_rows
 
-NAME = "memagent"  # of our attention among those of transformers
+NAME = "memagent"
+"""Our attention's name in the table of transformers."""
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """(layer, query [1, H, T, D], key and value [1, H', T, D], scale) -> [1, T, H, D]"""
+
+# ---------------------------------------------------------------- through the model
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +52,7 @@ def _register() -> None:
     def attention(
         module, query, key, value, attention_mask, attend: Attend | None = None, **kwargs
     ):
-        if attend is None:  # everybody else's call of the model
+        if attend is None:  # an ordinary call of the model
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attend(module.layer_idx, query, key, value, kwargs["scaling"]), None
 
@@ -45,48 +61,76 @@ def _register() -> None:
 
 
 def use_our_attention(model) -> None:
-    """Have the model ask `attend` where it is given one. UserError for a model with an attention of its own."""
+    """Make the model call `attend` where `forward` passes one.
+
+    UserError for a model whose attention cannot be replaced.
+    """
     from transformers.utils import logging
 
     _register()
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what cannot be set is a warning there
+    logging.set_verbosity_error()  # the library only warns about a model that refuses
     try:
         model.set_attn_implementation(NAME)
     finally:
         logging.set_verbosity(verbosity)
     if model.config._attn_implementation != NAME:
         raise UserError(
-            f"A {type(model).__name__} does not take its attention from transformers' table; give another --model."
+            f"A {type(model).__name__} does not take its attention from transformers' table; "
+            "give another --model."
         )
 
 
 def forward(model, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-    """Last hidden states [T, D] of one row of tokens, ids and positions [T], with the attention left to `attend`.
+    """Return the last hidden states [T, D] of one row of tokens.
 
-    For any decoder of transformers that takes its attention from the library's table; `attend` is asked again when a checkpointed layer
-    is recomputed. The model keeps working as before for every other call.
+    ids and positions are [T]; attention is left to `attend`, which is called again when a
+    checkpointed layer is recomputed. Works with every decoder of transformers that takes its
+    attention from the library's table. All other calls of the model behave as before.
     """
     if model.config._attn_implementation != NAME:
         use_our_attention(model)
-    prepared = torch.ones(
-        1, 1, 1, 1, dtype=torch.bool, device=ids.device
-    )  # a mask of four dimensions: the library builds none of its own
-    return model.model(
+    # Given a mask of four dimensions, the library builds none of its own.
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    output = model.model(
         input_ids=ids[None],
         position_ids=positions[None],
-        attention_mask=prepared,
+        attention_mask=mask,
         use_cache=False,
         attend=attend,
-    ).last_hidden_state[0]
+    )
+    return output.last_hidden_state[0]
 
 
-def take(x: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
-    """x[at] along the first dimension; None: all of x. On a CPU a third of the time that indexing takes, gradient included."""
-    return x if at is None else x.index_select(0, at.flatten()).view(*at.shape, *x.shape[1:])
+def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
+    """Return the last hidden states of a trie, [T, D] in the order of its layout.
+
+    Every token is computed once. Differentiable.
+    """
+    device = model.device
+    attend = TrieAttention(trie, cost or Cost.of(model), device, model.dtype)
+    ids, depth = (
+        torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
+        for x in (trie.ids, trie.depth())
+    )
+    return forward(model, ids, depth, attend)[: len(trie)]
 
 
-FEW = 16  # queries of a row up to which the library's attention on a CPU loses to two products of matrices
+# ---------------------------------------------------------------- parts of every attention
+
+
+def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
+    """Return x[index] along the first dimension; None: all of x.
+
+    On a CPU this takes a third of the time of plain indexing, gradient included.
+    """
+    if index is None:
+        return x
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
+
+
+FEW_QUERIES = 16
+"""Up to so many queries a row, two matrix products beat the library's attention on a CPU."""
 
 
 def sdpa(
@@ -96,122 +140,137 @@ def sdpa(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of S rows, query [S, H, L, D], key and value [S, H', K, D], mask [S, 1, L, K] or None = causal; returns [S, L, H, D]."""
-    n, heads, length, depth = query.shape
-    if (
-        mask is not None
-        and length <= FEW
-        and query.device.type == "cpu"
-        and query.dtype == torch.float32
-    ):
-        # the heads of a group are queries of one: keys and values are read once and not repeated
-        query = (query * scale).reshape(n * key.shape[1], -1, depth)
-        seen = (
-            torch.bmm(query, key.flatten(0, 1).transpose(1, 2))
-            .view(n, heads, length, -1)
-            .add_(mask)
-            .softmax(-1)
-        )
-        return (
-            torch.bmm(seen.view(len(query), -1, seen.shape[3]), value.flatten(0, 1))
-            .view(n, heads, length, -1)
-            .transpose(1, 2)
-        )
-    if (
-        query.shape[1] != key.shape[1]
-    ):  # grouped heads: repeated, because on a CPU the fast kernel wants as many
-        key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+    """Return the attention of S rows, [S, L, H, D].
+
+    query [S, H, L, D]; key and value [S, H', K, D]; mask [S, 1, L, K], added to the scores; None:
+    causal. H is a multiple of H' (grouped heads).
+    """
+    n_heads, n_queries = query.shape[1], query.shape[2]
+    on_cpu = query.device.type == "cpu" and query.dtype == torch.float32
+    if mask is not None and n_queries <= FEW_QUERIES and on_cpu:
+        return _sdpa_by_products(query, key, value, mask, scale)
+    if n_heads != key.shape[1]:
+        # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
+        key, value = (x.repeat_interleave(n_heads // key.shape[1], 1) for x in (key, value))
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
     ).transpose(1, 2)
 
 
-def side_by_side(
+def _sdpa_by_products(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Compute `sdpa` as two matrix products, with the grouped heads of a key as its queries.
+
+    So keys and values are read once and never repeated.
+    """
+    n_rows, n_heads, n_queries, depth = query.shape
+    query = (query * scale).reshape(n_rows * key.shape[1], -1, depth)  # [S * H', H / H' * L, D]
+    weights = (
+        torch.bmm(query, key.flatten(0, 1).transpose(1, 2))
+        .view(n_rows, n_heads, n_queries, -1)
+        .add_(mask)
+        .softmax(-1)
+    )  # [S, H, L, K]
+    return (
+        torch.bmm(weights.view(len(query), -1, weights.shape[3]), value.flatten(0, 1))
+        .view(n_rows, n_heads, n_queries, -1)
+        .transpose(1, 2)
+    )
+
+
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where a boolean mask is True and -inf elsewhere, to be added to the scores.
+
+    Given a boolean mask, the library would do this again in every layer.
+    """
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill_(~visible, -torch.inf)
+
+
+def pad_segments(
     segments: Sequence[Segment], device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """S segments padded on the right to L tokens: (places [S, L], mask [S, 1, L, K], which of the S * L are tokens [n]).
+    """Lay S segments side by side, padded on the right to L tokens.
 
-    Keys are the ancestors' and then the segment's own, so that the column is the depth. No mask: nothing stands above, plain causal. No
-    list of tokens: all of them are.
+    Returns (places [S, L], mask [S, 1, L, K] or None, real [n] or None). The keys are the
+    ancestors, then the segment itself: a key's column is its depth. mask is None if no segment has
+    ancestors, so that plain causal attention will do. real: which of the S * L places are tokens;
+    None: all.
+
+        depth 2, tokens p q r          key   0 1 2 3 4
+                                 query p     x x x . .
+                                       q     x x x x .
+                                       r     x x x x x
     """
-    sizes, depths, starts = (
-        np.array(x)[:, None]
-        for x in zip(*((len(s), s.depth, s.start) for s in segments), strict=True)
-    )
+    shapes = [(len(s), s.depth, s.start) for s in segments]
+    sizes, depths, starts = (np.array(x)[:, None] for x in zip(*shapes, strict=True))  # [S, 1]
     column = np.arange(sizes.max())
-    places = torch.from_numpy(starts + np.minimum(column, sizes - 1)).to(
-        device
-    )  # padding repeats the last
-    real = (
-        None
-        if (sizes == len(column)).all()
-        else torch.from_numpy(np.flatnonzero(column < sizes)).to(device)
-    )
+    places = starts + np.minimum(column, sizes - 1)  # padding repeats the last token
+    places = torch.from_numpy(places).to(device)
+    real = None
+    if (sizes != len(column)).any():
+        real = torch.from_numpy(np.flatnonzero(column < sizes)).to(device)
     if not depths.any():
         return places, None, real
-    seen = np.arange((sizes + depths).max()) <= (depths + column)[:, :, None]  # [S, L, K]
-    return places, minus_inf(torch.from_numpy(seen)[:, None].to(device), dtype), real
+    visible = np.arange((sizes + depths).max()) <= (depths + column)[:, :, None]  # [S, L, K]
+    return places, additive_mask(torch.from_numpy(visible)[:, None].to(device), dtype), real
+
+
+# ---------------------------------------------------------------- attention of a trie
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TrieBucket:
     """S segments, L queries and K keys each, padded on the right."""
 
-    queries: torch.Tensor | slice  # [S, L] places; a slice for one segment
+    queries: torch.Tensor | slice  # [S, L] places; a slice for a single segment
     keys: torch.Tensor | slice  # [S, K] places of its ancestors, then its own
-    mask: torch.Tensor | None  # [S, 1, L, K], 0 or -inf; None: nothing above them, causal
-    real: torch.Tensor | None  # [n] which of the S * L are tokens; None = all
+    mask: torch.Tensor | None  # [S, 1, L, K], 0 or -inf; None: no ancestors, causal
+    real: torch.Tensor | None  # [n] which of the S * L are tokens; None: all
 
 
-class Attention:
-    """The exact attention of a trie, differentiable: each segment attends to its ancestors and causally to itself.
+class TrieAttention:
+    """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
-    On a GPU one FlexAttention call with a block mask. On a CPU whatever costs least by `cost`: plain causal calls where nothing stands
-    above, gathered ancestors where something does, or one dense mask for a small row.
+    On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:
+    one call with a dense mask, or one call a bucket.
     """
 
     def __init__(
         self, trie: Trie, cost: Cost, device: torch.device, dtype: torch.dtype = torch.float32
     ):
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
-        self.buckets: list[_Bucket] = []
+        self.buckets: list[_TrieBucket] = []
         if self.flex:
             return
         if cost.dense(trie) < cost.by_buckets(trie):
-            everything = slice(0, len(trie))
-            self.buckets.append(
-                _Bucket(everything, everything, minus_inf(dense_mask(trie).to(device), dtype), None)
-            )
+            whole = slice(0, len(trie))
+            mask = additive_mask(dense_mask(trie).to(device), dtype)
+            self.buckets.append(_TrieBucket(whole, whole, mask, None))
             self.order = None
             return
-        chosen = buckets(trie.segments, cost)
-        self.buckets = [
-            self._bucket(trie, some, [trie.segments[i] for i in some], device, dtype)
-            for some in chosen
-        ]
-        self.order = torch.from_numpy(outputs_of(chosen, trie.segments)).to(device)
+        buckets = make_buckets(trie.segments, cost)
+        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in buckets]
+        self.order = torch.from_numpy(output_rows(buckets, trie.segments)).to(device)
 
     @staticmethod
-    def _bucket(
-        trie: Trie,
-        chosen: list[int],
-        segments: list[Segment],
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> _Bucket:
+    def _gather(
+        trie: Trie, bucket: Bucket, device: torch.device, dtype: torch.dtype
+    ) -> _TrieBucket:
+        segments = [trie.segments[i] for i in bucket.segments]
         if len(segments) == 1 and not segments[0].depth:
             span = slice(segments[0].start, segments[0].stop)
-            return _Bucket(span, span, None, None)
-        queries, mask, real = side_by_side(segments, device, dtype)
+            return _TrieBucket(span, span, None, None)
+        queries, mask, real = pad_segments(segments, device, dtype)
         if mask is None:
-            return _Bucket(queries, queries, None, real)
+            return _TrieBucket(queries, queries, None, real)
         keys = np.zeros((len(segments), mask.shape[3]), dtype=np.int64)
-        for row, i in enumerate(chosen):
-            line = np.concatenate(
-                [np.arange(trie.segments[k].start, trie.segments[k].stop) for k in trie.line(i)]
-            )
-            keys[row, : len(line)] = line
-        return _Bucket(queries, torch.from_numpy(keys).to(device), mask, real)
+        for row, i in enumerate(bucket.segments):
+            path = [trie.segments[k] for k in trie.path(i)]
+            places = np.concatenate([np.arange(s.start, s.stop) for s in path])
+            keys[row, : len(places)] = places
+        return _TrieBucket(queries, torch.from_numpy(keys).to(device), mask, real)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -222,37 +281,23 @@ class Attention:
             ).transpose(1, 2)
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
 
-        def rows(x: torch.Tensor, at: torch.Tensor | slice) -> torch.Tensor:  # [S, H, L or K, D]
-            return (x[at][None] if isinstance(at, slice) else take(x, at)).transpose(1, 2)
+        def rows(x: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:
+            picked = x[index][None] if isinstance(index, slice) else take(x, index)
+            return picked.transpose(1, 2)  # [S, H, L or K, D]
 
-        parts = []
+        outputs = []
         for b in self.buckets:
-            out = sdpa(rows(q, b.queries), rows(k, b.keys), rows(v, b.keys), b.mask, scale).flatten(
-                0, 1
-            )
-            parts.append(take(out, b.real))
-        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+            out = sdpa(rows(q, b.queries), rows(k, b.keys), rows(v, b.keys), b.mask, scale)
+            outputs.append(take(out.flatten(0, 1), b.real))  # [n, H, D], padding removed
+        out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         return take(out, self.order)[None]
 
 
-def minus_inf(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask that is added to the scores, from one that says what is seen. Made once, the library would do it in every layer."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-
-
-def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
-    """Last hidden states of a trie [T, D], in the order of the layout, every token computed once."""
-    device = model.device
-    attend = Attention(trie, cost or Cost.of(model), device, model.dtype)
-    ids, depth = (
-        torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
-        for x in (trie.ids, trie.depth())
-    )
-    return forward(model, ids, depth, attend)[: len(trie)]
-
-
 def dense_mask(trie: Trie) -> torch.Tensor:
-    """Who sees whom, [1, 1, T, T]: place q sees place k iff k <= q < end[k]."""
+    """Return the boolean mask of a trie, [1, 1, T, T].
+
+    Place q sees place k if and only if k <= q < end[k].
+    """
     q = torch.arange(len(trie))
     end = torch.from_numpy(trie.end())
     return ((q <= q[:, None]) & (q[:, None] < end))[None, None]
@@ -260,33 +305,51 @@ def dense_mask(trie: Trie) -> torch.Tensor:
 
 # ---------------------------------------------------------------- on a GPU
 
-BLOCK = 128  # FlexAttention's
+BLOCK = 128
+"""Queries and keys of a block of FlexAttention."""
 
 
 def takes_flex(device: torch.device) -> bool:
+    """Return whether the attention of a trie is FlexAttention on this device."""
     return device.type == "cuda"
 
 
 def padding(trie: Trie, device: torch.device) -> int:
-    """Tokens appended on a GPU: rows of a few lengths only, or the attention kernel would be compiled for each."""
+    """Return the number of tokens to append to a row on a GPU.
+
+    Rows come in multiples of four blocks, or the kernel would be compiled for every length.
+    """
     return -len(trie) % (4 * BLOCK) if takes_flex(device) else 0
 
 
 def block_mask(end: np.ndarray, device: torch.device):
-    """FlexAttention's mask of a layout, from the ends of the subtrees [T]. Block by block, so that no [T, T] is ever made."""
+    """Return FlexAttention's mask of a layout, from the ends of the subtrees [T].
+
+    It is computed from the smallest and the largest end of each block of 128 keys, so that no
+    [T, T] is ever made. The kernel skips empty blocks, applies the mask to partial ones, and
+    computes full ones without it:
+
+                    keys   0  1  2  3     P partial, F full, . empty
+        queries 0          P  .  .  .     on the diagonal: causal, hence partial
+                1          F  P  .  .     all keys of block 0 are ancestors of block 1
+                2          P  .  P  .     not all subtrees of block 0 reach the end of block 2
+                3          P  .  F  P
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
-    n = -(-len(end) // (4 * BLOCK)) * 4
-    ends = torch.arange(1, n * BLOCK + 1)  # what is appended sees itself alone
+    n = -(-len(end) // (4 * BLOCK)) * 4  # blocks, appended tokens included
+    ends = torch.arange(1, n * BLOCK + 1)  # an appended token sees itself alone
     ends[: len(end)] = torch.from_numpy(end)
     by_block = ends.view(n, BLOCK)
     i = torch.arange(n)
-    some = (i <= i[:, None]) & (by_block.amax(1) > i[:, None] * BLOCK)  # [queries, keys], blocks
+    # [query blocks, key blocks]: some key's subtree reaches into the queries; all reach past them
+    some = (i <= i[:, None]) & (by_block.amax(1) > i[:, None] * BLOCK)
     full = (i < i[:, None]) & (by_block.amin(1) >= (i[:, None] + 1) * BLOCK)
 
-    def lists(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        index = chosen.int().argsort(dim=1, descending=True, stable=True).int()
-        return chosen.sum(1).int()[None, None].to(device), index[None, None].to(device)
+    def lists(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return how many key blocks each query block has, and their indices first in its row."""
+        index = blocks.int().argsort(dim=1, descending=True, stable=True).int()
+        return blocks.sum(1).int()[None, None].to(device), index[None, None].to(device)
 
     ends = ends.to(device)
     return BlockMask.from_kv_blocks(

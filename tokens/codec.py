@@ -1,12 +1,13 @@
 """Text that remembers its tokens, and the codec between the two.
 
-Holds: `Text` (a str with the token ids it was cut from or sampled as), `Sections` of a document, `Codec` (a tokenizer with a chat template),
-`Characters` (for a model whose tokenizer is not known).
-Leaves out: prompts (memagent.py), models (rollout.py). No torch.
+Holds: `Text` (a str with its token ids), `Sections` of a document, `Codec` (a tokenizer with its
+chat template), `Characters` (for a model whose tokenizer is not known).
+Leaves out: prompts (memagent.py), models (models/load.py). No torch.
 Exercise it: `pytest tests/tokens/test_codec.py`. Read next: data.py.
 
-Tokens in, tokens out: a section is a slice of the document's ids and a memory is the ids that were sampled. Both travel
-through the agents as ordinary strings; when they come back inside a prompt, their own ids are used and nothing is encoded twice.
+Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that were
+sampled. Both travel through the agents as ordinary strings. When they come back inside a prompt,
+their own ids are used, so nothing is encoded twice.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from config.errors import UserError, loading
 
 
 class Text(str):
-    """A string together with the token ids it stands for. Any string operation gives a plain `str` without ids.
+    """A string together with the token ids that it stands for.
 
-    >>> t = Text("Anna joined Boris.", (7, 8, 9, 3)); t.ids, t.strip() == t, hasattr(t.strip(), "ids")
+    The ids are those that it was cut from or sampled as; they need not be those that the tokenizer
+    would give. Any string operation returns a plain `str` without ids.
+
+    >>> t = Text("Anna joined Boris.", (7, 8, 9, 3))
+    >>> t.ids, t.strip() == t, hasattr(t.strip(), "ids")
     ((7, 8, 9, 3), True, False)
     """
 
@@ -44,10 +49,15 @@ class Text(str):
 
 
 class Sections(Sequence[Text]):
-    """A document in sections of `n_tokens` ids, the last one shorter. The document stands here once, as ids of four bytes each; a section
-    becomes text when it is read, and the latest ones are remembered: the members of a group read the same at about the same time."""
+    """A document in sections of `n_tokens` ids, the last one shorter.
 
-    REMEMBERED = 1 << 13  # tokens, and at least two sections
+    The document is stored once, as ids of four bytes each. A section is decoded when it is read;
+    the latest ones are cached, because the members of a group read the same section at about the
+    same time.
+    """
+
+    CACHED_TOKENS = 1 << 13
+    """Tokens of the decoded sections that are cached; two sections at least."""
 
     def __init__(
         self,
@@ -59,7 +69,8 @@ class Sections(Sequence[Text]):
         self.ids, self.n_tokens = array("I", ids), n_tokens
         self.left_out = left_out
         """tokens of the document that are in no section"""
-        self._decode, self._latest = decode, OrderedDict()
+        self._decode = decode
+        self._decoded: OrderedDict[int, Text] = OrderedDict()
 
     def __len__(self) -> int:
         return -(-len(self.ids) // self.n_tokens)
@@ -68,47 +79,55 @@ class Sections(Sequence[Text]):
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         k = range(len(self))[k]
-        if k not in self._latest:
-            self._latest[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
-            if len(self._latest) > max(2, self.REMEMBERED // self.n_tokens):
-                self._latest.popitem(last=False)
-        return self._latest[k]
+        if k not in self._decoded:
+            self._decoded[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
+            if len(self._decoded) > max(2, self.CACHED_TOKENS // self.n_tokens):
+                self._decoded.popitem(last=False)
+        return self._decoded[k]
 
 
-class Recent:
-    """The results of the latest calls, as long as they have `max_tokens` tokens together: the members of a group read the same document."""
+class LRUCache:
+    """The most recently used results, as long as they have at most `max_tokens` tokens together.
+
+    For the members of a group, which read the same document. A result that is larger than the
+    budget by itself is not cached.
+    """
 
     def __init__(self, max_tokens: int):
         self.max_tokens, self.tokens = max_tokens, 0
-        self.kept: OrderedDict[tuple, tuple[int, object]] = OrderedDict()
+        self.entries: OrderedDict[tuple, tuple[int, object]] = OrderedDict()  # key -> (size, value)
 
     def get(self, key: tuple, make: Callable[[], object], size: Callable[[object], int]):
-        if key in self.kept:
-            self.kept.move_to_end(key)
-            return self.kept[key][1]
+        """Return the result for `key`, made anew if it is not cached."""
+        if key in self.entries:
+            self.entries.move_to_end(key)
+            return self.entries[key][1]
         value = make()
         if (n := size(value)) <= self.max_tokens:
-            self.kept[key] = n, value
+            self.entries[key] = n, value
             self.tokens += n
         while self.tokens > self.max_tokens:
-            self.tokens -= self.kept.popitem(last=False)[1][0]
+            self.tokens -= self.entries.popitem(last=False)[1][0]
         return value
 
 
 class Codec:
-    """A fast tokenizer of transformers with its chat template, seen as pieces of token ids.
+    """A fast tokenizer of transformers with its chat template, as pieces of token ids.
 
-    A prompt is encoded piece by piece: the template's fixed strings one by one (cached), a `Text` by its ids, any other string by
-    the tokenizer. Pieces are never merged across their borders, in training and evaluation alike (spec memagent.md 3.2).
+    A prompt is encoded piece by piece: each fixed string of the template by itself (cached), a
+    `Text` by its ids, any other string by the tokenizer. Pieces are never merged across their
+    borders, in training and evaluation alike.
 
-    Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets the ids of those characters. The
-    library cannot do the same for added tokens that are not special (`</think>`, the embedded policy's template pieces): they stop
-    nothing, and a text that spells our tags reads like our tags with every tokenizer.
+    Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets
+    the ids of those characters. The library cannot do the same for added tokens that are not
+    special (`</think>`, the pieces of the embedded policy's template). They stop nothing, and with
+    every tokenizer a text that spells our tags reads like our tags.
 
-    thinking: False asks the chat template to switch thinking off where it knows how (`enable_thinking`).
+    thinking: False asks the chat template to switch thinking off if it can (`enable_thinking`).
     """
 
-    exact = True  # a text has as many ids here as the model reads
+    exact = True
+    """Whether a text has as many ids here as the model reads."""
 
     def __init__(
         self,
@@ -119,27 +138,14 @@ class Codec:
     ):
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
-        self.pad_id = (
-            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        )
+        self.pad_id = tokenizer.pad_token_id
+        if self.pad_id is None:
+            self.pad_id = tokenizer.eos_token_id
         self._fixed: dict[str, tuple[int, ...]] = {}
-        self._recent = Recent(1 << 21)
-        self._alive: WeakValueDictionary[tuple, Sections] = (
-            WeakValueDictionary()
-        )  # in use, however long
-        # the library looks at the type of every id before it decodes them: its backend does the same, where it does, in a tenth of the time
-        backend, some = (
-            getattr(tokenizer, "backend_tokenizer", None),
-            list(range(min(256, len(tokenizer)))),
-        )
-        plainly = backend is not None and backend.decode(
-            some, skip_special_tokens=True
-        ) == self._decode_slowly(some)
-        self._decode: Callable[[list[int]], str] = (
-            (lambda ids: backend.decode(ids, skip_special_tokens=True))
-            if plainly
-            else self._decode_slowly
-        )
+        self._recent = LRUCache(1 << 21)
+        # sections still in use by an agent, however long the document
+        self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
+        self._decode = self._fastest_decode()
         self._thinking, self._system = thinking, system
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._head, self._tail = self._frame()
@@ -149,12 +155,16 @@ class Codec:
     def load(
         cls, path: str | Path, *, trust_remote_code: bool = False, local: bool = False, **kwargs
     ) -> Codec:
-        """Of a model's folder or a hub name; local: nothing is downloaded. kwargs: `thinking`, `system`."""
+        """Load the tokenizer of a model's folder or of a hub name.
+
+        local: download nothing. kwargs: `thinking`, `system`. UserError if it cannot be loaded.
+        """
         from transformers import AutoTokenizer, GenerationConfig
 
         if not Path(path).exists() and str(path).startswith((".", "/", "~")):
             raise UserError(
-                f"No model folder at {path}: give a folder with config.json, tokenizer and safetensors, or a hub name."
+                f"No model folder at {path}: give a folder with config.json, tokenizer and "
+                "safetensors, or a hub name."
             )
         with loading(f"The tokenizer of {path}"):
             tokenizer = AutoTokenizer.from_pretrained(
@@ -229,19 +239,20 @@ class Codec:
 
     @property
     def fingerprint(self) -> str:
-        """What tells one tokenizer and chat template from another."""
+        """Hash of the tokenizer, the chat template and the end-of-sequence ids."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        said = (
-            backend.to_str()
-            if backend is not None
-            else repr(sorted(self.tokenizer.get_vocab().items()))
-        )
-        return blake2b(
-            repr((said, self._head, self._tail, sorted(self.eos_ids))).encode(), digest_size=8
-        ).hexdigest()
+        if backend is not None:
+            content = backend.to_str()
+        else:
+            content = repr(sorted(self.tokenizer.get_vocab().items()))
+        identity = (content, self._head, self._tail, sorted(self.eos_ids))
+        return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of one piece, without special tokens around it or in it. A `Text` gives the ids it carries."""
+        """Return the token ids of one piece, without special tokens around it or in it.
+
+        A `Text` gives the ids that it carries.
+        """
         if isinstance(text, Text):
             return text.ids
         return tuple(
@@ -249,45 +260,48 @@ class Codec:
         )
 
     def tokens(self, text: str) -> list[str]:
-        """The tokens of a text in lower case as strings, without the mark that stands for a blank."""
+        """Return the tokens of a lower-cased text as strings, without the mark of a blank."""
         return [token.replace("\u0120", "") for token in self.tokenizer.tokenize(text.lower())]
 
-    PART = 1 << 18  # characters that are encoded at once
-    AROUND = 256  # characters on either side of a cut that say whether it changes anything
+    PART = 1 << 18
+    """Characters that are encoded at once."""
+    CONTEXT = 256
+    """Characters on either side of a cut that show whether it changes the ids."""
 
     def ids(self, text: str) -> array:
-        """What `encode` gives, four bytes a token, of a text of any length.
+        """Return what `encode` does, four bytes a token, for a text of any length.
 
-        The library takes 250 bytes a token while it encodes, so a long text goes in parts. It is cut before a blank or a line's first
-        letter, where the text around the cut has the same ids in two parts as in one; where there is no such place, not at all.
+        The library takes 250 bytes a token while it encodes, so a long text is encoded in parts.
+        It is cut before a blank or before the first letter of a line, at a place where the text
+        around the cut has the same ids in two parts as in one; if there is none, not at all.
         """
-        found, start = array("I"), 0
+        ids, start = array("I"), 0
         while len(text) - start > 2 * self.PART and not isinstance(text, Text):
-            end = next(
-                filter(lambda at: self._parts(text, at), self._places(text, start + self.PART)), 0
-            )
+            cuts = self._candidate_cuts(text, start + self.PART)
+            end = next((cut for cut in cuts if self._can_cut(text, cut)), 0)
             if not end:
                 break
-            found.extend(self.encode(text[start:end]))
+            ids.extend(self.encode(text[start:end]))
             start = end
-        found.extend(self.encode(text if start == 0 else text[start:]))
-        return found
+        ids.extend(self.encode(text if start == 0 else text[start:]))
+        return ids
 
     @staticmethod
-    def _places(text: str, start: int) -> Iterator[int]:
-        """The next places from `start` on where a text may be cut, a few of either kind."""
-        some = text[start : start + 4096]
-        blanks = [start + m.start() for m in re.finditer(r"(?<=\S) (?=\S)", some)]
-        lines = [start + m.start() for m in re.finditer(r"(?<=\n)[^\W_]", some)]
+    def _candidate_cuts(text: str, start: int) -> Iterator[int]:
+        """Yield up to eight starts of lines, then up to eight single blanks, from `start` on."""
+        window = text[start : start + 4096]
+        blanks = [start + m.start() for m in re.finditer(r"(?<=\S) (?=\S)", window)]
+        lines = [start + m.start() for m in re.finditer(r"(?<=\n)[^\W_]", window)]
         yield from lines[:8]
         yield from blanks[:8]
 
-    def _parts(self, text: str, at: int) -> bool:
-        before, after = text[max(0, at - self.AROUND) : at], text[at : at + self.AROUND]
+    def _can_cut(self, text: str, at: int) -> bool:
+        """Return whether the characters around a cut have the same ids in two parts as in one."""
+        before, after = text[max(0, at - self.CONTEXT) : at], text[at : at + self.CONTEXT]
         return self.encode(before) + self.encode(after) == self.encode(before + after)
 
     def text(self, text: str) -> Text:
-        """A string with its ids, so that it is encoded once."""
+        """Return a string with its ids, so that it is encoded once; cached."""
         if isinstance(text, Text):
             return text
         return self._recent.get(
@@ -295,7 +309,10 @@ class Codec:
         )
 
     def after_thinking(self, response: Text) -> Text:
-        """What follows the last `</think>`: thoughts never enter a memory (spec memagent.md 3.3). Ids are kept where it is one token."""
+        """Return what follows the last `</think>`: thoughts never enter a memory.
+
+        The sampled ids are kept where `</think>` is a single token.
+        """
         rest = response.rpartition("</think>")[2]
         if "<think>" in rest:
             return self.text(rest.partition("<think>")[0])  # thoughts that never ended
@@ -307,18 +324,29 @@ class Codec:
         return self.text(rest)
 
     def fixed(self, text: str) -> tuple[int, ...]:
-        """Token ids of a template's constant piece, special tokens among them; remembered."""
+        """Return the token ids of a template's constant piece, special tokens included; cached."""
         if text not in self._fixed:
-            self._fixed[text] = (
-                tuple(
-                    self.tokenizer.encode(
-                        text, add_special_tokens=False, split_special_tokens=False
-                    )
+            ids = ()
+            if text:
+                ids = self.tokenizer.encode(
+                    text, add_special_tokens=False, split_special_tokens=False
                 )
-                if text
-                else ()
-            )
+            self._fixed[text] = tuple(ids)
         return self._fixed[text]
+
+    def _fastest_decode(self) -> Callable[[list[int]], str]:
+        """Return the backend's `decode` if it agrees with the library's, else the library's.
+
+        The library checks the type of every id before it decodes; its backend does the same work
+        in a tenth of the time. They are compared on the first ids of the vocabulary.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        sample = list(range(min(256, len(self.tokenizer))))
+        if backend is None:
+            return self._decode_slowly
+        if backend.decode(sample, skip_special_tokens=True) != self._decode_slowly(sample):
+            return self._decode_slowly
+        return lambda ids: backend.decode(ids, skip_special_tokens=True)
 
     def _decode_slowly(self, ids: list[int]) -> str:
         return self.tokenizer.decode(
@@ -326,6 +354,7 @@ class Codec:
         )
 
     def decode(self, ids: Sequence[int]) -> Text:
+        """Return the text of token ids, special tokens left out, with all of these ids."""
         return Text(self._decode(list(ids)), ids)
 
     def chat(
@@ -353,9 +382,10 @@ class Codec:
         return ids
 
     def response(self, ids: Sequence[int]) -> Text:
-        """A sampled response as text, without padding and end-of-sequence ids (spec memagent.md 3.3).
+        """Return a sampled response as text, without padding and end-of-sequence ids.
 
-        Where the chat template itself has opened `<think>`, the text begins with it: thoughts cut short are then known as thoughts.
+        If the chat template itself opens `<think>`, the text begins with it, so that thoughts which
+        were cut short are still recognised as thoughts.
         """
         text = self.decode([i for i in ids if i not in self.eos_ids and i != self.pad_id])
         return Text(f"<think>{text}", text.ids) if self._thinks_at_once and ids else text
@@ -363,43 +393,43 @@ class Codec:
     def cut(
         self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center"
     ) -> Sections:
-        """The document in sections of `n_tokens` ids: no overlap, no alignment, the last one shorter (spec memagent.md 3.1).
+        """Cut a document into sections of `n_tokens` ids, the last one shorter.
 
-        Past `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of the ids that fit, `"head"` the
-        first sections. Who asks for the same again while it is in use, or soon after, gets the same: neither text nor ids of a document
-        are in memory twice.
+        Sections neither overlap nor align with words or lines. Of a document longer than
+        `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of
+        the ids that fit, `"head"` the first sections. The same call returns the same object while
+        that is in use and for some time after, so a document's ids are in memory only once.
         """
 
-        def made() -> Sections:
-            kept = ids = self.ids(document)
+        def make() -> Sections:
+            read = ids = self.ids(document)
             if max_sections and len(ids) > (limit := max_sections * n_tokens):
-                kept = (
-                    ids[: limit // 2] + ids[len(ids) - limit // 2 :]
-                    if over == "center"
-                    else ids[:limit]
-                )
-            return Sections(kept, n_tokens, len(ids) - len(kept), self.decode)
+                if over == "center":
+                    read = ids[: limit // 2] + ids[len(ids) - limit // 2 :]
+                else:
+                    read = ids[:limit]
+            return Sections(read, n_tokens, len(ids) - len(read), self.decode)
 
-        text = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
-        key = (
-            text,
-            getattr(document, "ids", None),
-            n_tokens,
-            max_sections,
-            over,
-        )  # equal text may have other ids
-        sections = self._alive.get(key) or self._recent.get(
-            key, made, lambda sections: len(sections.ids)
-        )
+        digest = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
+        own_ids = getattr(document, "ids", None)  # equal text may carry other ids
+        key = (digest, own_ids, n_tokens, max_sections, over)
+        sections = self._alive.get(key)
+        if not sections:
+            sections = self._recent.get(key, make, lambda sections: len(sections.ids))
         self._alive[key] = sections
         return sections
 
 
 class Characters(Codec):
-    """A codec for a model whose tokenizer is not known: a "token" is a piece of at most four bytes of UTF-8, about what a token of today's
-    vocabularies has. Lengths are estimates; every text comes back as it was. There is no chat template: a prompt is its text.
+    """A codec for a model whose tokenizer is not known.
 
-    >>> codec = Characters(); codec.encode("Anna met Zoë."), str(codec.decode(codec.encode("Anna met Zoë.")))
+    A "token" is a piece of at most four bytes of UTF-8, about the size of a token in today's
+    vocabularies. Lengths are estimates; every text comes back unchanged. There is no chat template:
+    a prompt is its text.
+
+    >>> codec = Characters()
+    >>> ids = codec.encode("Anna met Zoë.")
+    >>> ids, str(codec.decode(ids))
     ((0, 1, 2, 3), 'Anna met Zoë.')
     """
 
@@ -408,29 +438,26 @@ class Characters(Codec):
     fingerprint = "characters"
 
     def __init__(self):
-        self.tokenizer, self.eos_ids, self.pad_id = (
-            SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None),
-            frozenset(),
-            None,
-        )
-        self._numbers: dict[str, int] = {}  # piece -> its number, in the order in which they came
+        self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
+        self.eos_ids, self.pad_id = frozenset(), None
+        self._id_of: dict[str, int] = {}  # pieces are numbered as they first occur
         self._pieces: list[str] = []
         self._head = self._tail = ""
         self._thinking, self._system = False, None
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._thinks_at_once = False
-        self._recent, self._alive = Recent(1 << 21), WeakValueDictionary()
+        self._recent, self._alive = LRUCache(1 << 21), WeakValueDictionary()
 
     def encode(self, text: str) -> tuple[int, ...]:
         if isinstance(text, Text):
             return text.ids
-        return tuple(self._number(piece) for piece in self.PIECE.findall(text))
+        return tuple(self._id(piece) for piece in self.PIECE.findall(text))
 
-    def _number(self, piece: str) -> int:
-        if piece not in self._numbers:
-            self._numbers[piece] = len(self._pieces)
+    def _id(self, piece: str) -> int:
+        if piece not in self._id_of:
+            self._id_of[piece] = len(self._pieces)
             self._pieces.append(piece)
-        return self._numbers[piece]
+        return self._id_of[piece]
 
     def ids(self, text: str) -> array:
         return array("I", self.encode(text))
@@ -450,5 +477,6 @@ class Characters(Codec):
 
     def tokens(self, text: str) -> list[str]:
         raise UserError(
-            "The retriever tfidf_tokens compares the model's own tokens: say by --model whose these are."
+            "The retriever tfidf_tokens compares the model's own tokens: "
+            "say by --model whose these are."
         )

@@ -1,8 +1,23 @@
 """The prefix tree of a batch: token sequences in one row, so that no prefix is computed twice.
 
-Holds: `Segment`, `Trie`, `build`, `split` (trees of a token budget), `Cost`, `buckets`. Leaves out: the attention
-of that tree (tokens/attention.py), which tokens are trained and with what weight (grpo.py).
+Holds: `Segment`, `Trie`, `build_trie`, `split_into_tries` (trees of a token budget), `Cost`,
+`Bucket`, `make_buckets`. Leaves out: the attention of that tree (tokens/attention.py), which tokens
+are trained and with what weight (grpo.py).
 Exercise it: `pytest tests/tokens/test_trie.py`. Read next: tokens/attention.py.
+
+A segment is a run of tokens without a branch. Segments are laid out depth first, and a token's
+position in the model is its depth in the tree:
+
+    sequences      tree              layout
+    a b c d        a b ─┬─ c ─┬─ d   place    0  1  2  3  4  5  6
+    a b c e             │     └─ e   ids      a  b  c  d  e  f  g
+    a b f g             └─ f g       segment  0  0  1  2  3  4  4
+                                     depth    0  1  2  3  3  2  3
+                                     parent  -1  0  1  2  2  1  5
+                                     end      7  7  5  4  5  7  7
+
+`end[k]` is the end of k's subtree. It makes ancestry a comparison of integers: place k is an
+ancestor of place q, or q itself, if and only if `k <= q < end[k]`.
 """
 
 from __future__ import annotations
@@ -13,15 +28,17 @@ from itertools import pairwise
 
 import numpy as np
 
+# ---------------------------------------------------------------- the tree
+
 
 @dataclass(slots=True)
 class Segment:
-    """A run of tokens without a branch."""
+    """A run of tokens without a branch, at the places [start, stop) of the layout."""
 
-    start: int  # its place in the layout, [start, stop)
+    start: int
     stop: int
     depth: int  # of its first token
-    parent: int = -1  # the segment that it goes on from; -1 = none
+    parent: int = -1  # index of the segment that it continues; -1: none
     end: int = 0  # end of its subtree in the layout
 
     def __len__(self) -> int:
@@ -30,53 +47,57 @@ class Segment:
 
 @dataclass(slots=True)
 class Trie:
-    """Token sequences as a prefix tree of T tokens, laid out depth first."""
+    """Token sequences as a prefix tree of T tokens, laid out depth first.
+
+    >>> trie = build_trie([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7]])
+    >>> trie.ids.tolist(), trie.places(1).tolist()
+    ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 4])
+    >>> trie.depth().tolist(), trie.parent().tolist(), trie.end().tolist()
+    ([0, 1, 2, 3, 3, 2, 3], [-1, 0, 1, 2, 2, 1, 5], [7, 7, 5, 4, 5, 7, 7])
+    """
 
     ids: np.ndarray  # [T]
     segments: list[Segment]  # in the order of the layout
-    leaf: list[int]  # sequence -> the segment it ends in
+    leaf: list[int]  # sequence -> the segment in which it ends
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def line(self, segment: int) -> list[int]:
-        """A segment and those above it, the topmost first."""
-        out = []
+    def path(self, segment: int) -> list[int]:
+        """Return the indices of the segments from the root to `segment`, both included."""
+        upwards = []
         while segment >= 0:
-            out.append(segment)
+            upwards.append(segment)
             segment = self.segments[segment].parent
-        return out[::-1]
+        return upwards[::-1]
 
     def places(self, sequence: int) -> np.ndarray:
-        """Where the tokens of a sequence stand in the layout, [length of the sequence]."""
-        runs = [
-            np.arange(self.segments[s].start, self.segments[s].stop)
-            for s in self.line(self.leaf[sequence])
-        ]
-        return np.concatenate(runs)
+        """Return the places of a sequence's tokens in the layout, [length of the sequence]."""
+        path = [self.segments[i] for i in self.path(self.leaf[sequence])]
+        return np.concatenate([np.arange(s.start, s.stop) for s in path])
 
     def depth(self) -> np.ndarray:
-        """Position of every token in its sequences, [T]."""
+        """Return the position of every token in its sequences, [T]."""
         return np.concatenate([np.arange(s.depth, s.depth + len(s)) for s in self.segments])
 
     def parent(self) -> np.ndarray:
-        """Place of the token before every token, [T]; -1 at the first of a sequence."""
-        out = np.arange(-1, len(self) - 1)
+        """Return the place of the token before every token, [T]; -1 at the start of a sequence."""
+        parents = np.arange(-1, len(self) - 1)
         for s in self.segments:
-            out[s.start] = self.segments[s.parent].stop - 1 if s.parent >= 0 else -1
-        return out
+            parents[s.start] = self.segments[s.parent].stop - 1 if s.parent >= 0 else -1
+        return parents
 
     def end(self) -> np.ndarray:
-        """End of every token's subtree, [T]."""
+        """Return the end of every token's subtree, [T]."""
         return np.repeat([s.end for s in self.segments], [len(s) for s in self.segments])
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the longest common prefix, by bisection over slices."""
     n = min(len(a), len(b))
     if a[:n] == b[:n]:
         return n
-    lo, hi = 0, n  # a[:lo] == b[:lo], a[:hi] != b[:hi]
+    lo, hi = 0, n  # invariant: a[:lo] == b[:lo] and a[:hi] != b[:hi]
     while hi - lo > 1:
         middle = (lo + hi) // 2
         if a[lo:middle] == b[lo:middle]:
@@ -86,47 +107,56 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return lo
 
 
-def in_order(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Their order of the alphabet, and how many tokens each has in common with the one before it in that order."""
+def sort_by_prefix(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return the lexicographic order of sequences, and the prefix shared with the predecessor.
+
+    Both lists follow the order: `overlaps[i]` is the common prefix of sequences `order[i - 1]` and
+    `order[i]`, 0 for the first one.
+    """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    return order, [0] + [common(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    return order, [0] + [common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
 
 
-def build(
-    sequences: Sequence[Sequence[int]], least: int = 1, shared: Sequence[int] | None = None
+def build_trie(
+    sequences: Sequence[Sequence[int]], min_saved: int = 1, overlaps: Sequence[int] | None = None
 ) -> Trie:
-    """The trie of non-empty sequences. A run is shared where that saves at least `least` tokens; otherwise each sequence gets its own.
+    """Build the trie of non-empty sequences.
 
-    shared: for sequences in the order of the alphabet, how many tokens each has in common with the one before it.
+    min_saved: a run is shared where that saves at least so many tokens; below, each sequence gets
+    a copy of its own. overlaps: if the sequences are in lexicographic order already, the tokens
+    that each has in common with its predecessor.
     """
     order: Sequence[int] = range(len(sequences))
-    if shared is None:
-        order, shared = in_order(sequences)
+    if overlaps is None:
+        order, overlaps = sort_by_prefix(sequences)
     segments: list[Segment] = []
     ids: list[int] = []
     leaf = [-1] * len(sequences)
 
-    def add(sequence: int, start: int, stop: int, parent: int) -> int:
+    def append(sequence: int, start: int, stop: int, parent: int) -> int:
         if start == stop:
             return parent
-        at = len(ids)
+        first_place = len(ids)
         ids.extend(sequences[sequence][start:stop])
-        segments.append(Segment(at, len(ids), start, parent))
+        segments.append(Segment(first_place, len(ids), start, parent))
         return len(segments) - 1
 
-    stack = [
-        (0, len(order), 0, -1)
-    ]  # sequences order[i:j] agree in their first `base` tokens, which end in segment `parent`
+    # Each task on the stack: the sequences order[i:j] agree in their first `base` tokens, which end
+    # in the segment `parent`. No recursion: a growing chat can branch deeper than Python's limit.
+    stack = [(0, len(order), 0, -1)]
     while stack:
         i, j, base, parent = stack.pop()
         if j - i == 1:
-            leaf[order[i]] = add(order[i], base, len(sequences[order[i]]), parent)
+            leaf[order[i]] = append(order[i], base, len(sequences[order[i]]), parent)
             continue
-        m = min(shared[i + 1 : j])
-        cuts = [i, *(k for k in range(i + 1, j) if shared[k] == m), j]
-        if (j - i - 1) * (m - base) >= least:
-            parent, base = add(order[i], base, m, parent), m
+        # They agree up to the smallest overlap among them, and branch wherever it occurs.
+        agree = min(overlaps[i + 1 : j])
+        cuts = [i, *(k for k in range(i + 1, j) if overlaps[k] == agree), j]
+        if (j - i - 1) * (agree - base) >= min_saved:
+            parent, base = append(order[i], base, agree, parent), agree
         stack += [(a, b, base, parent) for a, b in pairwise(cuts)][::-1]
+
+    # Children follow their parent in the layout, so one pass from the back closes all subtrees.
     for segment in reversed(segments):
         segment.end = max(segment.end, segment.stop)
         if segment.parent >= 0:
@@ -135,69 +165,85 @@ def build(
     return Trie(np.array(ids), segments, leaf)
 
 
-MAX_MASK = 1 << 24  # entries of a bucket's mask at most: 64 MiB in float32
+# ---------------------------------------------------------------- buckets of attention
+
+MAX_MASK = 1 << 24
+"""Most entries of a bucket's mask: 64 MiB in float32."""
 
 
 @dataclass(slots=True)
-class Group:
-    """Segments whose attention is computed side by side."""
+class Bucket:
+    """Segments whose attention is one call, padded to a common shape.
 
-    chosen: list[int]
-    length: int  # queries of the longest
-    wide: int  # keys of the widest: what stands above a segment and itself
-    below: bool  # whether something stands above them
+    Four segments with ancestors (A), tokens of their own (x) and padding (.):
+
+        keys       A A A A A x x x      n_queries = 3, the longest segment
+                   A A A A x x x .      n_keys = 8, the most ancestors and own tokens
+                   A A A x x . . .
+                   A A A x x . . .
+    """
+
+    segments: list[int]  # by index
+    n_queries: int
+    n_keys: int
+    has_ancestors: bool  # False for all of them: the causal kernel needs no mask
 
 
-def grouped(segments: Sequence[Segment], cost: Cost) -> list[Group]:
-    """Segments side by side, padded to the longest: a new group where padding costs more than the overhead of one."""
-    # plain integers: this runs for every batch of prompts, over hundreds of segments
+def make_buckets(segments: Sequence[Segment], cost: Cost) -> list[Bucket]:
+    """Put every segment into one bucket; start a new one where padding costs more than a call."""
+    # Plain integers: this runs for every batch of prompts, over hundreds of segments.
     shapes = [(s.depth > 0, s.stop - s.start, s.depth + s.stop - s.start) for s in segments]
-    keys = [(below, own.bit_length(), length) for below, length, own in shapes]
-    out: list[Group] = []
-    group, area = None, 0
+    # Similar shapes become neighbours: first by ancestors or none, then by the keys' next power of
+    # two, then by the queries; the largest come first.
+    keys = [(above, n_keys.bit_length(), n_queries) for above, n_queries, n_keys in shapes]
+    buckets: list[Bucket] = []
+    bucket, area = None, 0  # area: entries of the bucket's mask that are not padding
     for i in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
-        below, length, own = shapes[i]
-        if group is not None and group.below == below:
-            longest, wide = max(group.length, length), max(group.wide, own)
-            padded = (len(group.chosen) + 1) * longest * wide
-            if padded <= MAX_MASK and (padded - area - length * own) * cost.pair <= cost.call:
-                group.chosen.append(i)
-                group.length, group.wide, area = longest, wide, area + length * own
+        above, n_queries, n_keys = shapes[i]
+        if bucket is not None and bucket.has_ancestors == above:
+            longest, widest = max(bucket.n_queries, n_queries), max(bucket.n_keys, n_keys)
+            padded = (len(bucket.segments) + 1) * longest * widest
+            wasted = padded - area - n_queries * n_keys
+            if padded <= MAX_MASK and wasted * cost.pair <= cost.call:
+                bucket.segments.append(i)
+                bucket.n_queries, bucket.n_keys = longest, widest
+                area += n_queries * n_keys
                 continue
-        group, area = Group([i], length, own, below), length * own
-        out.append(group)
-    return out
+        bucket, area = Bucket([i], n_queries, n_keys, above), n_queries * n_keys
+        buckets.append(bucket)
+    return buckets
 
 
-def buckets(segments: Sequence[Segment], cost: Cost) -> list[list[int]]:
-    """Which segments' attention is computed side by side, by number."""
-    return [group.chosen for group in grouped(segments, cost)]
+def output_rows(buckets: Sequence[Bucket], segments: Sequence[Segment]) -> np.ndarray:
+    """Return for every place, [T], the row of its output.
 
-
-def outputs_of(chosen: Sequence[Sequence[int]], segments: Sequence[Segment]) -> np.ndarray:
-    """Where the outputs of buckets, one after the other and without padding, have each place, [T]."""
-    back, n_done = np.zeros(sum(map(len, segments)), dtype=np.int64), 0
-    for s in (segments[i] for bucket in chosen for i in bucket):
-        back[s.start : s.stop] = n_done + np.arange(len(s))
+    The outputs are those of the buckets one after the other, padding removed.
+    """
+    rows, n_done = np.zeros(sum(map(len, segments)), dtype=np.int64), 0
+    for s in (segments[i] for bucket in buckets for i in bucket.segments):
+        rows[s.start : s.stop] = n_done + np.arange(len(s))
         n_done += len(s)
-    return back
-
-
-# ---------------------------------------------------------------- through the model
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a forward pass costs, in floating-point operations. A backward pass costs twice that, which changes no choice."""
+    """The cost of a forward pass in floating-point operations.
 
-    token: float  # a token through the layers
-    pair: float  # a token that looks at another one
-    call: float  # a bucket of attention: what its overhead could have computed
+    A backward pass costs twice that, which changes no choice.
+    """
+
+    token: float  # of one token through the layers
+    pair: float  # of one query that attends to one key
+    call: float  # of one call of attention: what could be computed in the time of its overhead
 
     @classmethod
     def of(cls, model) -> Cost:
-        """From a transformers model's sizes. A bucket's overhead is that of a few calls a layer; any value
-        from a sixth to five times this one gave the same times on a CPU (dev/LOG.md)."""
+        """Derive the costs from the sizes of a transformers model.
+
+        A call's overhead is that of a few kernels a layer; any value from a sixth to five times
+        this one gave the same times on a CPU (dev/LOG.md).
+        """
         config, layers = model.config, model.model.layers
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         pair = 4 * len(layers) * config.num_attention_heads * head
@@ -207,49 +253,75 @@ class Cost:
         return self.token * len(trie) + min(self.dense(trie), self.by_buckets(trie))
 
     def dense(self, trie: Trie) -> float:
-        """Attention as one call with a mask [T, T]."""
+        """Return the cost of attention as one call with a mask [T, T]."""
         return self.call + self.pair * len(trie) ** 2
 
     def by_buckets(self, trie: Trie) -> float:
-        """Attention bucket by bucket, padding included; the causal kernel leaves half of the pairs out."""
+        """Return the cost of attention bucket by bucket, padding included."""
         return sum(
-            self.call + self.pair * len(b.chosen) * b.length * b.wide * (1 if b.below else 0.5)
-            for b in grouped(trie.segments, self)
+            self.call
+            # the causal kernel skips half of the pairs
+            + self.pair * len(b.segments) * b.n_queries * b.n_keys * (1 if b.has_ancestors else 0.5)
+            for b in make_buckets(trie.segments, self)
         )
 
 
-def cheapest(
-    sequences: Sequence[Sequence[int]], cost: Cost, shared: Sequence[int] | None = None
+# ---------------------------------------------------------------- packing
+
+
+def cheapest_trie(
+    sequences: Sequence[Sequence[int]], cost: Cost, overlaps: Sequence[int] | None = None
 ) -> Trie:
-    """The trie that shares as much as pays: buckets cost something each, padding and short runs eat up what sharing saves."""
-    everything = build(sequences, 1, shared)
-    if len(everything) == sum(map(len, sequences)):
-        return everything
-    return min(
-        (everything, *(build(sequences, least, shared) for least in (64, 1 << 60))), key=cost
-    )
+    """Return the cheapest of three tries: all prefixes shared, runs of at least 64 tokens, none.
+
+    Sharing saves tokens, but every branching adds buckets and padding.
+    """
+    all_shared = build_trie(sequences, 1, overlaps)
+    if len(all_shared) == sum(map(len, sequences)):  # there is nothing to share
+        return all_shared
+    some_and_none = (build_trie(sequences, min_saved, overlaps) for min_saved in (64, 1 << 60))
+    return min((all_shared, *some_and_none), key=cost)
 
 
-def split(
+def split_into_tries(
     sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None = None
 ) -> Iterator[tuple[list[int], Trie]]:
-    """Tries of at most `max_tokens` tokens (a longer sequence stands alone), each with the numbers of its sequences.
+    """Yield tries of at most `max_tokens` tokens, each with the indices of its sequences.
 
-    Neighbours in the order of the alphabet stay together. A full trie is cut where its neighbours share least, so that a group is
-    not torn apart, but not before it is half full. With a `cost` each trie shares as much as pays, and may have more tokens for it.
+    Lexicographic neighbours stay together. A longer sequence is alone in its trie. With a `cost`,
+    each trie shares only prefixes that pay (`cheapest_trie`), and may have more tokens for it.
     """
-    order, shared = in_order(sequences)
+    order, overlaps = sort_by_prefix(sequences)
     start = 0
     while start < len(order):
-        size, stop, cut, half = 0, start, start + 1, False
-        while stop < len(order):
-            size += len(sequences[order[stop]]) - (shared[stop] if stop > start else 0)
-            if stop > start and size > max_tokens:
-                break
-            stop += 1
-            if stop < len(order) and (not half or shared[stop] <= shared[cut]):
-                cut, half = stop, 2 * size >= max_tokens
-        cut = len(order) if stop == len(order) else cut
-        chosen, overlap, start = order[start:cut], [0, *shared[start + 1 : cut]], cut
-        some = [sequences[i] for i in chosen]
-        yield chosen, cheapest(some, cost, overlap) if cost else build(some, 1, overlap)
+        stop = _end_of_trie(sequences, order, overlaps, start, max_tokens)
+        index, own_overlaps = order[start:stop], [0, *overlaps[start + 1 : stop]]
+        members = [sequences[i] for i in index]
+        if cost:
+            yield index, cheapest_trie(members, cost, own_overlaps)
+        else:
+            yield index, build_trie(members, 1, own_overlaps)
+        start = stop
+
+
+def _end_of_trie(
+    sequences: Sequence[Sequence[int]],
+    order: list[int],
+    overlaps: list[int],
+    start: int,
+    max_tokens: int,
+) -> int:
+    """Return where the trie that begins at order[start] ends.
+
+    A full trie is cut where neighbours share least, so that no group of similar prompts is torn
+    apart, but not before it is half full.
+    """
+    n_tokens, stop, cut, half_full = 0, start, start + 1, False
+    while stop < len(order):
+        n_tokens += len(sequences[order[stop]]) - (overlaps[stop] if stop > start else 0)
+        if stop > start and n_tokens > max_tokens:
+            return cut
+        stop += 1
+        if stop < len(order) and (not half_full or overlaps[stop] <= overlaps[cut]):
+            cut, half_full = stop, 2 * n_tokens >= max_tokens
+    return len(order)

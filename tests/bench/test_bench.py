@@ -321,7 +321,7 @@ def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
 class Apart(TransformersEngine):
     """Stands in for vLLM: samples from a copy of the policy's weights in float32."""
 
-    def __init__(self, folder, codec, *_):
+    def __init__(self, folder, codec, *_, **__):
         super().__init__(load_model(folder, "float32", "cpu"), codec, copy=True)
         self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}
 

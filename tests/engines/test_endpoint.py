@@ -39,25 +39,26 @@ def tasks(n, n_sections=3, kind="one_fact"):
 
 
 def reply(codec, ids, max_tokens):
-    """(ids, finish) of the only answer to a prompt: ids that no text gives back, so that one that is encoded again is noticed."""
+    """Return (ids, finish) of the only answer to a prompt.
+
+    No text gives these ids back, so that a text which is encoded again is noticed.
+    """
     draw = random.Random(repr(ids))
-    out = [
-        draw.randrange(2, len(codec.tokenizer)) for _ in range(draw.randrange(1, 2 * max_tokens))
-    ]
+    n = draw.randrange(1, 2 * max_tokens)
+    out = [draw.randrange(2, len(codec.tokenizer)) for _ in range(n)]
     return ([*out, 1], "stop") if len(out) < max_tokens else (out[:max_tokens], "length")
 
 
 class Server:
-    """Speaks the protocol on loopback. `faults`: what becomes of the next requests, one each; `always`: of all further ones."""
+    """Speaks the protocol on loopback.
+
+    faults: what happens to the next requests, one each; always: to all further ones. A fault is
+    "drop", "hang", a tuple (status, reply, headers), or a dict that replaces parts of the answer.
+    """
 
     def __init__(self, codec, name="m", window=None, ids=True, delay_s=0.002):
-        self.codec, self.name, self.window, self.ids, self.delay_s = (
-            codec,
-            name,
-            window,
-            ids,
-            delay_s,
-        )
+        self.codec, self.name, self.window = codec, name, window
+        self.ids, self.delay_s = ids, delay_s
         self.faults, self.always, self.on_request = [], "", lambda n: None
         self.bodies, self.keys, self.now, self.most, self.broken = [], set(), 0, 0, 0
         self.lock, self.port = threading.Lock(), 0
@@ -79,16 +80,11 @@ class Server:
 
             def do_GET(self):
                 server.keys.add(self.headers["Authorization"])
-                card = {"id": server.name} | (
-                    {"max_model_len": server.window} if server.window else {}
-                )
-                self.send(
-                    200,
-                    {
-                        "object": "list",
-                        "data": [card] if server.name else [{"id": "a"}, {"id": "b"}],
-                    },
-                )
+                card = {"id": server.name}
+                if server.window:
+                    card["max_model_len"] = server.window
+                cards = [card] if server.name else [{"id": "a"}, {"id": "b"}]
+                self.send(200, {"object": "list", "data": cards})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -97,34 +93,27 @@ class Server:
                     server.most = max(server.most, server.now)
                     server.bodies.append(body)
                     server.keys.add(self.headers["Authorization"])
-                    fault, number = (
-                        server.faults.pop(0) if server.faults else server.always,
-                        len(server.bodies),
-                    )
+                    fault = server.faults.pop(0) if server.faults else server.always
+                    number = len(server.bodies)
                 server.on_request(number)
                 time.sleep(server.delay_s)
                 while fault == "hang" and up.is_set():
                     time.sleep(0.01)
-                told = (
-                    fault
-                    if isinstance(fault, tuple)
-                    else (
-                        200,
-                        server.answer(body, self.path) | (fault if isinstance(fault, dict) else {}),
-                    )
-                )
-                with (
-                    server.lock
-                ):  # before the answer, after which the next request may come at once
+                if isinstance(fault, tuple):
+                    response = fault
+                else:
+                    changes = fault if isinstance(fault, dict) else {}
+                    response = 200, server.answer(body, self.path) | changes
+                with server.lock:  # before the answer: then the next request may come at once
                     server.now -= 1
                 if fault != "drop" and up.is_set():
-                    self.send(*told)
+                    self.send(*response)
                 else:  # killed: the connection ends without an answer
                     server.broken += 1
                     self.close_connection = True
 
-            def send(self, status, told, headers=()):
-                raw = told if isinstance(told, bytes) else json.dumps(told).encode()
+            def send(self, status, reply, headers=()):
+                raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 with suppress(OSError):  # the other side may have gone
                     self.send_response(status)
                     for name, value in [("Content-Length", str(len(raw))), *headers]:
@@ -140,7 +129,7 @@ class Server:
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self):
-        """Killed: it accepts no one any more, and turns in flight are lost."""
+        """Go down as if killed: refuse connections and lose the turns in flight."""
         self.up.clear()
         self.http.shutdown()
         self.http.server_close()
@@ -148,29 +137,24 @@ class Server:
     def answer(self, body, path):
         if path.endswith("/chat/completions"):
             (message,) = body["messages"]
-            said = {
-                "message": {
-                    "role": "assistant",
-                    "content": f" Anna joined {len(message['content'])} Boris.",
-                },
-                "finish_reason": "stop",
-            }
-            return {"choices": [said], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+            content = f" Anna joined {len(message['content'])} Boris."
+            choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+            return {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
         ids, finish = reply(self.codec, body["prompt"], body["max_tokens"])
-        said = {"text": str(self.codec.response(ids)), "finish_reason": finish}
+        choice = {"text": str(self.codec.response(ids)), "finish_reason": finish}
         if self.ids and body["return_token_ids"]:
-            said |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
+            choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
         usage = {
             "prompt_tokens": len(body["prompt"]),
             "completion_tokens": len(ids),
             "prompt_tokens_details": {"cached_tokens": 5},
         }
-        return {"choices": [said], "usage": usage}
+        return {"choices": [choice], "usage": usage}
 
 
 @pytest.fixture
 def serve(codec, monkeypatch):
-    """Servers, and engines that ask them with waits of a hundredth of a second."""
+    """Make servers, and engines that ask them with waits of a hundredth of a second."""
     monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
     monkeypatch.setattr(endpoint, "AVOID_S", 0.2)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -182,11 +166,8 @@ def serve(codec, monkeypatch):
 
     def engine(*servers, model="m", **settings):
         urls = [server.url for server in servers]
-        made.append(
-            EndpointEngine(
-                urls if len(urls) > 1 else urls[0], model, codec, **({"patience_s": 10} | settings)
-            )
-        )
+        urls, settings = urls if len(urls) > 1 else urls[0], {"patience_s": 10} | settings
+        made.append(EndpointEngine(urls, model, codec, **settings))
         return made[-1]
 
     server.engine = engine
@@ -196,46 +177,38 @@ def serve(codec, monkeypatch):
             it.stop() if isinstance(it, Server) else it.close()
 
 
+def jobs(n):
+    return [(t, g) for t in tasks(n) for g in range(2)]
+
+
 def run(engine, n=24, **settings):
     with engine.awake():
-        return list(
-            rollout(
-                engine, memagent, [(t, g) for t in tasks(n) for g in range(2)], CONFIG, **settings
-            )
-        )
+        return list(rollout(engine, memagent, jobs(n), CONFIG, **settings))
 
 
 def plain(done):
-    """What a rollout came to, whatever the order."""
+    """Return the results of a rollout in a fixed order, as plain data."""
 
-    def kept(turn):
+    def of_turn(turn):
         text = turn.response
         return turn.prompt_ids, turn.response_ids, str(text), text.ids, turn.finish
 
-    return sorted((t.task.id, t.sample, t.error, [kept(turn) for turn in t.turns]) for t in done)
+    return sorted((t.task.id, t.sample, t.error, list(map(of_turn, t.turns))) for t in done)
 
 
 def expected(codec, n=24):
-    """The same rollout without a server, the reply's own ids in it."""
+    """Return the same rollout without a server, with the ids of the replies."""
 
     class Reply(ScriptedEngine):
         def step(self):
             done = super().step()
             for _, turn in done:
-                turn.response_ids, finish = reply(
-                    self.codec, turn.prompt_ids, turn.prompt.max_tokens
-                )
+                max_tokens = turn.prompt.max_tokens
+                turn.response_ids, finish = reply(self.codec, turn.prompt_ids, max_tokens)
                 turn.response, turn.finish = self.codec.response(turn.response_ids), Finish(finish)
             return done
 
-    return plain(
-        rollout(
-            Reply(codec, lambda prompt: ""),
-            memagent,
-            [(t, g) for t in tasks(n) for g in range(2)],
-            CONFIG,
-        )
-    )
+    return plain(rollout(Reply(codec, lambda prompt: ""), memagent, jobs(n), CONFIG))
 
 
 def one(engine, text="Anna joined Boris.", max_tokens=8, **sampling):
@@ -253,14 +226,12 @@ def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
     engine = serve.engine(server, concurrency=5)
     done = run(engine)
     assert plain(done) == expected(codec) and len(done) == 48
-    assert server.most == 5  # all that it may have, and no more
+    assert server.most == 5  # as many as allowed, and no more
     turns = [turn for t in done for turn in t.turns]
-    assert any(
-        list(codec.encode(str(turn.response))) != list(turn.response.ids) for turn in turns
-    )  # the ids are not the text's
-    assert {turn.finish for turn in turns} == {Finish.STOP, Finish.LENGTH} and not any(
-        turn.logprobs for turn in turns
-    )
+    # the ids are not the text's
+    assert any(list(codec.encode(str(t.response))) != list(t.response.ids) for t in turns)
+    assert {turn.finish for turn in turns} == {Finish.STOP, Finish.LENGTH}
+    assert not any(turn.logprobs for turn in turns)
     assert engine.counts() == {
         "prefilled_tokens": sum(len(turn.prompt_ids) - 5 for turn in turns),
         "reused_tokens": 5 * len(turns),
@@ -274,63 +245,39 @@ def test_ask_goes_turn_by_turn(codec, serve):
     assert [turn.prompt.final for turn in turns] == [False] * 3 + [True]
 
 
-def test_what_is_asked(codec, serve):
+def test_what_a_request_says(codec, serve):
     server = serve()
     engine = serve.engine(server)
     one(engine, temperature=0.5, top_p=0.9)
     one(engine, top_k=7)
     first, second = server.bodies
-    assert (
-        first["prompt"] == codec.chat([("Anna joined Boris.", False)])
-        and first["max_tokens"] == 8
-        and first["model"] == "m"
-    )
-    assert (first["temperature"], first["top_p"], first["top_k"], second["top_k"]) == (
-        0.5,
-        0.9,
-        -1,
-        7,
-    )
-    assert (
-        first["stop_token_ids"] == [1]
-        and 0 <= first["seed"] < 2**63
-        and first["seed"] == (2**64 - 3) % 2**63
-    )
+    assert first["prompt"] == codec.chat([("Anna joined Boris.", False)])
+    assert first["max_tokens"] == 8 and first["model"] == "m"
+    assert first["temperature"] == 0.5 and first["top_p"] == 0.9
+    assert first["top_k"] == -1 and second["top_k"] == 7
+    assert first["stop_token_ids"] == [1]
+    assert 0 <= first["seed"] < 2**63 and first["seed"] == (2**64 - 3) % 2**63
 
 
-def test_a_server_that_tells_text_alone(codec, serve):
+def test_a_server_that_returns_text_alone(codec, serve):
     server = serve(ids=False)
     turn = one(serve.engine(server), max_tokens=40)
     text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
-    assert (
-        turn.finish is Finish.STOP
-        and turn.response == text
-        and turn.response_ids == [*codec.encode(text), 1]
-    )
+    assert turn.finish is Finish.STOP and turn.response == text
+    assert turn.response_ids == [*codec.encode(text), 1]
 
 
 def test_chat(codec, serve):
     server = serve()
     engine = serve.engine(server, chat=True)
     done = run(engine, 2)
-    assert all(
-        str(turn.response) == f" Anna joined {len(turn.prompt.text)} Boris."
-        for t in done
-        for turn in t.turns
-    )
-    assert all(
-        turn.response_ids == [*turn.response.ids, 1] and turn.response.ids
-        for t in done
-        for turn in t.turns
-    )
-    assert engine.generated_tokens == 3 * 4 * len(done) and not {
-        "prompt",
-        "top_k",
-        "stop_token_ids",
-    } & set(server.bodies[0])
-    server.always = {
-        "choices": [{"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}]
-    }
+    turns = [turn for t in done for turn in t.turns]
+    assert all(str(t.response) == f" Anna joined {len(t.prompt.text)} Boris." for t in turns)
+    assert all(t.response_ids == [*t.response.ids, 1] and t.response.ids for t in turns)
+    assert engine.generated_tokens == 3 * 4 * len(done)
+    assert not {"prompt", "top_k", "stop_token_ids"} & set(server.bodies[0])
+    choice = {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}
+    server.always = {"choices": [choice]}
     turn = one(engine, top_k=3)
     assert turn.response == "" and isinstance(turn.response, Text) and turn.finish is Finish.LENGTH
     assert server.bodies[-1]["top_k"] == 3
@@ -342,9 +289,8 @@ def test_thoughts_that_the_prompt_began_are_known_as_thoughts(codec, serve, monk
     server = serve()
     engine = serve.engine(server, chat=True)
     assert codec.after_thinking(one(engine).response) == ""
-    server.always = {
-        "choices": [{"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}]
-    }
+    choice = {"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}
+    server.always = {"choices": [choice]}
     assert codec.after_thinking(one(engine).response) == "Anna"
 
 
@@ -355,17 +301,9 @@ def test_failures_that_pass_lose_nothing(codec, serve):
     server = serve()
     aborted = {"choices": [{"text": "half a", "token_ids": [5], "finish_reason": "abort"}]}
     failing = [
-        (500, {}),
-        (429, {}),
-        "drop",
-        "hang",
-        (503, b"<html>"),
-        (408, {}),
-        (200, b'{"choi'),
-        aborted,
-        (409, {}),
-        (425, {}),
-    ]
+        (500, {}), (429, {}), "drop", "hang", (503, b"<html>"),
+        (408, {}), (200, b'{"choi'), aborted, (409, {}), (425, {}),
+    ]  # fmt: skip
     server.faults = [fault for one in failing for fault in (one, "", "")]
     done = run(serve.engine(server, timeout_s=1))
     assert plain(done) == expected(codec) and len(server.bodies) == 48 * 4 + len(failing)
@@ -381,9 +319,11 @@ def test_a_server_killed_and_started_again_in_the_middle_loses_nothing(codec, se
         server.start()
         killed.set()
 
-    server.on_request = lambda number: (
-        threading.Thread(target=kill).start() if number == 60 else None
-    )
+    def on_request(number):
+        if number == 60:
+            threading.Thread(target=kill).start()
+
+    server.on_request = on_request
     done = run(serve.engine(server, concurrency=8))
     assert killed.is_set() and server.broken > 0  # it was down, and turns were in flight
     assert plain(done) == expected(codec)
@@ -392,17 +332,18 @@ def test_a_server_killed_and_started_again_in_the_middle_loses_nothing(codec, se
 def test_two_replicas_share_the_work_and_one_may_die(codec, serve):
     first, second = serve(delay_s=0.01), serve(delay_s=0.01)
     assert plain(run(serve.engine(first, second, concurrency=8))) == expected(codec)
-    assert (
-        len(first.bodies) + len(second.bodies) == 48 * 4
-        and min(len(first.bodies), len(second.bodies)) > 60
-    )
+    assert len(first.bodies) + len(second.bodies) == 48 * 4
+    assert min(len(first.bodies), len(second.bodies)) > 60
     assert max(first.most, second.most) <= 4
-    asked = len(first.bodies)
-    first.on_request = lambda number: (
-        threading.Thread(target=first.stop).start() if number == asked + 30 else None
-    )
+    before = len(first.bodies)
+
+    def on_request(number):
+        if number == before + 30:
+            threading.Thread(target=first.stop).start()
+
+    first.on_request = on_request
     assert plain(run(serve.engine(first, second, concurrency=8))) == expected(codec)
-    assert asked + 30 <= len(first.bodies) < asked + 60
+    assert before + 30 <= len(first.bodies) < before + 60
 
 
 def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
@@ -410,14 +351,13 @@ def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
     good, bad = serve(), serve()
     bad.always = (503, {})
     start = time.monotonic()
-    monkeypatch.setattr(
-        endpoint, "BACKOFF_S", (5.0, 5.0)
-    )  # which nobody has to wait: there is another one
+    # so long nothing has to wait: there is another replica
+    monkeypatch.setattr(endpoint, "BACKOFF_S", (5.0, 5.0))
     assert plain(run(serve.engine(bad, good, concurrency=4))) == expected(codec)
     assert 0 < len(bad.bodies) <= 4 and time.monotonic() - start < 4
 
 
-def test_waits_grow_and_the_servers_own_wish_is_kept(codec, serve, monkeypatch):
+def test_waits_grow_and_the_server_may_ask_for_longer(codec, serve, monkeypatch):
     monkeypatch.setattr(endpoint, "BACKOFF_S", (0.04, 0.4))
     server, at = serve(), []
     engine = serve.engine(server)
@@ -428,73 +368,55 @@ def test_waits_grow_and_the_servers_own_wish_is_kept(codec, serve, monkeypatch):
     assert gaps[0] < 0.15 and all(0.15 < gap < 0.8 for gap in gaps[3:])
     server.faults, at[:] = [(429, {}, [("Retry-After", "1")])], []
     assert not one(engine).error and 1 <= at[1] - at[0] < 3
-    server.faults, before = (
-        [(429, {"error": {"message": "No more today."}}, [("Retry-After", "3600")])],
-        len(server.bodies),
-    )
-    assert (
-        "No more today" in one(engine).error and len(server.bodies) == before + 1
-    )  # more patience than there is
+    quota = {"error": {"message": "No more today."}}
+    server.faults, before = [(429, quota, [("Retry-After", "3600")])], len(server.bodies)
+    assert "No more today" in one(engine).error
+    assert len(server.bodies) == before + 1  # an hour is more than the engine's patience
 
 
 # ---------------------------------------------------------------- failures that stay
 
 
+def message(text):
+    return {"error": {"message": text}}
+
+
+def choices(**choice):
+    return {"choices": [{"text": ""} | choice]}
+
+
 @pytest.mark.parametrize(
     ("fault", "finish", "says", "tries"),
     [
-        (
-            (400, {"error": {"message": "top_p must be\n in (0, 1]."}}),
-            Finish.ERROR,
-            "HTTP 400: top_p must be in (0, 1]",
-            1,
-        ),
-        (
-            (400, {"error": {"message": "This model's maximum context length is 9 tokens."}}),
-            Finish.FULL,
-            "maximum context length is 9",
-            1,
-        ),
-        ((404, {"detail": "Not Found"}), Finish.ERROR, "HTTP 404: Not Found", 1),
-        ((422, {"message": "x" * 5000}), Finish.ERROR, "HTTP 422: xxx", 1),
-        ((401, b""), Finish.ERROR, "OPENAI_API_KEY", 1),
-        ((302, b"", [("Location", "http://127.0.0.1:9/")]), Finish.ERROR, "HTTP 302", 1),
-        ((500, {"error": {"message": "CUDA error"}}), Finish.ERROR, "HTTP 500: CUDA error", None),
-        ("drop", Finish.ERROR, "RemoteDisconnected", None),
-        ("hang", Finish.ERROR, "timed out", None),
-        ((200, b"{"), Finish.ERROR, "not JSON", None),
-        ((200, []), Finish.ERROR, "not of OpenAI's protocol", 1),
-        ((200, {"choices": []}), Finish.ERROR, "not of OpenAI's protocol", 1),
-        ((200, {"choices": [None], "usage": 3}), Finish.ERROR, "not of OpenAI's protocol", 1),
-        (
-            {"choices": [{"text": "no", "finish_reason": "content_filter"}]},
-            Finish.ERROR,
-            "content_filter",
-            1,
-        ),
-        (
-            {"choices": [{"text": "", "finish_reason": "stop", "prompt_token_ids": [3]}]},
-            Finish.ERROR,
-            "another prompt",
-            1,
-        ),
+        ((400, message("top_p must be\n in (0, 1].")), "error", "top_p must be in (0, 1]", 1),
+        ((400, message("The maximum context length is 9 tokens.")), "full", "length is 9", 1),
+        ((404, {"detail": "Not Found"}), "error", "HTTP 404: Not Found", 1),
+        ((422, {"message": "x" * 5000}), "error", "HTTP 422: xxx", 1),
+        ((401, b""), "error", "OPENAI_API_KEY", 1),
+        ((302, b"", [("Location", "http://127.0.0.1:9/")]), "error", "HTTP 302", 1),
+        ((500, message("CUDA error")), "error", "HTTP 500: CUDA error", None),
+        ("drop", "error", "RemoteDisconnected", None),
+        ("hang", "error", "timed out", None),
+        ((200, b"{"), "error", "not JSON", None),
+        ((200, []), "error", "not of OpenAI's protocol", 1),
+        ((200, {"choices": []}), "error", "not of OpenAI's protocol", 1),
+        ((200, {"choices": [None], "usage": 3}), "error", "not of OpenAI's protocol", 1),
+        (choices(text="no", finish_reason="content_filter"), "error", "content_filter", 1),
+        (choices(finish_reason="stop", prompt_token_ids=[3]), "error", "another prompt", 1),
     ],
-)
+)  # fmt: skip
 def test_a_failure_that_stays_is_a_value(serve, fault, finish, says, tries):
     server = serve()
     server.always = fault
     engine = serve.engine(server, timeout_s=0.2 if fault == "hang" else 5, patience_s=0.25)
     turn = one(engine)
-    assert (
-        turn.finish is finish
-        and says in turn.error
-        and turn.response_ids == []
-        and turn.response == ""
-    )
+    assert turn.finish == finish and says in turn.error
+    assert turn.response_ids == [] and turn.response == ""
     assert "\n" not in turn.error and len(turn.error) < 400 and not turn.error.endswith(".")
-    assert (
-        len(server.bodies) == tries if tries else len(server.bodies) > 1 and "tries" in turn.error
-    )
+    if tries:
+        assert len(server.bodies) == tries
+    else:
+        assert len(server.bodies) > 1 and "tries" in turn.error
     (done, *others) = run(engine, 1)
     assert done.error == turn.error or tries is None
     assert done.answer == "" and len(others) == 1
@@ -503,7 +425,7 @@ def test_a_failure_that_stays_is_a_value(serve, fault, finish, says, tries):
 
 
 def test_a_mistake_of_ours_is_raised(serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "_answer", lambda told: 1 / 0)
+    monkeypatch.setattr(endpoint, "_answer", lambda reply: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         one(serve.engine(serve()))
 
@@ -522,22 +444,23 @@ def test_prompts_longer_than_the_window_are_not_sent(serve):
 
 
 def test_the_key_is_sent_and_never_shown(codec, serve, monkeypatch, capfd, caplog):
+    monkeypatch.setattr(endpoint, "API_KEY", "MY_KEY")
     monkeypatch.setenv("MY_KEY", SECRET + "\n")
     server = serve()
-    engine = serve.engine(server, key="MY_KEY")
+    engine = serve.engine(server)
     assert not one(engine).error and server.keys == {f"Bearer {SECRET}"}
     server.always = (401, {"error": {"message": f"Incorrect API key provided: {SECRET}."}})
     error = one(engine).error
     assert "Incorrect API key provided: ***" in error and "MY_KEY" in error
     monkeypatch.setenv("MY_KEY", f"{SECRET}\n{SECRET}")
     with pytest.raises(UserError, match="MY_KEY") as refused:
-        serve.engine(server, key="MY_KEY")
-    shown = "".join([error, repr(engine), str(refused.value), caplog.text, *capfd.readouterr()])
-    assert SECRET not in shown
+        serve.engine(server)
+    visible = "".join([error, repr(engine), str(refused.value), caplog.text, *capfd.readouterr()])
+    assert SECRET not in visible
     monkeypatch.delenv("MY_KEY")
     server.keys.clear()
     server.always = ""
-    assert not one(serve.engine(server, key="MY_KEY")).error and server.keys == {None}
+    assert not one(serve.engine(server)).error and server.keys == {None}
 
 
 def test_proxies_are_not_asked(serve, monkeypatch):
@@ -546,7 +469,7 @@ def test_proxies_are_not_asked(serve, monkeypatch):
     assert not one(serve.engine(serve())).error
 
 
-def test_the_first_look(codec, serve):
+def test_the_first_look(codec, serve, monkeypatch):
     server = serve()
     assert serve.engine(server, model="").model == "m"
     with pytest.raises(UserError, match="does not serve the model 'other'; it serves m"):
@@ -556,24 +479,21 @@ def test_the_first_look(codec, serve):
     with pytest.raises(UserError, match="does not serve the model 'm'; it serves n"):
         serve.engine(server, serve(name="n"), model="")
     server.stop()
+    monkeypatch.setattr(endpoint, "READY_S", 0.1)
     with pytest.raises(UserError, match=r"cannot be used: .*ConnectionRefused"):
-        serve.engine(server, ready_s=0.1)
+        serve.engine(server)
+    monkeypatch.setattr(endpoint, "READY_S", 5)
     threading.Timer(0.3, server.start).start()
-    assert not one(serve.engine(server, ready_s=5)).error  # it was still loading
+    assert not one(serve.engine(server)).error  # it was still loading
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "127.0.0.1:8000",
-        "ftp://h/v1",
-        "http://me:pass@h/v1",
-        "http://h/v1?key=1",
-        "http://h:99999",
-        "http://",
-        "",
+        "127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1",
+        "http://h:99999", "http://", "",
     ],
-)
+)  # fmt: skip
 def test_urls_that_cannot_be(codec, url):
     with pytest.raises(UserError, match="is like http"):
         EndpointEngine(url, "m", codec)
@@ -642,7 +562,7 @@ def test_close_ends_every_thread(serve):
 
 
 def start_vllm(port, log):
-    """`vllm serve` of the embedded policy, in a process group of its own: it has children."""
+    """Start `vllm serve` of the embedded policy, in its own process group: it has children."""
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -651,30 +571,14 @@ def start_vllm(port, log):
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(options.EMBEDDED), "--served-model-name", "m",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048",
+        "--host", "127.0.0.1", "--port", str(port), "--enable-prompt-tokens-details",
+    ]  # fmt: skip
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(options.EMBEDDED),
-            "--served-model-name",
-            "m",
-            "--dtype",
-            "float32",
-            "--enforce-eager",
-            "--max-model-len",
-            "2048",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--enable-prompt-tokens-details",
-        ],
-        env=env,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
@@ -687,10 +591,8 @@ def kill(process):
 def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engine_does(
     tmp_path, monkeypatch
 ):
-    for module in (
-        "vllm",
-        "uvicorn",
-    ):  # found, not imported: the server is another process, and vLLM changes what imports it
+    # only looked for: the server is another process, and vLLM changes the one that imports it
+    for module in ("vllm", "uvicorn"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed here: make test-vllm")
     from engines.hf import TransformersEngine
@@ -698,74 +600,55 @@ def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engin
     from tokens.codec import Codec
 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(endpoint, "READY_S", 300)
     codec, config = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
-    jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
+    long_jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = Path(tmp_path / "vllm.log").open("wb")
     process, pending = start_vllm(port, log), 0
     try:
-        engine = EndpointEngine(
-            f"http://127.0.0.1:{port}/v1", "", codec, concurrency=16, ready_s=300
-        )
+        engine = EndpointEngine(f"http://127.0.0.1:{port}/v1", "", codec, concurrency=16)
         assert engine.model == "m" and engine.window == 2048
         done = []
         with engine.awake():
-            for trajectory in rollout(engine, memagent, jobs, config, Sampling(0.0)):
+            for trajectory in rollout(engine, memagent, long_jobs, config, Sampling(0.0)):
                 done.append(trajectory)
                 if len(done) == 6:
                     pending = len(engine._sockets)
                     kill(process)
                     process = start_vllm(port, log)
-            for _ in range(2):
+            for _ in range(2):  # the second one is cached
                 one(engine, "Anna joined Boris. " * 150)
             refused = [one(engine, max_tokens=2048)]
-            engine.window = None  # as with a server that does not tell it
+            engine.window = None  # as with a server that does not report it
             refused.append(one(engine, "Anna joined Boris. " * 600))
         engine.close()
     finally:
         kill(process)
         log.close()
     assert pending and not any(t.error for t in done)  # turns were in flight when it was killed
-    assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in jobs)
-    model = load_model(options.EMBEDDED, "float32", "cpu")
-    assert plain(done) == plain(
-        rollout(TransformersEngine(model, codec), memagent, jobs, config, Sampling(0.0))
-    )
-    assert {turn.finish for turn in refused} == {
-        Finish.FULL
-    } and "maximum context length" in refused[1].error
-    assert engine.reused_tokens > 0  # the prompt that was asked twice
+    assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in long_jobs)
+    engine_here = TransformersEngine(load_model(options.EMBEDDED, "float32", "cpu"), codec)
+    here = rollout(engine_here, memagent, long_jobs, config, Sampling(0.0))
+    assert plain(done) == plain(here)
+    assert {turn.finish for turn in refused} == {Finish.FULL}
+    assert "maximum context length" in refused[1].error
+    assert engine.reused_tokens > 0
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
-def test_over_https_a_server_is_asked_if_its_certificate_is_known_and_else_not_waited_for(
+def test_over_https_a_server_needs_a_certificate_that_is_trusted_and_is_not_tried_again(
     codec, serve, tmp_path, monkeypatch
 ):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    command = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", key, "-out", cert,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
     server = serve()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

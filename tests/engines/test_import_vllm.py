@@ -1,4 +1,4 @@
-"""What vLLM is told before it is imported. A module stands in for it: none is needed."""
+"""The environment in which vLLM is imported; a stand-in module takes its place."""
 
 import importlib.util
 import os
@@ -15,12 +15,12 @@ NAME = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """Import a stand-in; returns what the environment said of FlashInfer's sampler."""
+def flashinfer_setting(monkeypatch):
+    """Import a stand-in; return the environment's setting for FlashInfer's sampler."""
     real = importlib.util.find_spec
 
-    def run(there: bool, before: str = ""):
-        spec = types.SimpleNamespace() if there else None
+    def run(installed: bool, before: str = ""):
+        spec = types.SimpleNamespace() if installed else None
         monkeypatch.setattr(
             importlib.util,
             "find_spec",
@@ -39,9 +39,9 @@ def told(monkeypatch):
     return run
 
 
-def test_without_flashinfer_vllm_is_told_not_to_import_it(told, monkeypatch):
+def test_without_flashinfer_vllm_does_not_import_it(flashinfer_setting, monkeypatch):
     """vLLM 0.31 would end with an ImportError when the sampler is built."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert told(there=False) == "0"
-    assert told(there=True) is None
-    assert told(there=False, before="1") == "1"  # who sets it knows better
+    assert flashinfer_setting(installed=False) == "0"
+    assert flashinfer_setting(installed=True) is None
+    assert flashinfer_setting(installed=False, before="1") == "1"  # the user's own setting wins

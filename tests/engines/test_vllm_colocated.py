@@ -1,9 +1,13 @@
-"""The real vLLM, in process: `make test-vllm` installs it and runs this; elsewhere these tests are skipped."""
+"""The real vLLM, in process: `make test-vllm` installs it and runs this.
+
+Elsewhere these tests are skipped.
+"""
 
 import csv
 import json
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -30,6 +34,8 @@ import bench.colocated as gpu_bench
 from engines.vllm_colocated import ColocatedEngine
 
 CONFIG = tiny.AGENT
+SMALL_STEPS = {"steps": 2, "tasks_per_step": (4,), "group_size": 6}
+CHANGES = ({}, {"lora_rank": 4}, {"lora_rank": 4, "quantise": True})
 
 
 def tasks(n, n_sections=3, kind="one_fact"):
@@ -37,7 +43,7 @@ def tasks(n, n_sections=3, kind="one_fact"):
 
 
 def small(codec):
-    return random_policy(codec, head_dim=32)  # vLLM's attention on a CPU knows no smaller heads
+    return random_policy(codec, head_dim=32)  # vLLM's attention on a CPU has no smaller heads
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +56,11 @@ def folder(codec, tmp_path_factory):
 
 @pytest.fixture
 def opened(codec, folder):
-    """Engines of the tiny policy, closed at the end of the test."""
+    """Open engines of the tiny policy, closed at the end of the test."""
     made = []
 
     def open_one(**settings):
-        made.append(
-            ColocatedEngine(folder, codec, window=512, kv_gib=0.03, dtype="float32", **settings)
-        )
+        made.append(ColocatedEngine(folder, codec, window=512, kv_gib=0.03, **settings))
         return made[-1]
 
     yield open_one
@@ -76,16 +80,8 @@ def mismatch(policy, turns, temperature=1.0):
 
 
 def turns_of(engine, n=6, temperature=1.0, seed=0):
-    done = list(
-        rollout(
-            engine,
-            memagent,
-            [(t, g) for t in tasks(n) for g in range(2)],
-            CONFIG,
-            Sampling(temperature),
-            seed,
-        )
-    )
+    jobs = [(t, g) for t in tasks(n) for g in range(2)]
+    done = list(rollout(engine, memagent, jobs, CONFIG, Sampling(temperature), seed))
     assert len(done) == 2 * n and not any(t.error for t in done)
     return [turn for t in done for turn in t.turns]
 
@@ -101,13 +97,12 @@ def test_after_every_step_and_sleep_it_samples_from_the_trainers_weights(codec, 
         with torch.no_grad():
             for p in policy.parameters():
                 p.add_(0.05 * torch.randn_like(p))
-        assert (
-            mismatch(policy, turns, 1.3) > 1e-2
-        )  # the step was large enough for a stale engine to be seen
+        # the step was large enough for stale weights to show
+        assert mismatch(policy, turns, 1.3) > 1e-2
     assert engine.reused_tokens > 0 and engine.prefilled_tokens > 0
 
 
-def test_what_vllm_changes_for_the_process_is_put_back(opened):
+def test_what_vllm_changes_for_the_process_is_restored(opened):
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     expected = torch.rand(3).tolist(), random.random(), np.random.rand()
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
@@ -144,13 +139,15 @@ def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
                     p.add_(0.3 * torch.randn_like(p))
         assert mismatch(policy, turns) > 1e-2
     assert written[0] != written[1] != written[2]
-    assert all(
-        torch.equal(p, base[name]) for name, p in inner(policy).named_parameters() if name in base
-    )
+    parameters = dict(inner(policy).named_parameters())
+    assert all(torch.equal(parameters[name], p) for name, p in base.items() if name in parameters)
 
 
 def test_grpo_learns_as_fast_with_it_and_every_step_proves_the_sync(tmp_path):
-    """The demo's settings for 10 steps: the reward rises from .2 to .8 with either engine, steps differ by +-.1 from seed to seed."""
+    """The demo's settings for 10 steps.
+
+    The reward rises from .2 to .8 with either engine; steps differ by +-.1 from seed to seed.
+    """
     rose = {}
     for engine in ("transformers", "vllm"):
         grpo, agent = resolve("demo", EMBEDDED, {"steps": 10}, {})
@@ -160,9 +157,8 @@ def test_grpo_learns_as_fast_with_it_and_every_step_proves_the_sync(tmp_path):
         with (folder / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == 10 and all(float(row["mismatch_mean"]) < 1e-5 for row in rows)
-        rose[engine] = [
-            sum(float(row["reward"]) for row in part) / len(part) for part in (rows[:3], rows[-3:])
-        ]
+        rewards = [float(row["reward"]) for row in rows]
+        rose[engine] = fmean(rewards[:3]), fmean(rewards[-3:])
     assert all(last > first + 0.25 for first, last in rose.values())
     assert abs(rose["vllm"][1] - rose["transformers"][1]) < 0.2
 
@@ -174,75 +170,46 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_two_ranks_with_an_engine_each_learn_the_same_as_one(tmp_path, lora_rank):
-    grpo, agent = resolve(
-        "demo",
-        EMBEDDED,
-        {"steps": 2, "tasks_per_step": (4,), "group_size": 6, "lora_rank": lora_rank},
-        {},
-    )
-    runs = {}
+    grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"lora_rank": lora_rank}, {})
+    runs, settings = {}, {"runs": str(tmp_path), "engine": "vllm", "kv_gib": 0.1, "device": "cpu"}
     for n in (1, 2):
-        run = RunConfig(
-            name=str(n),
-            runs=str(tmp_path),
-            engine="vllm",
-            kv_gib=0.1,
-            devices=n,
-            save_every=1,
-            device="cpu",
-        )
+        run = RunConfig(name=str(n), devices=n, save_every=1, **settings)
         runs[n] = train(run, grpo, agent)
     for one, two in zip(rows_of(runs[1]), rows_of(runs[2]), strict=True):
         assert one["mismatch_mean"] < 1e-5 and two["mismatch_mean"] < 1e-5
-        assert all(
-            one[key] == two[key]
-            for key in ("reward", "written_tokens", "trained_rows", "trained_tokens")
-        )
-        assert one["grad_norm"] > 1e-3 and two["grad_norm"] == pytest.approx(
-            one["grad_norm"], rel=1e-3
-        )
-    more = train(
-        replace(run, devices=1), replace(grpo, steps=3), agent, resume=True
-    )  # the shards of two, read by one
+        for key in ("reward", "written_tokens", "trained_rows", "trained_tokens"):
+            assert one[key] == two[key]
+        assert one["grad_norm"] > 1e-3
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+    # one rank reads the shards of two
+    more = train(replace(run, devices=1), replace(grpo, steps=3), agent, resume=True)
     assert len(rows_of(more)) == 3 and rows_of(more)[2]["mismatch_mean"] < 1e-5
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"lora_rank": 4}, {"lora_rank": 4, "quantise": True}], ids=str
-)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_in_bfloat16_sampler_and_trainer_stay_close(tmp_path, change):
-    """Bar .02 on average; here .002 to .004. The weights learn in float32 all the while, those in 4 bits stay as they are."""
-    grpo, agent = resolve(
-        "demo", EMBEDDED, {"steps": 3, "tasks_per_step": (4,), "group_size": 6} | change, {}
-    )
-    run = RunConfig(
-        name="a",
-        runs=str(tmp_path),
-        engine="vllm",
-        kv_gib=0.1,
-        dtype="bfloat16" if change else "mixed",
-    )
+    """The bar is .02 on average; here it is .002 to .004.
+
+    Weights that learn do so in float32; those in 4 bits stay as they are.
+    """
+    grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"steps": 3} | change, {})
+    dtype = "bfloat16" if change else "mixed"
+    run = RunConfig(name="a", runs=str(tmp_path), engine="vllm", kv_gib=0.1, dtype=dtype)
     rows = rows_of(train(run, grpo, agent))
     assert all(0 < row["mismatch_mean"] < 0.02 for row in rows)
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"lora_rank": 4}, {"lora_rank": 4, "quantise": True}], ids=str
-)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_an_export_is_the_policy_in_transformers_in_peft_and_in_vllm(tmp_path, codec, change):
-    grpo, agent = resolve(
-        "demo",
-        EMBEDDED,
-        {"steps": 2, "tasks_per_step": (4,), "group_size": 6, "warmup": 0} | change,
-        {},
-    )
+    grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"warmup": 0} | change, {})
     folder = train(RunConfig(name="a", runs=str(tmp_path), engine="vllm", kv_gib=0.1), grpo, agent)
-    # In float64: this policy is sharp, and in float32 the reference's own rounding is 1e-5, as large as what is looked for.
+    # In float64: this policy is sharp, and in float32 the reference's own rounding is 1e-5, as
+    # large as the difference that is measured.
     exported = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64)
-    for path, rank in [
-        (folder / "model", 0),
-        *([(EMBEDDED, 4)] if change and "quantise" not in change else []),
-    ]:
+    models = [(folder / "model", 0)]
+    if change and "quantise" not in change:
+        models.append((EMBEDDED, 4))
+    for path, rank in models:
         engine = ColocatedEngine(path, codec, window=512, kv_gib=0.03, lora_rank=rank)
         try:
             if rank:  # the adapter alone, over the base weights
@@ -254,9 +221,8 @@ def test_an_export_is_the_policy_in_transformers_in_peft_and_in_vllm(tmp_path, c
         finally:
             engine.close()
         assert mismatch(exported, turns) < 2e-5
-        assert (
-            mismatch(AutoModelForCausalLM.from_pretrained(EMBEDDED), turns) > 1e-3
-        )  # it has learnt
+        # it has learnt
+        assert mismatch(AutoModelForCausalLM.from_pretrained(EMBEDDED), turns) > 1e-3
     if change:
         base = load_model(EMBEDDED, "float32", "cpu", quantise="quantise" in change)
         assert mismatch(PeftModel.from_pretrained(base, folder / "adapter"), turns) < 2e-5
@@ -269,11 +235,11 @@ def test_an_evaluation_with_it_answers_greedily_as_with_the_transformers_engine(
             name=name,
             runs=str(tmp_path),
             engine=name,
+            kv_gib=0.1,
             lengths=(2,),
             n=6,
             temperatures=(0.0,),
             agents=("memagent", "rememr1", "full"),
-            kv_gib=0.1,
         )
         folder = run_suite(config, CONFIG)
         answers[name] = sorted(
@@ -308,14 +274,9 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
 
 
 def test_the_gpu_benchmark_runs_here_in_small():
-    found = gpu_bench.level("full", "2")
-    assert all(
-        r["mean"] < 1e-5 and r["stale"] > 0.05 and set(r["seconds"]) == {"wake", "sync", "sleep"}
-        for r in found["rounds"]
-    )
+    for level_round in gpu_bench.level("full", "2")["rounds"]:
+        assert level_round["mean"] < 1e-5 and level_round["stale"] > 0.05
+        assert set(level_round["seconds"]) == {"wake", "sync", "sleep"}
     (first, second) = gpu_bench.step("lora", tiny=True)["steps"]
-    assert (
-        first["mismatch_mean"] < 1e-5
-        and second["mismatch_mean"] < 1e-5
-        and second["computed_tokens"] > 0
-    )
+    assert first["mismatch_mean"] < 1e-5 and second["mismatch_mean"] < 1e-5
+    assert second["computed_tokens"] > 0

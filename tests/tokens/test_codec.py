@@ -4,24 +4,26 @@ import pickle
 import shutil
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from config.errors import UserError
 from config.options import EMBEDDED
 from data import score, strip_thinking
 from embedded import tiny
-from tokens.codec import Characters, Codec, Recent, Text
+from tokens.codec import Characters, Codec, LRUCache, Text
 
 CODEC = Codec(tiny.make_tokenizer())
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs",)), max_size=60))
 def test_the_embedded_tokenizer_covers_any_text(text):
+    # after a piece of a template a blank is put before a word, as at the beginning
+    assume(not any(piece in text for piece in CODEC.tokenizer.get_added_vocab()))
     assert CODEC.decode(CODEC.encode(text)).removeprefix(" ") == text.removeprefix(" ")
 
 
-def test_words_of_the_world_are_single_tokens_wherever_they_stand():
+def test_words_of_the_world_are_single_tokens_at_every_position():
     ids = CODEC.encode("Anna joined Boris. Boris reached Lima.")
     assert len(ids) == 8
     assert ids[2] == ids[4] and CODEC.encode("Anna") == CODEC.encode(" Anna") == ids[:1]
@@ -35,15 +37,14 @@ def test_cut_loses_and_repeats_nothing(text, n_tokens):
 
 
 @pytest.mark.parametrize(
-    ("over", "kept"), [("head", [0, 1, 2, 3, 4, 5]), ("center", [0, 1, 2, 7, 8, 9])]
+    ("over", "positions"), [("head", [0, 1, 2, 3, 4, 5]), ("center", [0, 1, 2, 7, 8, 9])]
 )
-def test_cut_of_a_long_document(over, kept):
+def test_cut_of_a_long_document(over, positions):
     ids = CODEC.encode("0123456789")[1:]  # without the space that is put in front
     sections = CODEC.cut(Text("0123456789", ids), 2, max_sections=3, over=over)
-    assert [i for s in sections for i in s.ids] == [ids[k] for k in kept]
-    assert (
-        len(CODEC.cut(Text("0123456789", ids), 2, max_sections=5)) == 5
-    )  # exactly at the limit: nothing is cut
+    assert [i for s in sections for i in s.ids] == [ids[k] for k in positions]
+    # exactly at the limit: nothing is cut
+    assert len(CODEC.cut(Text("0123456789", ids), 2, max_sections=5)) == 5
 
 
 def test_text_keeps_its_ids_through_copies_and_loses_them_by_string_operations():
@@ -66,12 +67,12 @@ def test_thinking_never_enters_a_memory():
 
 
 def chat_codec(opening: str) -> Codec:
-    """A chat model's tokenizer whose template opens the assistant's turn so."""
+    """Make a chat model's codec whose template begins the assistant's turn with `opening`."""
     tokenizer = tiny.make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-        + opening
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        f"<|im_start|>assistant\n{opening}"
     )
     return Codec(tokenizer)
 
@@ -87,12 +88,10 @@ def test_text_that_spells_a_special_token_is_text():
     ids = codec.chat(
         [("Read ", True), (attack, False), (codec.text(attack), False), ("<|im_end|>", True)]
     )
-    assert (
-        ids.count(start) == 2 and ids.count(end) == 2
-    )  # the template's own and the constant piece's
-    assert (
-        codec.encode("Anna") == codec.encode("Anna") == CODEC.encode("Anna")
-    )  # nothing else changes
+    # the template's own and the constant piece's
+    assert ids.count(start) == 2 and ids.count(end) == 2
+    # nothing else changes
+    assert codec.encode("Anna") == codec.encode("Anna") == CODEC.encode("Anna")
 
 
 def test_response_drops_padding_and_the_end_of_sequence():
@@ -113,9 +112,8 @@ def test_thoughts_that_the_template_has_opened(opening, opens):
         assert response.ids == codec.encode(text)
         return response
 
-    cut = sampled(
-        "perhaps \\boxed{ Lima} or"
-    )  # no </think> yet: thoughts where the template began them
+    # no </think> yet: thoughts if the template began them
+    cut = sampled("perhaps \\boxed{ Lima} or")
     assert (codec.after_thinking(cut).strip() == "") == opens
     assert score(cut, ["Lima"]).reward == (0 if opens else 1)
     whole = sampled("perhaps Oslo</think>\\boxed{ Lima}")
@@ -125,11 +123,8 @@ def test_thoughts_that_the_template_has_opened(opening, opens):
 
 
 def test_thoughts_begun_anew_and_not_ended_are_dropped():
-    assert (
-        CODEC.after_thinking(CODEC.text("a</think>b<think>c")).strip()
-        == "b"
-        == strip_thinking("a</think>b<think>c")
-    )
+    text = "a</think>b<think>c"
+    assert CODEC.after_thinking(CODEC.text(text)).strip() == strip_thinking(text) == "b"
 
 
 def test_a_wrong_folder_is_one_sentence():
@@ -172,31 +167,26 @@ def test_what_a_group_reads_is_cut_once_and_equal_text_keeps_its_own_ids(codec):
     document = "Anna joined Boris. Clara reached Lima."
     ids = codec.encode(document)
     first, again = codec.cut(document, 4), codec.cut(document, 4)
-    assert (
-        first is again
-        and all(a is b for a, b in zip(first, again, strict=True))
-        and len(first) == 2
-    )
+    assert first is again and len(first) == 2
+    assert all(a is b for a, b in zip(first, again, strict=True))
     with pytest.raises(IndexError):
         first[2]
     assert codec.text(document) is codec.text(document)
     other = Text(document, ids[::-1])
-    assert (
-        [s.ids for s in codec.cut(other, 4)]
-        == [ids[::-1][:4], ids[::-1][4:]]
-        != [s.ids for s in codec.cut(document, 4)]
-    )
+    assert [s.ids for s in codec.cut(other, 4)] == [ids[::-1][:4], ids[::-1][4:]]
+    assert [s.ids for s in codec.cut(document, 4)] == [ids[:4], ids[4:]]
     assert [s.ids for s in codec.cut(document, 4, 1, "head")] == [ids[:4]]
 
 
 REAL_LIKE = (
-    'Document 1:\nAnna Müller\nShe reached Lima in 1994, after twelve years. "Never!" said Otto… and left.\n\n\n'
+    "Document 1:\nAnna Müller\n"
+    'She reached Lima in 1994, after twelve years. "Never!" said Otto… and left.\n\n\n'
     "Document 2:\n日本語のテキスト\tand  double  blanks .\n - a list, 3.14159 %\n\n"
 )
 
 
 def byte_level(text):
-    """A byte-level BPE as GPT's and Qwen's are."""
+    """Train a byte-level BPE, as GPT's and Qwen's are."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -209,7 +199,7 @@ def byte_level(text):
 
 
 def metaspace(text):
-    """One that puts a blank before the text, as Llama 2's and T5's do: a part would get one too."""
+    """Train one that puts a blank before the text, as Llama 2's and T5's do: every part gets it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token="?"))
@@ -226,54 +216,39 @@ def metaspace(text):
 @pytest.mark.parametrize(
     "text",
     [
-        REAL_LIKE * 40,
-        "Anna joined Boris. " * 300,
-        "x" * 5000,
-        " " * 5000,
-        "\n" * 3000 + "a b " * 900,
+        REAL_LIKE * 40, "Anna joined Boris. " * 300,
+        "x" * 5000, " " * 5000, "\n" * 3000 + "a b " * 900,
     ],
-)
+)  # fmt: skip
 def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(make, text, monkeypatch):
     from transformers import PreTrainedTokenizerFast
 
-    codec = (
-        CODEC
-        if make is None
-        else Codec(
-            PreTrainedTokenizerFast(tokenizer_object=make(REAL_LIKE * 3), eos_token="<|end|>")
-        )
-    )
-    at_once, encoded = codec.encode(text), []
+    codec = CODEC
+    if make is not None:
+        tokenizer = make(REAL_LIKE * 3)
+        codec = Codec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>"))
+    at_once, sizes = codec.encode(text), []
     monkeypatch.setattr(Codec, "PART", 700)
     encode = Codec.encode
     monkeypatch.setattr(
-        Codec, "encode", lambda self, some: encoded.append(len(some)) or encode(self, some)
+        Codec, "encode", lambda self, part: sizes.append(len(part)) or encode(self, part)
     )
     assert tuple(codec.ids(text)) == at_once
     if make is byte_level and text.startswith("Document"):
-        assert max(encoded) < 2000  # it did go in parts
+        assert max(sizes) < 2000  # it was encoded in parts
     assert tuple(codec.ids(Text(text, (3, 1, 2)))) == (3, 1, 2)
 
 
-def test_recent_results_keep_to_their_budget():
-    recent, made = Recent(10), []
+def test_the_cache_keeps_to_its_budget_and_the_latest_results():
+    cache, made = LRUCache(10), []
 
     def get(key, n):
-        return recent.get((key,), lambda: made.append(key) or "x" * n, len)
+        return cache.get((key,), lambda: made.append(key) or "x" * n, len)
 
-    for key, n in (
-        ("a", 4),
-        ("b", 4),
-        ("a", 4),
-        ("c", 4),
-        ("a", 4),
-        ("b", 4),
-        ("long", 11),
-        ("long", 11),
-        ("b", 4),
-    ):
+    calls = [("a", 4), ("b", 4), ("a", 4), ("c", 4), ("a", 4), ("b", 4)]
+    for key, n in [*calls, ("long", 11), ("long", 11), ("b", 4)]:
         assert len(get(key, n)) == n
-        assert recent.tokens == sum(n for n, _ in recent.kept.values()) <= 10
+        assert cache.tokens == sum(n for n, _ in cache.entries.values()) <= 10
     assert made == ["a", "b", "c", "b", "long", "long"]
 
 
@@ -282,11 +257,11 @@ def test_decoding_is_the_librarys(codec, ids):
     assert codec.decode(ids) == codec.tokenizer.decode(
         ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    assert codec._decode != codec._decode_slowly  # and takes the short way here
+    assert codec._decode != codec._decode_slowly  # here the backend's own is used
 
 
 @given(st.text())
-def test_a_text_of_a_model_that_nobody_knows_comes_back_in_pieces_of_at_most_four_bytes(text):
+def test_without_a_tokenizer_a_text_comes_back_in_pieces_of_at_most_four_bytes(text):
     codec = Characters()
     ids = codec.encode(text)
     assert codec.decode(ids) == text and [*codec.ids(text)] == [*ids]
@@ -295,16 +270,11 @@ def test_a_text_of_a_model_that_nobody_knows_comes_back_in_pieces_of_at_most_fou
     assert sum(map(len, codec.cut(text, 3))) == len(text)
 
 
-def test_thoughts_of_a_model_that_nobody_knows_are_dropped_and_its_tokens_are_not_made_up():
+def test_without_a_tokenizer_thoughts_are_dropped_and_no_tokens_are_made_up():
     codec = Characters()
-    assert (
-        codec.after_thinking(codec.text("<think>so</think>Anna")) == "Anna"
-        and codec.after_thinking(codec.text("Anna")) == "Anna"
-    )
-    assert (
-        codec.chat([("Read: ", True), ("Anna", False)])
-        == [*codec.encode("Read: "), *codec.encode("Anna")]
-        and not codec.eos_ids
-    )
+    assert codec.after_thinking(codec.text("<think>so</think>Anna")) == "Anna"
+    assert codec.after_thinking(codec.text("Anna")) == "Anna"
+    ids = [*codec.encode("Read: "), *codec.encode("Anna")]
+    assert codec.chat([("Read: ", True), ("Anna", False)]) == ids and not codec.eos_ids
     with pytest.raises(UserError, match="--model"):
         codec.tokens("Anna")
