@@ -251,7 +251,10 @@ class ColocatedEngine:
         )
         name = str(self._keys)
         self._engine.add_request(
-            name, {"prompt_token_ids": ids}, params, lora_request=self._adapter
+            name,
+            {"prompt_token_ids": ids},
+            params,
+            lora_request=None if prompt.frozen else self._adapter,
         )
         self._prompts[name] = self._keys, prompt, ids
         return self._keys
