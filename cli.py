@@ -466,14 +466,14 @@ def base(
 ):
     """Train the embedded base policy from nothing, on generated English."""
     from config.files import make_folder
-    from config.terminal import BaseProgress
+    from config.terminal import SupervisedProgress
     from embedded.tiny import train_base
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
     make_folder(out)
-    with BaseProgress(base_config.steps + base_config.careless_steps) as log:
+    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
@@ -531,9 +531,9 @@ def look(
     sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2,
 ):
     """Print the first tasks of a file and what there is in all."""
-    from commands.taskfiles import look as run_look
+    from commands.taskfiles import show_tasks
 
-    run_look(file, form or None, pool, n, kind, sections)
+    show_tasks(file, form or None, pool, n, kind, sections)
 
 
 @command(data_app)
@@ -582,11 +582,11 @@ def build(
     ] = 0.0,
 ):
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
-    from commands.taskfiles import build as run_build
+    from commands.taskfiles import build_hqa
     from tasks.hqa import Evidence
 
     evidence = Evidence(evidence_order, min_distance)
-    run_build(
+    build_hqa(
         file,
         out,
         _value("documents", tuple[int, ...], documents),

@@ -234,18 +234,18 @@ def extract_sentence(text: str) -> str | None:
     return rest.strip().rstrip(".").strip() if found else None
 
 
-ASKED = {
+ANSWER_FORMS = {
     "boxed": r"\boxed{...}",
     "sentence": '"the answer is ..."',
 }  # form -> what a prompt asks for
 
 
-def answered(response: str, form: str = "") -> tuple[str, bool]:
+def extract_answer(response: str, form: str = "") -> tuple[str, bool]:
     r"""What a response answers, for a person, and whether in the form asked for: without it, all of the response is its answer.
 
     Thinking is dropped. form: "boxed" or "sentence"; "" = either, where nobody knows which was asked for.
 
-    >>> answered(r"It is \boxed{Lima}.", "boxed"), answered("Lima", "boxed")
+    >>> extract_answer(r"It is \boxed{Lima}.", "boxed"), extract_answer("Lima", "boxed")
     (('Lima', True), ('Lima', False))
     """
     text = strip_thinking(response).strip()
@@ -357,7 +357,7 @@ def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:
     right for "apple", "The" and a box of blanks for anything, an empty box for nothing. For
     published numbers alone.
 
-    What still differs is what counts as the prediction. `score` drops thinking that never ends and
+    What still differs is what counts as the prediction. `grade` drops thinking that never ends and
     finds nothing where nothing follows `</think>`: MemAgent grades the thoughts in both cases.
     DeepSeek's special tokens and dots before a sentence's answer stay here. A response that is
     empty, or whose only box is `\\fbox{..}` or has no brace, is 0 and counts: MemAgent leaves the
@@ -404,7 +404,7 @@ def separate_words(text: str) -> str:
     return normalize_answer(INNER.sub("", MARKUP.sub(" ", text)).translate(BORDERS))
 
 
-def words_held(text: str) -> set[str]:
+def all_words(text: str) -> set[str]:
     """List all words of the text: normalised as in the metrics, and kept apart where that joins two
     (`separate_words`)."""
     return {*normalize_answer(MARKUP.sub(" ", text)).split(), *separate_words(text).split()}
@@ -435,9 +435,9 @@ def answer_recall(
             if (gold := answer.split())
         ]
         return sum(shares) / len(shares) if shares else None
-    held, known = words_held(text), set()
+    held, known = all_words(text), set()
     if words == "unseen":
-        known = words_held(question)
+        known = all_words(question)
         answers = (answer for answer in answers if normalize_answer(answer) not in ("yes", "no"))
     golds = [gold for answer in answers if (gold := {*normalize_answer(answer).split()} - known)]
     shares = [len(gold & held) / len(gold) for gold in golds]
@@ -445,7 +445,7 @@ def answer_recall(
 
 
 def phrases(answers: Iterable[str]) -> list[str]:
-    """Accepted answers as `stand` looks for them; such as yes and no stand everywhere and are not looked for."""
+    """Accepted answers as `count_phrases` looks for them; such as yes and no stand everywhere and are not looked for."""
     return sorted(
         {
             f" {words} "
@@ -455,7 +455,7 @@ def phrases(answers: Iterable[str]) -> list[str]:
     )
 
 
-def stand(golds: Sequence[str], text: str) -> int:
+def count_phrases(golds: Sequence[str], text: str) -> int:
     """Count the `phrases` that stand in the text, as whole words, normalised; tags and boxes around
     them are no part of a word (`separate_words`)."""
     if not golds:
@@ -485,7 +485,7 @@ class Scores:
     sub_em_upstream: float
 
 
-def score(
+def grade(
     response: str, answers: Sequence[str], form: str = "boxed", all_asked: bool = False
 ) -> Scores:
     """The scores of a final response, "" for a failed one. form: "boxed" or "sentence". Thinking is dropped first.

@@ -323,7 +323,7 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
     from report.page import write_report
     from report.summary import overlaps, summarise, table, write_summary
     from rollout import Sampling
-    from tasks.suites import asked_of
+    from tasks.suites import columns_of
 
     groups = weights_of(config)
     samplings = [Sampling(temperature, config.top_p) for temperature in config.temperatures]
@@ -332,7 +332,7 @@ def run_suite(config: EvalConfig, agent_config: AgentConfig) -> Path:
         raise UserError(
             "The lengths of RULER are tokens of the model that is asked: say by --model whose tokenizer the server has."
         )
-    unit, asked = asked_of(
+    unit, asked = columns_of(
         config, lambda: codec_of(config.model, agent_config.thinking, config.trust_remote_code)
     )
     # of generated English nothing is looked up: its splits share no fact that is asked for, and its questions are all of the same words

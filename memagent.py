@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from config.errors import UserError
-from data import Task, score
+from data import Task, grade
 from memory import Recall, overwrite
 from tokens.codec import Codec, Text
 
@@ -409,7 +409,7 @@ def reward(form: str, outcome: str = "exact"):
     name = {"exact": "reward"}.get(outcome, outcome)
 
     def of(trajectory: Trajectory) -> float:
-        scores = score(
+        scores = grade(
             trajectory.answer, trajectory.task.answers, form, trajectory.task.asks_for_all
         )
         return scores.reward if trajectory.task.asks_for_all else getattr(scores, name)

@@ -36,7 +36,7 @@ def ask(
     engine_name: str = "transformers",
 ) -> None:
     """Read a text, showing the memory whenever it changes; end with the answer."""
-    from data import answered, strip_thinking
+    from data import extract_answer, strip_thinking
     from report.transcripts import diff, unformed
     from rollout import Sampling, follow
 
@@ -85,7 +85,7 @@ def ask(
                 progress.console.print(Styled.assemble(f"section {number}: ", *changed))
             progress.update(shown, completed=number)
     answer = clean(turn.response).strip()
-    final, formed = answered(answer, config.form)
+    final, formed = extract_answer(answer, config.form)
     if formed or not final:  # else it is shown below, as the answer
         console.print(Styled(answer))
     if turn.prompt.cut:

@@ -24,7 +24,9 @@ from tasks.hqa import Evidence
 # ---------------------------------------------------------------- data
 
 
-def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int) -> None:
+def show_tasks(
+    file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int
+) -> None:
     """The first n tasks and what there is in all."""
     if file == "world":
         if kind not in worlds.KINDS:
@@ -65,7 +67,7 @@ def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sect
         console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))
 
 
-def build(
+def build_hqa(
     file: Path,
     out: Path,
     documents: tuple[int, ...],
@@ -81,11 +83,11 @@ def build(
         raise UserError(
             "No length is given: --documents takes numbers of documents, such as 50,200."
         )
-    questions = suites.of_split(readers.read(file), split)
+    questions = suites.select_split(readers.read(file), split)
     pool = readers.read_passages(extra) if extra else None
     n = min(n, len(questions))
     sets = {
-        d: hqa.build(questions, d, n, pool, seed, compat_seed4, evidence, documents)
+        d: hqa.make_tasks(questions, d, n, pool, seed, compat_seed4, evidence, documents)
         for d in documents
     }
     make_folder(out)
@@ -107,7 +109,7 @@ def build(
 def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code: bool) -> None:
     """RULER's tasks, one file a task and length; `config` says which, as for `eval --suite ruler`."""
     codec = codec_of(tokenizer, False, trust_remote_code)
-    _, columns = suites.asked_of(config, lambda: codec)
+    _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
     for column in columns:
         path, tasks = out / f"{column.question}_{column.length}.jsonl.gz", column.make()

@@ -1,6 +1,6 @@
 """Progress in the terminal: bars with rate and remaining time for training, the base policy and evaluations.
 
-Holds: `BaseProgress`, `bar`, the console. Leaves out: GRPO's progress (commands/train.py). No torch.
+Holds: `SupervisedProgress`, `bar`, the console. Leaves out: GRPO's progress (commands/train.py). No torch.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def bar(unit: str, to: Console = console) -> Progress:
     )
 
 
-class BaseProgress:
+class SupervisedProgress:
     """A bar for supervised training; called with (step, mean loss)."""
 
     def __init__(self, steps: int):
         self.progress = bar("steps")
         self.task = self.progress.add_task("base policy", total=steps, note="")
 
-    def __enter__(self) -> BaseProgress:
+    def __enter__(self) -> SupervisedProgress:
         self.progress.start()
         return self
 

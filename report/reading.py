@@ -15,7 +15,7 @@ from statistics import fmean
 
 from agents.rememr1 import Looks
 from config.errors import clip
-from data import Task, phrases, score, stand, strip_thinking
+from data import Task, count_phrases, grade, phrases, strip_thinking
 from memagent import AgentConfig, Finish, Trajectory, Turn
 from report.rows import Cell
 
@@ -61,7 +61,7 @@ class Reading:
         self.memory, self.holds = "", 0  # the latest one, and the accepted answers in it
 
     def _found(self, text: str) -> int:
-        found = stand(self.golds, text)
+        found = count_phrases(self.golds, text)
         return found if self.all_asked else min(1, found)
 
     def add(self, turn: Turn) -> None:
@@ -165,7 +165,7 @@ def row_of(trajectory: Trajectory, cell: Cell, form: str, reading: Reading | Non
         reading = Reading(task)
         for turn in turns:
             reading.add(turn)
-    scores = score(
+    scores = grade(
         "" if trajectory.error else trajectory.answer, task.answers, form, task.asks_for_all
     )
     return (

@@ -1,6 +1,6 @@
 """RULER-HQA: the same questions in documents of any length, with the evidence where it falls or as far apart as asked.
 
-Holds: `build`, and where evidence may stand. Leaves out: RULER's own thirteen tasks (tasks/ruler.py), reading and writing (data.py). No torch.
+Holds: `make_tasks`, and where evidence may stand. Leaves out: RULER's own thirteen tasks (tasks/ruler.py), reading and writing (data.py). No torch.
 Exercise it: `python cli.py data build FILE OUT --documents 50,200`. Read next: tasks/ruler.py.
 """
 
@@ -93,7 +93,7 @@ def _draws(rng: random.Random, n: int) -> Iterator[int]:
         moved[j] = moved.get(i, i)
 
 
-def build(
+def make_tasks(
     questions: Sequence[Task],
     n_documents: int,
     n_items: int | None = None,

@@ -147,7 +147,7 @@ def _distinct(draw: Callable[[], str], barred: str = "") -> Iterator[str]:
             yield text
 
 
-class Row:
+class CachedIterator:
     """The beginning of an endless iterator, kept."""
 
     def __init__(self, source: Iterator):
@@ -170,7 +170,7 @@ def sentences(texts: Iterable[str]) -> list[str]:
     ]
 
 
-class Which(NamedTuple):
+class ItemKey(NamedTuple):
     """Which item, and how long: all that it is drawn from."""
 
     kind: str
@@ -218,7 +218,7 @@ def _insert(
     return pieces, tuple(places)
 
 
-def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], list[Item]]:
+def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[ItemKey], list[Item]]:
     """What makes the items of a needle task."""
     task, lines = NIAH[kind], [FILLER]
     if task.haystack == "essay" and not (
@@ -235,10 +235,10 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], li
             _distinct(lambda draw=DRAW[what]: draw(rng), barred) for what in (task.key, task.value)
         )
 
-    distractors = Row(zip(*drawn(random.Random(f"{seed}:{kind}")), strict=True))
+    distractors = CachedIterator(zip(*drawn(random.Random(f"{seed}:{kind}")), strict=True))
 
-    def item(which: Which) -> list[Item]:
-        keys, values = drawn(which.rng, taken)
+    def item(key: ItemKey) -> list[Item]:
+        keys, values = drawn(key.rng, taken)
         bound = [(key, next(values)) for key in islice(keys, task.keys) for _ in range(task.values)]
         total, wanted = (
             len(bound),
@@ -251,17 +251,17 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], li
                 others = (
                     pair for pair in distractors.first(size + 2 * total) if own.isdisjoint(pair)
                 )
-                pieces = which.shuffled([*map(needle, islice(others, size))])
+                pieces = key.shuffled([*map(needle, islice(others, size))])
             else:
                 pieces = list(islice(cycle(lines), size))
-            pieces, places = _insert(pieces, [*map(needle, bound)], which.depths(total))
+            pieces, places = _insert(pieces, [*map(needle, bound)], key.depths(total))
             return pieces, places[:wanted]
 
         asked = ", ".join(dict(bound[:wanted]))
         question = (ALL_VALUES if wanted > 1 else ONE_VALUE).format(type=task.value, keys=asked)
         return [
             Item(
-                Task(which.id, question, tuple(value for _, value in bound[:wanted])),
+                Task(key.id, question, tuple(value for _, value in bound[:wanted])),
                 build,
                 2 * total,
             )
@@ -270,19 +270,19 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], li
     return item
 
 
-def _vt(which: Which) -> list[Item]:
-    rng = which.rng
+def _vt(key: ItemKey) -> list[Item]:
+    rng = key.rng
     value = str(rng.randint(10000, 99999))
     names = [*islice(_distinct(lambda: "".join(rng.choices(CONSONANTS.upper(), k=5))), HOPS + 1)]
     chained = [FIRST.format(name=names[0], value=value)]
     chained += [HOP.format(name=b, other=a) for a, b in pairwise(names)]
-    depths = sorted(which.depths(HOPS + 1))
-    task = Task(which.id, ALL_NAMES.format(value=value), tuple(names))
+    depths = sorted(key.depths(HOPS + 1))
+    task = Task(key.id, ALL_NAMES.format(value=value), tuple(names))
     return [Item(task, lambda size: _insert([FILLER] * size, chained, depths), HOPS + 1)]
 
 
-def _cwe(which: Which) -> list[Item]:
-    rng = which.rng
+def _cwe(key: ItemKey) -> list[Item]:
+    rng = key.rng
     words, common = rng.sample(_words()[2], len(_words()[2])), []
     for word in words:
         if (
@@ -292,33 +292,29 @@ def _cwe(which: Which) -> list[Item]:
         ):
             common.append(word)
     endless = _distinct(chain(words, iter(lambda: DRAW["word"](rng), "")).__next__)
-    others = Row(
+    others = CachedIterator(
         word for word in endless if not any(answer in word for answer in common)
     )  # it would be taken for the answer
 
     def build(repeats: tuple[int, int], size: int) -> tuple[list[str], tuple[int, ...]]:
-        return which.shuffled(common * repeats[0] + others.first(size) * repeats[1]), ()
+        return key.shuffled(common * repeats[0] + others.first(size) * repeats[1]), ()
 
-    task = Task(which.id, ALL_COMMON.format(n=COMMON), tuple(common))
-    return [
-        Item(task, partial(build, repeats), COMMON) for repeats in REPEATS[which.tokens < 4096 :]
-    ]
+    task = Task(key.id, ALL_COMMON.format(n=COMMON), tuple(common))
+    return [Item(task, partial(build, repeats), COMMON) for repeats in REPEATS[key.tokens < 4096 :]]
 
 
-def _fwe(which: Which) -> list[Item]:
-    rng = which.rng
-    coded = Row(chain(["..."], _distinct(lambda: "".join(rng.choices(CONSONANTS, k=6)))))
+def _fwe(key: ItemKey) -> list[Item]:
+    rng = key.rng
+    coded = CachedIterator(chain(["..."], _distinct(lambda: "".join(rng.choices(CONSONANTS, k=6)))))
 
     def build(size: int) -> tuple[list[str], tuple[int, ...]]:
-        counts = [
-            n for rank in range(1, which.tokens // 50 + 1) if (n := int(size / rank**2 / ZETA))
-        ]
+        counts = [n for rank in range(1, key.tokens // 50 + 1) if (n := int(size / rank**2 / ZETA))]
         pieces = [
             word for word, n in zip(coded.first(len(counts)), counts, strict=True) for _ in range(n)
         ]
-        return which.shuffled(pieces), ()
+        return key.shuffled(pieces), ()
 
-    task = Task(which.id, ALL_CODED, tuple(coded.first(4)[1:]))
+    task = Task(key.id, ALL_CODED, tuple(coded.first(4)[1:]))
     return [
         Item(task, build, 80)
     ]  # from 80 words on, the second to the fifth rank differ in their counts
@@ -326,7 +322,7 @@ def _fwe(which: Which) -> list[Item]:
 
 def _qa(
     questions: Sequence[Task], extra: Pool | None, seed: int, count: Callable[[str], int]
-) -> Callable[[Which], list[Item]]:
+) -> Callable[[ItemKey], list[Item]]:
     """What makes the items of a qa task. `count` gives a text's tokens."""
     if not questions or any(
         task.pool is None or task.pool.frame != "documents" for task in questions
@@ -349,8 +345,8 @@ def _qa(
     def cost(passage: Passage) -> int:  # about what the passage adds to a document
         return count("\n\n" + FRAMES["documents"][0](100, *passage))
 
-    def item(which: Which) -> list[Item]:
-        task = chosen[which.number]
+    def item(key: ItemKey) -> list[Item]:
+        task = chosen[key.number]
         own = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
         needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
         titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
@@ -373,7 +369,7 @@ def _qa(
                     room -= cost(passage)
                 elif (misses := misses + 1) == MISSES:
                     break
-            return which.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
+            return key.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
 
         return [Item(task, build, sum(map(cost, needed)), len(needed) + len(others))]
 
@@ -465,7 +461,7 @@ def make_tasks(
 
     tasks, place = [], {}
     for number in range(n):
-        for item in items(Which(kind, seed, number, tokens)):
+        for item in items(ItemKey(kind, seed, number, tokens)):
             room = tokens - count(item.task.question) - ALLOWANCE[family] - TEMPLATE
             if made := _fit(
                 item, lambda pieces: count(of(pieces).document(range(len(pieces)))), room

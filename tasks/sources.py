@@ -1,6 +1,6 @@
 """Sources of training tasks: generated English, or a file.
 
-Holds: `WorldTasks`, `FileTasks`, `tasks_of`, `validation_of`. Leaves out: what a task is (data.py).
+Holds: `WorldTasks`, `FileTasks`, `training_tasks`, `validation_tasks`. Leaves out: what a task is (data.py).
 Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
 """
 
@@ -58,13 +58,13 @@ class FileTasks:
         return [self.tasks[i] for i in order[start : start + n]]
 
 
-def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
+def training_tasks(run: RunConfig, config: GRPOConfig) -> Tasks:
     if run.data == "world":
         return WorldTasks(run.lengths, run.kinds, config.seed)
     return FileTasks(readers.read(run.data), config.seed, run.shuffle)
 
 
-def validation_of(run: RunConfig) -> list[Task]:
+def validation_tasks(run: RunConfig) -> list[Task]:
     """The tasks that a policy is validated on; of generated English the longest documents, about facts of the dev split."""
     if run.validation != "world":
         return readers.read(run.validation)[: run.validation_n] if run.validation else []

@@ -1,6 +1,6 @@
 """Suites: which questions an evaluation asks, at which lengths, made when it gets to them.
 
-Holds: `Asked`, `asked_of` (generated English, files, RULER-HQA, RULER), haystacks. Leaves out: who answers (commands/).
+Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER), haystacks. Leaves out: who answers (commands/).
 No torch. Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`. Read next: commands/.
 """
 
@@ -28,7 +28,7 @@ LENGTHS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Column:
     """One column of the result: a kind of question at one length. `make` gives its tasks, the same ones every time."""
 
     question: str
@@ -36,7 +36,7 @@ class Asked:
     make: Callable[[], list[Task]]
 
 
-def asked_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Asked]]:
+def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Column]]:
     """What is asked: (unit of lengths, columns). Sources are read now, so that mistakes show before a model is loaded."""
     lengths = config.lengths or LENGTHS[config.suite]
     if config.suite == "ruler-hqa":
@@ -48,7 +48,7 @@ def asked_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[
     return _files(config)
 
 
-def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
+def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
     for kind in config.kinds:
         if kind not in worlds.KINDS:
             raise UserError(
@@ -59,8 +59,8 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
             f"Generated English has the splits {', '.join(worlds.SPLITS)}, not {config.split!r}."
         )
 
-    def column(kind: str, length: int) -> Asked:
-        return Asked(
+    def column(kind: str, length: int) -> Column:
+        return Column(
             kind,
             length,
             lambda: list(worlds.make_tasks(config.seed, config.n, length, kind, config.split)),
@@ -69,7 +69,7 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
     return [column(kind, length) for length in lengths for kind in config.kinds]
 
 
-def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
+def _files(config: EvalConfig) -> tuple[str, list[Column]]:
     """Files as they are: one column each."""
     found: list[tuple[str, str, int, bool]] = []  # file, question, length, whether that is tokens
 
@@ -104,7 +104,7 @@ def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
             if times[question, length] == 1
             else f"{question}, {'/'.join(Path(file).parts[-2:])}"
         )
-        asked.append(Asked(name, length, lambda file=file: read(file)))
+        asked.append(Column(name, length, lambda file=file: read(file)))
     if len({(a.question, a.length) for a in asked}) < len(asked):
         raise UserError(
             "Two files of --data have one name and length, their results could not be told apart: rename one."
@@ -112,7 +112,7 @@ def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
     return units.pop(), asked
 
 
-def sources(config: EvalConfig, standard: str) -> list[str]:
+def question_files(config: EvalConfig, standard: str) -> list[str]:
     """The files of --data; without any, the held-out ones of what `data get` has put into its folder."""
     if config.data != ("world",):
         return list(config.data)
@@ -129,7 +129,7 @@ def sources(config: EvalConfig, standard: str) -> list[str]:
     return found
 
 
-def of_split(tasks: Sequence[Task], split: str) -> list[Task]:
+def select_split(tasks: Sequence[Task], split: str) -> list[Task]:
     """The tasks of one split of the source, "" for all."""
     kept = [task for task in tasks if not split or task.split == split]
     if not kept:
@@ -139,7 +139,7 @@ def of_split(tasks: Sequence[Task], split: str) -> list[Task]:
     return kept
 
 
-def passages(files: Sequence[str]) -> Pool | None:
+def read_filler(files: Sequence[str]) -> Pool | None:
     """Further passages {title, text}, one pool of all files."""
     pools = [readers.read_passages(file) for file in files]
     return (
@@ -149,22 +149,25 @@ def passages(files: Sequence[str]) -> Pool | None:
     )
 
 
-def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
+def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
     """The same questions of each file at every length."""
-    extra, evidence = passages(config.filler), Evidence(config.evidence_order, config.min_distance)
+    extra, evidence = (
+        read_filler(config.filler),
+        Evidence(config.evidence_order, config.min_distance),
+    )
     columns = []
-    for file in sources(config, "hotpotqa"):
-        questions = of_split(readers.read(file), config.source_split)
+    for file in question_files(config, "hotpotqa"):
+        questions = select_split(readers.read(file), config.source_split)
         n = min(config.n, len(questions))
         name = clean(questions[0].dataset or Path(file).name.partition(".")[0])
         if not evidence.anywhere:  # another kind of question, which published numbers are not about
             name += f", evidence {evidence.order} {evidence.min_distance:g}"
 
-        def column(length: int, questions=questions, n=n, name=name) -> Asked:
-            return Asked(
+        def column(length: int, questions=questions, n=n, name=name) -> Column:
+            return Column(
                 name,
                 length,
-                lambda: hqa.build(
+                lambda: hqa.make_tasks(
                     questions, length, n, extra, config.seed, config.compat_seed4, evidence, lengths
                 ),
             )
@@ -175,7 +178,7 @@ def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
     return sorted(columns, key=lambda a: a.length)
 
 
-def haystack_of(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None) -> list[str]:
+def haystack_texts(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None) -> list[str]:
     """Running text for RULER's essay tasks: of the files, else the passages that are there anyway."""
     if files:
         return [text for file in files for text in readers.read_texts(file)]
@@ -186,7 +189,7 @@ def haystack_of(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None)
 
 
 def haystack_name(config: EvalConfig) -> str:
-    """What `haystack_of` reads."""
+    """What `haystack_texts` reads."""
     passages = [*(config.data if config.data != ("world",) else ()), *config.filler]
     return (
         ", ".join(Path(file).name for file in config.haystack)
@@ -194,20 +197,22 @@ def haystack_name(config: EvalConfig) -> str:
     )
 
 
-def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec]) -> list[Asked]:
+def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec]) -> list[Column]:
     """RULER's tasks at lengths in tokens of the model that is asked."""
     questions = (
-        of_split([task for file in config.data for task in readers.read(file)], config.source_split)
+        select_split(
+            [task for file in config.data for task in readers.read(file)], config.source_split
+        )
         if config.data != ("world",)
         else []
     )
-    squad, extra = readers.read(config.squad) if config.squad else [], passages(config.filler)
-    texts = haystack_of(config.haystack, questions, extra)
-    kinds = ruler_tasks(config.ruler_tasks, texts, squad, questions)
+    squad, extra = readers.read(config.squad) if config.squad else [], read_filler(config.filler)
+    texts = haystack_texts(config.haystack, questions, extra)
+    kinds = select_ruler_tasks(config.ruler_tasks, texts, squad, questions)
     sentences = lru_cache(1)(lambda: ruler.sentences(texts))
     sources_of = {"qa_1": squad, "qa_2": questions}
 
-    def column(kind: str, length: int) -> Asked:
+    def column(kind: str, length: int) -> Column:
         def make() -> list[Task]:
             n = min(config.n, len(sources_of[kind])) if kind in sources_of else config.n
             return ruler.make_tasks(
@@ -221,12 +226,12 @@ def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec
                 extra=extra if kind in sources_of else None,
             )
 
-        return Asked(kind, length, make)
+        return Column(kind, length, make)
 
     return [column(kind, length) for length in lengths for kind in kinds]
 
 
-def ruler_tasks(
+def select_ruler_tasks(
     asked: Sequence[str], texts: Sequence[str], squad: Sequence[Task], questions: Sequence[Task]
 ) -> list[str]:
     """The tasks asked for; without any, those whose sources are there. One whose source is missing is refused by name."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from config.errors import UserError
 from data import Pool, Task
 from tasks import readers, writers
-from tasks.hqa import build
+from tasks.hqa import make_tasks
 from tasks.readers import from_text, read, read_passages
 from tasks.writers import write_built
 
@@ -840,7 +840,7 @@ FILES = {"eval": "x.json", "memagent": "x.parquet", "vime": "x.jsonl.gz"}
 
 @pytest.mark.parametrize("form", FILES)
 def test_round_trip(tmp_path, form):
-    tasks = build(questions(tmp_path), 40, seed=1)
+    tasks = make_tasks(questions(tmp_path), 40, seed=1)
     writers.write(tmp_path / FILES[form], tasks, form)
     back = read(tmp_path / FILES[form])
     assert same(tasks, back)
@@ -853,7 +853,7 @@ def test_round_trip(tmp_path, form):
 
 
 def test_eval_files_say_where_the_evidence_stands(tmp_path):
-    tasks = build(questions(tmp_path), 40, seed=1)
+    tasks = make_tasks(questions(tmp_path), 40, seed=1)
     tasks[0] = dataclasses.replace(tasks[0], gold=tasks[0].gold[:1])
     writers.write_eval_json(tmp_path / "eval_hotpotqa_40.json", tasks)
     back = read(tmp_path / "eval_hotpotqa_40.json")
@@ -961,7 +961,7 @@ def test_a_blank_label_comes_back_and_a_blank_id_does_not(tmp_path, name):
 
 
 def test_the_published_forms_are_kept(tmp_path):
-    tasks = build(questions(tmp_path), 40, n_items=2)
+    tasks = make_tasks(questions(tmp_path), 40, n_items=2)
     writers.write_eval_json(tmp_path / "x.json", tasks)
     (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
     assert {"context", "input", "answers", "num_docs", "index"} <= set(item) and (
@@ -998,7 +998,7 @@ def test_parquet_is_written_in_parts(tmp_path):
 def test_nothing_is_half_written(tmp_path, form):
     path = tmp_path / FILES.get(form, "set.jsonl.gz")
     path.write_bytes(b"what was there before")
-    good = build(questions(tmp_path, 3), 20)
+    good = make_tasks(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
     broken = [
         *good,
@@ -1020,7 +1020,7 @@ def test_nothing_is_half_written(tmp_path, form):
 def test_json_is_not_written_into_a_parquet_name(tmp_path):
     for form in ("vime", "eval", "built"):
         with pytest.raises(UserError, match=r"must not end in \.parquet"):
-            writers.write(tmp_path / "x.parquet", build(questions(tmp_path), 40), form)
+            writers.write(tmp_path / "x.parquet", make_tasks(questions(tmp_path), 40), form)
     assert [p.name for p in tmp_path.iterdir()] == ["questions.jsonl"]
 
 
@@ -1049,7 +1049,7 @@ def gold_titles(task: Task) -> list[str]:
 
 def test_broken_sets(tmp_path):
     path = tmp_path / "set.jsonl"
-    write_built(path, build(questions(tmp_path, 2), 20), seed=5)
+    write_built(path, make_tasks(questions(tmp_path, 2), 20), seed=5)
     whole = path.read_text("utf-8").splitlines()
     assert json.loads(whole[0]) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
     fails(

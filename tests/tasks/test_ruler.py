@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import UserError
-from data import Pool, Task, score
+from data import Pool, Task, grade
 from embedded import tiny
 from tasks import ruler
 from tasks.readers import read, read_passages
@@ -138,7 +138,7 @@ def test_gold_passages_hold_the_answers_and_nothing_else_does(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_right_answers_are_right_and_others_are_worth_nothing(kind):
     def scored(task: Task, said: list[str]) -> float:
-        return score(
+        return grade(
             "\\boxed{" + ", ".join(said) + "}", task.answers, "boxed", task.asks_for_all
         ).sub_em
 
@@ -379,12 +379,12 @@ def test_cwe_counts():
         Counter(passages(made("cwe", 4096, 3, "embedded")[0])).most_common(1)[0][1] == 6
     )  # 300 entries do not fit in
     for number in range(100):
-        answers = ruler._cwe(ruler.Which("cwe", 0, number, 4096))[0].task.answers
+        answers = ruler._cwe(ruler.ItemKey("cwe", 0, number, 4096))[0].task.answers
         assert (
             not any(a in b for a in answers for b in answers if a != b)
             and min(map(len, answers)) > 3
         )
-    item, _ = ruler._cwe(ruler.Which("cwe", 0, 0, 4096))
+    item, _ = ruler._cwe(ruler.ItemKey("cwe", 0, 0, 4096))
     counts = Counter(item.build(9000)[0])  # more than there are single words
     pairs, answers = {*counts} - single, item.task.answers
     assert (
@@ -410,7 +410,7 @@ def test_fwe_counts(tokens, n):
 
 
 def test_fwe_ranks_never_tie():
-    (item,) = ruler._fwe(ruler.Which("fwe", 0, 0, 4096))
+    (item,) = ruler._fwe(ruler.ItemKey("fwe", 0, 0, 4096))
     for size in (*range(item.least, 400), *range(400, 3000, 37)):
         counts = sorted(Counter(item.build(size)[0]).values(), reverse=True)
         assert counts == [

@@ -37,7 +37,7 @@ def filler(tmp_path):
 
 
 def asked(codec, **other):
-    unit, columns = suites.asked_of(replace(QUICK, **other), lambda: codec)
+    unit, columns = suites.columns_of(replace(QUICK, **other), lambda: codec)
     return (
         unit,
         [(c.question, c.length) for c in columns],
@@ -113,7 +113,7 @@ def asked_names(**other):
     """Columns of the suite, for which no tokenizer is needed."""
     return [
         (c.question, c.length)
-        for c in suites.asked_of(replace(QUICK, lengths=(4096,), **other), None)[1]
+        for c in suites.columns_of(replace(QUICK, lengths=(4096,), **other), None)[1]
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from config.errors import UserError
 from config.options import EMBEDDED
-from data import score, strip_thinking
+from data import grade, strip_thinking
 from embedded import tiny
 from tokens.codec import Characters, Codec, Recent, Text
 
@@ -117,10 +117,10 @@ def test_thoughts_that_the_template_has_opened(opening, opens):
         "perhaps \\boxed{ Lima} or"
     )  # no </think> yet: thoughts where the template began them
     assert (codec.after_thinking(cut).strip() == "") == opens
-    assert score(cut, ["Lima"]).reward == (0 if opens else 1)
+    assert grade(cut, ["Lima"]).reward == (0 if opens else 1)
     whole = sampled("perhaps Oslo</think>\\boxed{ Lima}")
     assert codec.after_thinking(whole).strip() == "\\boxed{ Lima}"
-    assert score(whole, ["Lima"]).reward == 1
+    assert grade(whole, ["Lima"]).reward == 1
     assert codec.response([]) == ""
 
 

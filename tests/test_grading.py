@@ -12,16 +12,16 @@ from config.errors import UserError
 from data import (
     answer_recall,
     boxed_reward,
+    count_phrases,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
+    grade,
     normalize_answer,
     phrases,
     ruler_match,
-    score,
     separate_words,
-    stand,
     strip_thinking,
     sub_em,
     sub_em_upstream,
@@ -212,7 +212,7 @@ def test_metrics_are_ordered_and_bounded(pred, answers):
 
 
 def test_score_of_a_boxed_response():
-    s = score(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
+    s = grade(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (
         "The Paris",
         0,
@@ -221,7 +221,7 @@ def test_score_of_a_boxed_response():
         1,
         1,
     )
-    assert score(r"\boxed{Paris}", ["Paris"]).reward == 1
+    assert grade(r"\boxed{Paris}", ["Paris"]).reward == 1
 
 
 @pytest.mark.parametrize(
@@ -236,15 +236,15 @@ def test_score_of_a_boxed_response():
 )
 def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
     """Its `judge_sub_em` looks whether there is a prediction before it normalises it, and nothing stands in everything."""
-    s = score(response, ["Paris"], "sentence" if "is" in response else "boxed")
+    s = grade(response, ["Paris"], "sentence" if "is" in response else "boxed")
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("", 0, 0, 0, 0, upstream)
 
 
 def test_score_of_a_sentence():
-    s = score(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
+    s = grade(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
     assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
     assert (
-        score("the answer is the Paris", ["Paris"], "sentence").reward == 0
+        grade("the answer is the Paris", ["Paris"], "sentence").reward == 0
     )  # the reward keeps articles, whatever the form
 
 
@@ -253,7 +253,7 @@ def test_score_of_a_sentence():
 )
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
 def test_a_response_without_an_answer_scores_nothing(response, form):
-    s = score(response, ["Paris"], form)
+    s = grade(response, ["Paris"], form)
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
 
 
@@ -269,17 +269,17 @@ def test_a_response_without_an_answer_scores_nothing(response, form):
     ],
 )
 def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, share):
-    s = score(response, ["12", "34", "56"], all_asked=True)
+    s = grade(response, ["12", "34", "56"], all_asked=True)
     assert s.reward == s.sub_em == pytest.approx(share)
-    assert score(
+    assert grade(
         "the answer is 56 and 12.", ["12", "34", "56"], "sentence", True
     ).reward == pytest.approx(2 / 3)
-    assert score(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
+    assert grade(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
 
 
 def test_score_refuses_other_forms():
     with pytest.raises(UserError, match="sentence"):
-        score("x", ["x"], "json")
+        grade("x", ["x"], "json")
 
 
 # ---- What a text holds of an answer ----
@@ -367,7 +367,7 @@ def test_an_answer_is_seen_whatever_stands_around_it_in_the_memory():
     for memory in memories(6000, 17):
         answer = rng.choice(NAMES)
         shown = memory.format(rng.choice([answer, answer.lower(), answer.upper()]))
-        if not stand(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
+        if not count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
             missed.append((answer, shown))
     assert not missed, (len(missed), missed[:5])
 
@@ -384,7 +384,7 @@ def test_words_that_merely_contain_the_answer_are_not_it():
     for memory in memories(6000, 18):
         answer = rng.choice([*longer])
         shown = memory.format(rng.choice(longer[answer]))
-        if stand(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
+        if count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
             taken.append((answer, shown))
     assert not taken, (len(taken), taken[:5])
 
@@ -392,14 +392,17 @@ def test_words_that_merely_contain_the_answer_are_not_it():
 def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
     assert (
-        stand(golds, "<update>Lima</update> in Rome. Lima") == 2
-        and stand(golds, "") == stand([], "Lima") == 0
+        count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
+        and count_phrases(golds, "") == count_phrases([], "Lima") == 0
     )
     assert (
-        stand(phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>") == 0
+        count_phrases(
+            phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>"
+        )
+        == 0
     )
     assert (
-        stand(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
+        count_phrases(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
     )  # over a border, as over a full stop
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
     assert (
