@@ -228,6 +228,12 @@ def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
     return Pool(titles, [text for _, text in passages], frame)
 
 
+def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
+    """Return the different passages of all pools, sorted by title and text."""
+    pairs = (zip(pool.titles, pool.texts, strict=True) for pool in pools)
+    return sorted({passage for passages in pairs for passage in passages})
+
+
 def _memagent(r: Record) -> tuple[Task, Document]:
     """Read MemAgent's training parquet: {prompt: [{role, content}], context,
     reward_model: {ground_truth: [..]}, extra_info}."""
