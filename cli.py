@@ -583,20 +583,19 @@ def build(
 ):
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
     from commands.taskfiles import build_hqa
-    from tasks.hqa import Evidence
 
-    evidence = Evidence(evidence_order, min_distance)
-    build_hqa(
-        file,
-        out,
-        _value("documents", tuple[int, ...], documents),
-        n,
-        extra,
-        split,
-        seed,
-        compat_seed4,
-        evidence,
+    config = EvalConfig(
+        suite="ruler-hqa",
+        lengths=_value("documents", tuple[int, ...], documents),
+        n=n,
+        filler=(str(extra),) if extra else (),
+        source_split=split,
+        seed=seed,
+        compat_seed4=compat_seed4,
+        evidence_order=evidence_order,
+        min_distance=min_distance,
     )
+    build_hqa(file, out, config)
 
 
 @command(data_app)
@@ -671,10 +670,12 @@ def filter_questions(
     ] = "transformers",
 ):
     """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""
+    from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 
     EvalConfig(device=device, engine=engine, samples=samples, top_p=top_p)  # for its checks
-    run_filter(file, out, model, samples, temperature, top_p, answer_tokens, rule, device, engine)
+    test = ClosedBook(rule, samples, temperature, top_p, answer_tokens)
+    run_filter(file, out, model, test, device, engine)
 
 
 @command(data_app)

@@ -282,15 +282,13 @@ class _Download:
             for key in ("HF_ENDPOINT", "HF_HUB_OFFLINE")
         )
         by_hand = ", ".join(
-            f"{file.path} of the data set {file.repo} at {self.commits[file]} as {self.places[file]}"
-            for file in todo
+            f"{f.path} of the data set {f.repo} at {self.commits[f]} as {self.places[f]}"
+            for f in todo
         )
         reason = str(refused).strip(" .")
         why = f"{self.name} cannot be loaded from {self.endpoint} ({reason}); {settings}."
-        advice = (
-            f"What was loaded is kept, and the same command goes on; or put by hand: {by_hand}."
-        )
-        return UserError(_clean(f"{why} {advice}"))
+        advice = "What was loaded is kept, and the same command goes on; or put by hand"
+        return UserError(_clean(f"{why} {advice}: {by_hand}."))
 
 
 def _listing(

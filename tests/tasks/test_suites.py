@@ -224,17 +224,16 @@ def test_questions_that_are_known_without_the_document_are_dropped(
     monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
         out = tmp_path / rule / "kept.jsonl.gz"
+        test = taskfiles.ClosedBook(rule, answer_tokens=64)
         taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, rule, "cpu", "transformers"
+            tmp_path / "questions.jsonl", out, "", test, "cpu", "transformers"
         )
         kept = readers.read(out)
         assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
         assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
         assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
     with pytest.raises(UserError, match="right or contains"):
-        taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, "any", "cpu", "transformers"
-        )
+        taskfiles.ClosedBook("any")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,8 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
     )  # byte by byte what is said
     engine.dtype = "float32"
     monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: engine)
-    taskfiles.filter_questions(file, out, "", 2, 1.0, 0.7, 64, "contains", "cpu", "transformers")
+    test = taskfiles.ClosedBook("contains", answer_tokens=64)
+    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
     assert {task.id for task in readers.read(out)} == {
         "q0",
         "q1",
