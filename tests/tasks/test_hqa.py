@@ -37,9 +37,8 @@ def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
         assert [getattr(task, f) for f in FIELDS if f != "document"] == [
             getattr(own, f) for f in FIELDS if f != "document"
         ]
-    assert len(tasks[0].pool.titles) == len(
-        {k for task in tasks for k in task.order}
-    )  # only what is used
+    # Only what is used
+    assert len(tasks[0].pool.titles) == len({k for task in tasks for k in task.order})
 
 
 def places(task: Task) -> list[int]:
@@ -76,9 +75,8 @@ def test_build_is_decided_by_its_seed(tmp_path):
     for name, tasks in zip("ab", sets[:2], strict=True):
         write_built(tmp_path / f"{name}.jsonl.gz", tasks, seed=1)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
-    alone = make_tasks(
-        source[::-1], 60, extra=EXTRA, seed=1
-    )  # an item does not depend on its place among the others
+    # An item does not depend on its place among the others
+    alone = make_tasks(source[::-1], 60, extra=EXTRA, seed=1)
     by_id = {t.id: t for t in sets[0]}
     assert all(t.document == by_id[t.id].document for t in alone)
 
@@ -149,9 +147,8 @@ def test_a_longer_document_has_all_of_a_shorter_one(tmp_path):
 # ---- where the evidence may stand ----
 
 RULES = {
-    "paper": Evidence(
-        "reverse", 0.5
-    ),  # ReMemR1's paper: reverse order, successive hops more than N/2 apart
+    # ReMemR1's paper: reverse order, successive hops more than N/2 apart
+    "paper": Evidence("reverse", 0.5),
     "code": Evidence("reverse", 30),  # ReMemR1's code: reverse order, at least D documents apart
     "forward": Evidence("forward"),
     "apart": Evidence("any", 0.25),
@@ -179,15 +176,13 @@ def test_evidence_stands_as_asked(tmp_path, rule, n):
     )
     for before, task in zip(free, placed, strict=True):
         assert plainly(rule, task.gold, n) and gold_titles(task) == gold_titles(before)
-        assert sorted(task.document) == sorted(before.document) or {*task.order} == {
-            *before.order
-        }  # the same passages
+        # The same passages
+        assert sorted(task.document) == sorted(before.document) or {*task.order} == {*before.order}
         assert sorted(task.pool.titles[k] for k in task.order) == sorted(
             before.pool.titles[k] for k in before.order
         )
-        assert (
-            not plainly(rule, before.gold, n) or task.order == before.order
-        )  # what stood right already was not moved
+        # What stood right already was not moved
+        assert not plainly(rule, before.gold, n) or task.order == before.order
     assert len({task.gold for task in placed}) > 4
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation asks: columns of a suite, sources, RULER's tasks; and the agents and weights that answer."""
+"""Suites and the commands on task files, with a scripted engine or the embedded tokenizer."""
 
 import json
 from dataclasses import replace
@@ -80,9 +80,8 @@ def test_where_questions_come_from(codec, tmp_path, monkeypatch):
     (tmp_path / "data" / "hotpotqa").mkdir(parents=True)
     lines(tmp_path / "data" / "hotpotqa" / "dev.jsonl", [hotpot(k) for k in range(6)])
     lines(tmp_path / "data" / "hotpotqa" / "train-00000.jsonl", [hotpot(k) for k in range(6)])
-    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [
-        ("hotpotqa", 12)
-    ]  # what was downloaded and is not for training
+    # What was downloaded and is not for training
+    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]
 
 
 def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
@@ -254,9 +253,10 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
 ):
     records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
     file, out = lines(tmp_path / "questions.jsonl", records), tmp_path / "kept.jsonl"
+    # Byte by byte what is said
     engine = ScriptedEngine(
         codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
-    )  # byte by byte what is said
+    )
     engine.dtype = "float32"
     monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: engine)
     test = taskfiles.ClosedBook("contains", answer_tokens=64)
