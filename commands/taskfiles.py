@@ -174,18 +174,18 @@ def filter_questions(
         raise UserError(f"{reason}: filter questions, before `data build`.")
     make_folder(out.parent)
     rows = _ask_without_document(tasks, out, model, test, device, engine_name)
-    known = {row["id"] for row in rows if is_known(row, test.rule)}
-    failed = {row["id"] for row in rows if row["error"]} - known
-    unknown = [task for task in tasks if task.id not in known]
-    low, high = bootstrap([float(task.id in known) for task in tasks])
+    known_ids = {row["id"] for row in rows if is_known(row, test.rule)}
+    failed = {row["id"] for row in rows if row["error"]} - known_ids
+    unknown = [task for task in tasks if task.id not in known_ids]
+    low, high = bootstrap([float(task.id in known_ids) for task in tasks])
     share = (
-        f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, "
+        f"{len(known_ids)} of {len(tasks)} questions ({len(known_ids) / len(tasks):.1%}, "
         f"95 % interval {low:.1%} to {high:.1%})"
     )
     if not unknown:
         raise UserError(f"The model answers {share} without the document: none is left to write.")
     about = {"source": file.name, "no_context": str(model or "base_policy"), "rule": test.rule}
-    writers.write_built(out, unknown, **about, samples=test.responses, dropped=len(known))
+    writers.write_built(out, unknown, **about, samples=test.responses, dropped=len(known_ids))
     failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
     console.print(
         f"{share} are answered without the document and dropped; "

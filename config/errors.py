@@ -43,8 +43,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Turn every exception of a library that loads the user's files into a UserError, and mute the
-    library's own log meanwhile.
+    """Turn any exception of a library that loads a user's files into a UserError; mute its log.
 
     On damaged files transformers and tokenizers raise KeyError, TypeError, a plain Exception, ...
     """

@@ -200,7 +200,7 @@ class _Download:
 
     def bring(self, file: File) -> None:
         """Verify a file that is in place, else download, verify and record it."""
-        known = self.known(file)
+        known = self.reference(file)
         if self.in_place(file, self.commits[file], known):
             return
         commit, listed = self.listing(file)
@@ -225,7 +225,7 @@ class _Download:
         partial.replace(place)
         self.record(file, commit, content)
 
-    def known(self, file: File) -> dict[str, Any]:
+    def reference(self, file: File) -> dict[str, Any]:
         """Return size and sha256 as recorded, else as in the table for the pinned commit; or {}."""
         commit, entry = self.commits[file], self.entries.get(file, {})
         if entry.get("commit") == commit:
@@ -354,24 +354,21 @@ def _fetch(
     options = {"follow_redirects": True, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
     last_report = 0.0
 
+    def report(done: int) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > 10:
+            last_report = time.monotonic()
+            say(f"{place}: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+
     def receive(done: int) -> str:
         """Append the bytes from `done` on; return the reason to give if some are missing."""
-        nonlocal last_report
         ranged = headers | ({"range": f"bytes={done}-"} if done else {})
         with get_session().stream("GET", url, headers=ranged, **options) as answer:
             if answer.status_code not in (200, 206):
                 is_denied = answer.status_code in (401, 403)
                 advice = ", set HF_TOKEN if the data set is gated" if is_denied else ""
                 return f"it answers HTTP {answer.status_code} for {file.path}{advice}"
-            with partial.open("ab" if answer.status_code == 206 else "wb") as stream:
-                # Unbuffered: the content of a buffer would be lost when the connection breaks
-                for chunk in answer.iter_bytes():
-                    stream.write(chunk)
-                    if time.monotonic() - last_report > 10:
-                        last_report = time.monotonic()
-                        say(f"{place}: {stream.tell() / 1e6:.1f} of {size / 1e6:.1f} MB")
-                    if stream.tell() > size:
-                        break  # too long: the check will refuse it
+            _store(answer, partial, size, report)
         return f"{file.path} ends early"
 
     tries, why = 0, ""
@@ -388,6 +385,17 @@ def _fetch(
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = f"{file.path} broke off: {type(error).__name__}, {error}"
     return partial
+
+
+def _store(answer: Any, partial: Path, size: int, report: Callable[[int], None]) -> None:
+    """Append the bytes of an answer to the file, or begin it anew if the answer is not a range."""
+    with partial.open("ab" if answer.status_code == 206 else "wb") as stream:
+        # Chunks as they arrive: a buffer for a fixed size would be lost with the connection
+        for chunk in answer.iter_bytes():
+            stream.write(chunk)
+            report(stream.tell())
+            if stream.tell() > size:
+                break  # too long: the check will refuse it
 
 
 def _read_lock(path: Path) -> dict[str, dict[str, Any]]:

@@ -263,7 +263,7 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Maker:
         keys, values = draws(item.rng, haystack_text)
         own = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
         # The first keys are asked for; their positions are drawn
-        asked = own[: niah.queries * niah.values]
+        queried = own[: niah.queries * niah.values]
         own_texts = {text for pair in own for text in pair}
 
         def build(size: int) -> tuple[list[str], tuple[int, ...]]:
@@ -274,11 +274,11 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Maker:
             else:
                 pieces = list(islice(cycle(lines), size))
             pieces, places = _insert(pieces, [*map(needle, own)], item.depths(len(own)))
-            return pieces, places[: len(asked)]
+            return pieces, places[: len(queried)]
 
-        question = ALL_VALUES if len(asked) > 1 else ONE_VALUE
-        question = question.format(type=niah.value, keys=", ".join(dict(asked)))
-        task = Task(item.id, question, tuple(value for _, value in asked))
+        question = ALL_VALUES if len(queried) > 1 else ONE_VALUE
+        question = question.format(type=niah.value, keys=", ".join(dict(queried)))
+        task = Task(item.id, question, tuple(value for _, value in queried))
         return [Item(task, build, 2 * len(own))]
 
     return make
@@ -356,8 +356,8 @@ def _qa(
         task = chosen[item.number]
         own = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
         needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
-        drawn = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
-        others = _others(task, own, needed, drawn)
+        shuffled = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
+        others = _others(task, own, needed, shuffled)
 
         def build(size: int) -> tuple[list[Passage], tuple[int, ...]]:
             pieces, room, misses = list(needed), size - sum(map(cost, needed)), 0
@@ -375,11 +375,11 @@ def _qa(
 
 
 def _others(
-    task: Task, own: list[Passage], needed: list[Passage], drawn: list[Passage]
+    task: Task, own: list[Passage], needed: list[Passage], shuffled: list[Passage]
 ) -> list[Passage]:
     """Return the passages to lengthen a qa document with, in order of preference."""
     titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
-    fresh = [passage for passage in drawn if passage[1] not in texts]
+    fresh = [passage for passage in shuffled if passage[1] not in texts]
     # Under an own title: in SQuAD other paragraphs of the article, elsewhere maybe other versions
     # of a gold paragraph
     same_title = [passage for passage in fresh if passage[0].casefold() in titles]
