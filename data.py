@@ -69,10 +69,10 @@ def _hash(data: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Task:
-    """Ask one question about one document.
+    """Hold one question about one document.
 
-    The document is either `text`, or `order`: indices into `pool`, in reading order, which each
-    access to `document` composes.
+    The document is `text`, or it is composed at each access from `order`: indices into `pool`, in
+    reading order.
     """
 
     id: str
@@ -303,8 +303,8 @@ def sub_em(prediction: str | None, answers: Iterable[str]) -> float:
         return 0.0
     pred = normalize_answer(prediction)
     golds = ((normalize_answer(answer), answer) for answer in answers)
-    same = prediction.strip().lower()
-    return float(any(gold in pred if gold else raw.lower() == same for gold, raw in golds))
+    verbatim = prediction.strip().lower()
+    return float(any(gold in pred if gold else raw.lower() == verbatim for gold, raw in golds))
 
 
 def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:
