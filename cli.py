@@ -333,14 +333,14 @@ def base(
 ):
     """Train the embedded base policy from nothing, on generated English."""
     from config.files import make_folder
-    from config.terminal import BaseProgress
+    from config.terminal import SupervisedProgress
     from embedded.tiny import train_base
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
     make_folder(out)
-    with BaseProgress(base_config.steps + base_config.careless_steps) as log:
+    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
@@ -397,9 +397,9 @@ def look(
     sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2,
 ):
     """Print the first tasks of a file and what there is in all."""
-    from commands.taskfiles import look as run_look
+    from commands.taskfiles import show_tasks
 
-    run_look(file, form or None, pool, n, kind, sections)
+    show_tasks(file, form or None, pool, n, kind, sections)
 
 
 @command(data_app)
@@ -448,21 +448,20 @@ def build(
     ] = 0.0,
 ):
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
-    from commands.taskfiles import build as run_build
-    from tasks.hqa import Evidence
+    from commands.taskfiles import build_hqa
 
-    evidence = Evidence(evidence_order, min_distance)
-    run_build(
-        file,
-        out,
-        value_of("documents", tuple[int, ...], documents),
-        n,
-        extra,
-        split,
-        seed,
-        compat_seed4,
-        evidence,
+    config = EvalConfig(
+        suite="ruler-hqa",
+        lengths=value_of("documents", tuple[int, ...], documents),
+        n=n,
+        filler=(str(extra),) if extra else (),
+        source_split=split,
+        seed=seed,
+        compat_seed4=compat_seed4,
+        evidence_order=evidence_order,
+        min_distance=min_distance,
     )
+    build_hqa(file, out, config)
 
 
 @command(data_app)
@@ -537,10 +536,12 @@ def filter_questions(
     ] = "transformers",
 ):
     """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""
+    from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 
     EvalConfig(device=device, engine=engine, samples=samples, top_p=top_p)  # for its checks
-    run_filter(file, out, model, samples, temperature, top_p, answer_tokens, rule, device, engine)
+    test = ClosedBook(rule, samples, temperature, top_p, answer_tokens)
+    run_filter(file, out, model, test, device, engine)
 
 
 @command(data_app)

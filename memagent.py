@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Literal
 
 from config.errors import UserError
 from config.options import COUNT, LIMIT, check_fields
-from data import Task, score, strip_thinking
+from data import Task, grade, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
 
@@ -142,7 +142,7 @@ class Group:
 # ---------------------------------------------------------------- wording
 
 NO_MEMORY = "No previous memory"
-ANSWER_FORMS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
+ANSWER_REQUESTS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
     "boxed": "Give the answer inside \\boxed{}.",
     "sentence": 'End with the sentence "Therefore, the answer is (...)".',
 }
@@ -162,7 +162,7 @@ class Wording:
         """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
         last = layout == "paper"
         slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
-        head = self.head.replace("{answer}", ANSWER_FORMS[form])
+        head = self.head.replace("{answer}", ANSWER_REQUESTS[form])
         blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
         return f"{head}\n\n{blocks}{self.cue}\n"
 
@@ -317,7 +317,7 @@ class Agent:
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's. A failed trajectory has no answer."""
         task = trajectory.task
-        scores = score(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
+        scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 
@@ -410,7 +410,7 @@ class Agent:
         """Return our template of a prompt."""
         wording = self.prompts[name]
         if isinstance(wording, str):
-            return wording.replace("{answer}", ANSWER_FORMS[self.config.form])
+            return wording.replace("{answer}", ANSWER_REQUESTS[self.config.form])
         return wording.text(self.config.layout, self.config.form)
 
     def slots_of(self, name: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from models import ranks
 from models.checkpoints import done_steps
 from models.load import dtype_of, inner, on_gpu, policy_of, settle_threads, sharded
 from report.runlog import RunRecorder, StepCSV
-from tasks.sources import tasks_of, validation_of
+from tasks.sources import training_tasks, validation_tasks
 from tokens.codec import Codec
 
 Reward = Callable[[Trajectory], float]
@@ -81,7 +81,7 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
 def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
     check(run, config)
-    tasks = tasks_of(run, config)
+    tasks = training_tasks(run, config)
     tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
@@ -93,7 +93,7 @@ def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | Non
     shards = sharded(run, config)
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     where = ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else ""
-    model, reference, validation = policy_of(run, config, where), None, validation_of(run)
+    model, reference, validation = policy_of(run, config, where), None, validation_tasks(run)
     if config.kl and not config.lora_rank:
         reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
     settle_threads(inner(model))

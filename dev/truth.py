@@ -33,15 +33,15 @@ from data import (
     _bare,
     answer_recall,
     boxed_reward,
+    count_phrases,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
+    grade,
     normalize_answer,
     phrases,
     ruler_match,
-    score,
-    stand,
     strip_thinking,
     sub_em_upstream,
 )
@@ -466,7 +466,7 @@ def pipelines(pipeline: Callable) -> list[Comparison]:
                 return item if item in (None, RAISED) else float(item[f"judge_{field}"])
 
             def ours(r: str, a: list[str], form=form, field=field) -> float:
-                scores = score(r, a[:1], form)
+                scores = grade(r, a[:1], form)
                 return {"sub_em": scores.sub_em_upstream, "em": scores.em, "f1": scores.f1}[field]
 
             def thought(r: str, a: list[str], mine: float, _, theirs=theirs) -> bool:
@@ -512,7 +512,7 @@ def asked_for_all(pipeline: Callable) -> list[Comparison]:
             return item if item in (None, RAISED) else float(item["judge_sub_em"])
 
         def ours(r: str, a: list[str], form=form) -> float:
-            return score(r, [*a, "Rome"], form, all_asked=True).sub_em
+            return grade(r, [*a, "Rome"], form, all_asked=True).sub_em
 
         def thought(r: str, a: list[str], mine: float, _, theirs=theirs) -> bool:
             without = theirs(strip_thinking(r), a)
@@ -546,10 +546,10 @@ def headline(pipeline: Callable) -> list[Comparison]:
             return item if item in (None, RAISED) else float(item["judge_sub_em"])
 
         def two_way(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return score(r, a, form).sub_em_upstream == other
+            return grade(r, a, form).sub_em_upstream == other
 
         def alias(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return score(r, a[:1], form).sub_em == other
+            return grade(r, a[:1], form).sub_em == other
 
         rules = {
             "another accepted answer": alias,
@@ -561,7 +561,7 @@ def headline(pipeline: Callable) -> list[Comparison]:
         found.append(
             Comparison(
                 f"score, {form}: headline sub_em / judge_sub_em",
-                lambda r, a, form=form: score(r, a, form).sub_em,
+                lambda r, a, form=form: grade(r, a, form).sub_em,
                 theirs,
                 rules,
             )
@@ -633,7 +633,8 @@ def held(n: int, seed: int) -> None:
         )
         memory = memory.format(answer)
         missed.update(
-            stand=not stand(phrases([answer]), memory), recall=answer_recall([answer], memory) != 1
+            stand=not count_phrases(phrases([answer]), memory),
+            recall=answer_recall([answer], memory) != 1,
         )
     Comparison.missed += missed.total()
     print(

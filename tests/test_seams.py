@@ -9,6 +9,7 @@ from conftest import random_policy
 
 from agents import find
 from commands import train
+from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from data import Task
 from embedded import tiny
@@ -103,8 +104,8 @@ def test_roles_and_tools_go_through_the_models_chat_template(chat_codec, codec):
     assert text.startswith("<tools>search write </tools><|system|>Be brief.<eos><|user|>")
     assert text.endswith("<eos><|assistant|>")
     # a template that knows no tools is refused, not passed over
-    (refused,) = rollout(ScriptedEngine(codec, str), WithTools(CONFIG), jobs(1, 1))
-    assert "knows no tools" in refused.error
+    with pytest.raises(UserError, match="knows no tools"):
+        list(rollout(ScriptedEngine(codec, str), WithTools(CONFIG), jobs(1, 1)))
 
 
 class Probes(Agent):

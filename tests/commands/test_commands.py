@@ -31,7 +31,7 @@ from models import load
 from models.checkpoints import save_checkpoint
 from report import records
 from tasks import readers, seen, suites, writers
-from tasks.hqa import build as build_ruler_hqa
+from tasks.hqa import make_tasks as build_ruler_hqa
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
 
@@ -72,7 +72,7 @@ def ruler_json(path, answers=("12", "34")):
 
 
 def cells(*files, **other):
-    unit, asked = suites.asked_of(
+    unit, asked = suites.columns_of(
         replace(QUICK, data=files, **other), lambda: pytest.fail("no tokenizer is needed")
     )
     return unit, [(column.question, column.length, len(column.make())) for column in asked]
@@ -402,7 +402,7 @@ def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     path.write_text(
         json.dumps({"question": text, "answers": [text], "context": text, "kind": text, "id": text})
     )
-    shown = printed(taskfiles.look, str(path), None, None, 3, "one_fact", 1)
+    shown = printed(taskfiles.show_tasks, str(path), None, None, 3, "one_fact", 1)
     assert (
         "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5
     )  # and the id, clipped in its rule
@@ -568,9 +568,9 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
 
 def test_sets_and_documents_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="at least 1 section"):
-        taskfiles.look("world", None, None, 1, "one_fact", 0)
+        taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
     with pytest.raises(UserError, match="--documents"):
-        taskfiles.build(tmp_path / "x", tmp_path / "out", (), 1, None, "", 0, False)
+        taskfiles.build_hqa(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
     assert not (tmp_path / "out").exists()
 
 

@@ -265,7 +265,7 @@ def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_p
     )
     found = {}
     for shuffle in (True, False):
-        tasks = sources.tasks_of(
+        tasks = sources.training_tasks(
             RunConfig(data=str(tmp_path / "tasks.jsonl"), shuffle=shuffle), GRPOConfig()
         )
         place = {t.id: i for i, t in enumerate(tasks.tasks)}
@@ -684,7 +684,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
 
 def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):
     run = run_config(model, tmp_path, "a", validation="world", validation_n=5)
-    tasks = sources.validation_of(run)
+    tasks = sources.validation_tasks(run)
     assert (
         len(tasks) == 5
         and {task.kind for task in tasks} == {"one_fact", "two_hop"}
@@ -698,7 +698,7 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     )
     assert [
         t.question
-        for t in sources.validation_of(replace(run, validation=str(tmp_path / "own.jsonl")))
+        for t in sources.validation_tasks(replace(run, validation=str(tmp_path / "own.jsonl")))
     ] == ["Where?"]
     with pytest.raises(UserError, match="nowhere"):
         train.train(replace(run, validation="nowhere.jsonl"), GRPO, tiny.AGENT)
