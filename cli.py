@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ import typer
 from agents import find
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, Panels, command, value_of
+from config.flags import AgentGroup, command, value_of
 from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
@@ -35,49 +34,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
-
-# ---------------------------------------------------------------- flags of agents
-
-
-def agents_of(arguments: Sequence[str]) -> list[str]:
-    """Return the agents that a command line is about, before its flags are known.
-
-    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
-    --model.
-    """
-    given: dict[str, str] = {}
-    for at, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
-    stored = find.stored_settings(Path(given["config"])) if "config" in given else {}
-    if "resume" in given and "name" in given:
-        stored = find.begun(Path(given.get("runs", RunConfig().runs), given["name"]))
-    if "agent" in given or "agents" in given:
-        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
-    elif agents := stored.get("eval", {}).get("agents"):
-        names = agents
-    else:
-        own = stored.get("run", {}).get("agent")
-        model = find.model_or_default(given.get("model", ""), given.get("endpoint", ()))
-        names = [own or find.agent_of(given.get("preset", "default"), model)]
-    return [plain for name in names if (plain := name.partition("@")[0])]
-
-
-def own_flags(arguments: list[str]) -> Panels:
-    """Return the settings classes of the agents of a command line, each with the title of its panel."""
-    return [
-        (f"The agent {find.find(name).name}", find.find(name).Config)
-        for name in agents_of(arguments)
-    ]
-
-
-def flags_of_evaluation(arguments: list[str]) -> Panels:
-    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
-    named = any(word.partition("=")[0] == "--agents" for word in arguments)
-    defaults = () if named else EvalConfig().agents[1:]
-    titled = [(f"The agent {find.find(name).name}", find.find(name).Config) for name in defaults]
-    return [*own_flags(arguments), *titled]
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
@@ -118,16 +74,11 @@ Model = Annotated[
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
-TRAIN = (
-    "config preset resume dry_run name model data agent steps tasks_per_step group_size lr temperature "
-    "lora_rank devices engine validation save_every seed"
-).split()
-EVAL = (
-    "config preset name model untrained agents data suite lengths n samples temperatures engine endpoint seed"
-).split()
 
 
-@command(app, RunConfig, GRPOConfig, ReadConfig, everyday=TRAIN, more=own_flags)
+@command(
+    app, RunConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["train"], more=find.own_flags
+)
 def train(
     config: Config = None,
     preset: Preset = "default",
@@ -188,7 +139,9 @@ def export(
     typer.echo(f"The policy is in {folder}.")
 
 
-@command(app, EvalConfig, ReadConfig, everyday=EVAL, more=flags_of_evaluation)
+@command(
+    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+)
 def _eval(
     config: Config = None,
     preset: Preset = "default",
@@ -226,7 +179,7 @@ ENDPOINT = (
 )
 
 
-@command(app, ReadConfig, more=own_flags)
+@command(app, ReadConfig, more=find.own_flags)
 def ask(
     file: Annotated[Path, typer.Argument(help="text to read")],
     question: Annotated[str, typer.Argument()],
@@ -281,7 +234,7 @@ def show(
     run_show(path, step, task, wrong, n, agent)
 
 
-@command(app, GRPOConfig, ReadConfig, more=own_flags)
+@command(app, GRPOConfig, ReadConfig, more=find.own_flags)
 def plan(
     model: Annotated[
         str,

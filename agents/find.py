@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -318,3 +318,46 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
 def settings_of(agents: Iterable[Agent]) -> dict:
     """Merge the settings of several agents, to write them down."""
     return {name: value for agent in agents for name, value in asdict(agent.config).items()}
+
+
+# ---------------------------------------------------------------- flags
+
+Panels = list[tuple[str, type]]  # (title, settings class)
+
+
+def agents_of(arguments: Sequence[str]) -> list[str]:
+    """Return the agents that a command line is about, before its flags are known.
+
+    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
+    --model.
+    """
+    given: dict[str, str] = {}
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
+    stored = stored_settings(Path(given["config"])) if "config" in given else {}
+    if "resume" in given and "name" in given:
+        stored = begun(Path(given.get("runs", RunConfig().runs), given["name"]))
+    if "agent" in given or "agents" in given:
+        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
+    elif agents := stored.get("eval", {}).get("agents"):
+        names = agents
+    else:
+        own = stored.get("run", {}).get("agent")
+        model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
+        names = [own or agent_of(given.get("preset", "default"), model)]
+    return [plain for name in names if (plain := name.partition("@")[0])]
+
+
+def own_flags(arguments: list[str]) -> Panels:
+    """Return the settings classes of the agents of a command line, each with the title of its panel."""
+    return [(f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments)]
+
+
+def flags_of_evaluation(arguments: list[str]) -> Panels:
+    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
+    named = any(word.partition("=")[0] == "--agents" for word in arguments)
+    defaults = () if named else EvalConfig().agents[1:]
+    titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]
+    return [*own_flags(arguments), *titled]
