@@ -251,7 +251,7 @@ def train(
         return run_dry(run_config, grpo_config, agent_config, typer.echo, resume)
     from commands.train import TrainingProgress
     from commands.train import train as run_training
-    from models.ranks import first
+    from models.ranks import is_first
     from report.page import write_report
     from report.runlog import summary
     from report.summary import write_summary
@@ -263,7 +263,7 @@ def train(
         resume,
         callbacks=[TrainingProgress(grpo_config.steps)],
     )
-    if not first():  # one of torchrun's other processes
+    if not is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         write_summary(folder / "summary.json", summary(folder))

@@ -20,7 +20,7 @@ import torch
 
 from bench.common import line, table
 from models.load import recompute
-from models.logprobs import Batch, Row, logprobs, pack
+from models.logprobs import Row, TokenBatch, logprobs, pack
 from tokens import attention as tokens_attention
 from tokens import trie
 
@@ -39,7 +39,7 @@ ATTENTION = {
 BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
 
 
-def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> Batch:
+def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> TokenBatch:
     """Make one group's turns as one trie; common = 0: nothing in common."""
     rng = random.Random(0)
     some = lambda n: [rng.randrange(2, vocab) for _ in range(n)]  # noqa: E731
@@ -109,7 +109,7 @@ def path(flex: bool, device: str) -> Iterator[None]:
             yield
 
 
-def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def both(model, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Compute log-probs [R], and every parameter's gradient of their sum."""
     model.zero_grad()
     logp = logprobs(model, batch)
@@ -119,7 +119,7 @@ def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     }
 
 
-def compare(model, batch: Batch, device: str) -> dict:
+def compare(model, batch: TokenBatch, device: str) -> dict:
     """Say how far the two paths are apart.
 
     `logp` on average, `grad` in relative norm; `again`: flex from itself, a second time.
@@ -147,7 +147,7 @@ def compare(model, batch: Batch, device: str) -> dict:
     }
 
 
-def speed(batch: Batch) -> dict:
+def speed(batch: TokenBatch) -> dict:
     """Measure attention alone on a GPU, with Qwen3-4B's heads in bfloat16: milliseconds, TFLOP/s.
 
     The pairs that the mask leaves out are not counted.

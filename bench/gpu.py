@@ -38,7 +38,7 @@ from config.options import GRPOConfig
 from grpo import policy_loss, token_weights
 from models import ranks
 from models.load import inner, optimizer_of, recompute, with_lora
-from models.logprobs import Row, logprobs, pack, score
+from models.logprobs import Row, logprobs, pack, policy_logprobs
 from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
@@ -85,7 +85,7 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
         return
     from torch.distributed.device_mesh import init_device_mesh
 
-    with ranks.joined(on_gpu):
+    with ranks.process_group(on_gpu):
         model = random_qwen3(sizes, torch.float32, device)
         ranks.shard(
             model, init_device_mesh(device, (1,)), mixed=on_gpu, logprobs=logprobs, alone=alone
@@ -117,7 +117,7 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, flo
     clock = [now(model.device)]
     for batch in pack(rows, row_tokens):
         tokens += len(batch.trie)
-        logp = score(model, batch)
+        logp = policy_logprobs(model, batch)
         sizes = torch.tensor([len(rows[i].response_ids) for i in batch.index])
         advantage, weight = (
             torch.tensor([of(i) for i in batch.index]).repeat_interleave(sizes).to(model.device)
@@ -126,7 +126,9 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, flo
         loss, _ = policy_loss(logp, logp.detach(), logp.detach(), advantage, weight, CONFIG)
         loss.backward()
     clock.append(now(model.device))
-    norm = ranks.whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)).item()
+    norm = ranks.full_tensor(
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
+    ).item()
     clock.append(now(model.device))
     optimizer.step()
     optimizer.zero_grad()
@@ -168,7 +170,11 @@ def rounding(policy, rows: list[Row], row_tokens: int) -> float:
     model, differences = inner(policy), []
     one = model.alone if hasattr(model, "alone") else partial(alone, model)
     for batch in pack(rows, row_tokens):
-        packed = score(model, batch).float().split([len(rows[i].response_ids) for i in batch.index])
+        packed = (
+            policy_logprobs(model, batch)
+            .float()
+            .split([len(rows[i].response_ids) for i in batch.index])
+        )
         differences += [
             (ours - one(rows[i])).abs() for i, ours in zip(batch.index, packed, strict=True)
         ]

@@ -1,6 +1,6 @@
 """What is installed, what of it can be used here, and what to do about the rest.
 
-Holds: `look` (findings as values) and `show`. Leaves out: repairs. Exercise it: `python cli.py doctor`. Read next: README, section Engines.
+Holds: `findings` (findings as values) and `show`. Leaves out: repairs. Exercise it: `python cli.py doctor`. Read next: README, section Engines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Finding:
     advice: str = ""
 
 
-def wanted(path: Path) -> dict[str, str]:
+def pinned_versions(path: Path) -> dict[str, str]:
     """The pins of a requirements file: package -> version."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pins = (re.match(r"([A-Za-z0-9_.-]+)==([^\s#]+)", line) for line in lines)
@@ -40,7 +40,7 @@ def wanted(path: Path) -> dict[str, str]:
 
 def packages() -> Iterator[Finding]:
     """Every package of requirements.txt, by version and by whether it can be imported at all."""
-    for name, version in wanted(ROOT / "requirements.txt").items():
+    for name, version in pinned_versions(ROOT / "requirements.txt").items():
         try:
             there = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -147,7 +147,7 @@ def engines() -> Iterator[Finding]:
             "GPU: requirements-gpu.txt; for trying it on a CPU: make test-vllm",
         )
         return
-    pinned = wanted(ROOT / "requirements-gpu.txt")["vllm"]
+    pinned = pinned_versions(ROOT / "requirements-gpu.txt")["vllm"]
     right = any(v.endswith(pinned) for v in versions)
     yield Finding(
         "engine vllm",
@@ -174,7 +174,7 @@ def four_bits() -> Finding:
     return Finding("4-bit weights", "bitsandbytes can be imported", "ok")
 
 
-def look() -> list[Finding]:
+def findings() -> list[Finding]:
     """Everything, in the order in which it is shown."""
     found = [*machine(), *packages(), *accelerator(), *engines()]
     return found if any(f.state == "missing" for f in found) else [*found, four_bits()]
@@ -187,7 +187,7 @@ def show() -> bool:
     from config.terminal import console
 
     table = Table("", "found", "", "what to do")
-    found = look()
+    found = findings()
     for f in found:
         table.add_row(
             f.what,

@@ -18,8 +18,8 @@ from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import TEMPLATES, AgentConfig
-from models.checkpoints import best, checkpoints, load_checkpoint, read_state
-from models.load import merged, policy_of, stored_dtype
+from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
+from models.load import merge_adapters, policy_of, stored_dtype
 from tasks import seen
 from tokens.codec import Codec
 
@@ -43,7 +43,7 @@ def export(
         raise UserError(f"{folder} is no run with a checkpoint.")
     if of_best and step is not None:
         raise UserError("Give --step or --best, not both.")
-    if of_best and (step := best(folder)) is None:
+    if of_best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     step = max(saved) if step is None else step
     if step not in saved:
@@ -93,7 +93,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
         model.save_pretrained(adapter)
-        model = merged(model)
+        model = merge_adapters(model)
     dtype = stored_dtype(run.model or EMBEDDED, run.trust_remote_code) if dtype == "auto" else dtype
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     Codec.load(

@@ -167,19 +167,19 @@ def train(
     """
     quiet()
     check(run, config)
-    if ranks.launched() and ranks.started() != run.devices * run.num_nodes:
+    if ranks.is_launched() and ranks.launched_world() != run.devices * run.num_nodes:
         raise UserError(
-            f"torchrun has started {ranks.started()} processes; --devices times --num-nodes must be as many."
+            f"torchrun has started {ranks.launched_world()} processes; --devices times --num-nodes must be as many."
         )
-    if ranks.launched() and not run.name:
+    if ranks.is_launched() and not run.name:
         raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
-    if run.num_nodes > 1 and not ranks.launched():
+    if run.num_nodes > 1 and not ranks.is_launched():
         raise UserError(
             f"On {run.num_nodes} machines torchrun starts the command, on each of them (README, section Engines)."
         )
     run = replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
     folder = files.run_path(run.runs, run.name)
-    if ranks.first():
+    if ranks.is_first():
         check_folder(folder, resume)
         if resume and (
             wrong := find.changed(find.begun(folder), run=run, grpo=config, agent=agent_config)
@@ -188,7 +188,7 @@ def train(
             raise UserError(
                 f"The run {folder} began with other settings ({which}): leave these out, or give another --name."
             )
-    if run.devices > 1 and not ranks.launched():
+    if run.devices > 1 and not ranks.is_launched():
         return ranks.launch(
             _train, run.devices, run, config, agent_config, folder, resume, callbacks, rewards
         )
@@ -207,7 +207,7 @@ def _train(
     """One rank's part of it."""
     quiet()
     shards = sharded(run, config)
-    with ranks.joined(on_gpu(run)) if shards else contextlib.nullcontext():
+    with ranks.process_group(on_gpu(run)) if shards else contextlib.nullcontext():
         module = build(run, config, agent_config, rewards)
         with contextlib.closing(module.engine):
             start = done_steps(folder)
@@ -222,7 +222,7 @@ def _train(
                 files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent_config)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
-    if ranks.first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
+    if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
         export(folder)
     return folder
 

@@ -28,7 +28,7 @@ from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.load import inner
 from models.logprobs import logits_of
-from models.ranks import whole
+from models.ranks import full_tensor
 from rollout import Sampling, refusal
 from tokens.attention import forward, minus_inf, sdpa, side_by_side, take
 from tokens.codec import Codec
@@ -687,7 +687,7 @@ class TransformersEngine:
         own = dict(self.model.named_parameters())
         for name, p in policy.named_parameters():
             if p.requires_grad:
-                own[name].copy_(whole(p))
+                own[name].copy_(full_tensor(p))
 
     def counts(self) -> dict[str, int]:
         return {

@@ -1,6 +1,6 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `best`. Leaves out: when they are written
+Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `best_step`. Leaves out: when they are written
 (report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
 """
@@ -54,7 +54,7 @@ def _write_csv(path: Path, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def best(folder: Path) -> int | None:
+def best_step(folder: Path) -> int | None:
     """The step with the best validation of those that there is a checkpoint of, the last of equals; None without any."""
     saved = checkpoints(folder)
     scores = [(row["score"], row["step"]) for row in validations(folder) if row["step"] in saved]
@@ -72,7 +72,9 @@ def base_mark(model) -> list[float]:
         for p in model.parameters()
         if not p.requires_grad and p.ndim > 1 and p.is_floating_point()
     ]
-    return [ranks.whole(p)[:64].double().abs().mean().item() for p in frozen[:1] + frozen[-1:]]
+    return [
+        ranks.full_tensor(p)[:64].double().abs().mean().item() for p in frozen[:1] + frozen[-1:]
+    ]
 
 
 def _alone(model) -> bool:

@@ -1,6 +1,6 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `inner`, `settle_threads`, `logits_of`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (commands/train.py).
+Holds: `load_model`, `with_lora`, `inner`, `settle_threads`, `logits_of`, `optimizer_of`, `merge_adapters`. Leaves out: what is trained and how (grpo.py), files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -221,7 +221,7 @@ def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:
 
 
 @torch.no_grad()
-def merged(model):
+def merge_adapters(model):
     """The model inside a peft wrapper anew, for `save_pretrained`: on the host in float32, 4-bit weights unpacked, adapters added.
 
     All arithmetic is in float32, and nothing is merged in place: in 16 bits that would wear the base weights down.
@@ -299,10 +299,10 @@ def sharded(run: RunConfig, config: GRPOConfig) -> bool:
 
 
 @contextlib.contextmanager
-def unpacked(policy, dtype: str) -> Iterator[Path]:
+def dequantised_folder(policy, dtype: str) -> Iterator[Path]:
     """A folder with the weights that a 4-bit policy's stand for: vLLM would round its own, and not to the same."""
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-        model = rounded(merged(policy), getattr(torch, dtype))
+        model = cast_parameters(merge_adapters(policy), getattr(torch, dtype))
         model.config.dtype = getattr(torch, dtype)
         model.config.save_pretrained(
             folder
@@ -315,7 +315,7 @@ def unpacked(policy, dtype: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def rounded(model, dtype: torch.dtype = torch.bfloat16):
+def cast_parameters(model, dtype: torch.dtype = torch.bfloat16):
     """The model with its weights, and nothing else, in `dtype`: the angles of the positions stay exact."""
     for p in model.parameters():
         p.data = p.data.to(dtype)

@@ -1,6 +1,6 @@
 """Log-probs of many turns through one prefix tree.
 
-Holds: `Row`, `Batch`, `pack`, `logprobs`, `score`, `logits_of`. Leaves out: the loss (grpo.py).
+Holds: `Row`, `TokenBatch`, `pack`, `logprobs`, `policy_logprobs`, `logits_of`. Leaves out: the loss (grpo.py).
 Exercise it: `pytest tests/test_grpo.py`. Read next: grpo.py.
 """
 
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Batch:
+class TokenBatch:
     """Turns that go through the model as one trie."""
 
     index: list[int]  # which rows
@@ -45,14 +45,14 @@ class Batch:
     at: np.ndarray  # [R] places of the response ids in the trie, row after row
 
 
-def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[Batch]:
+def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[TokenBatch]:
     """Every row in exactly one trie of at most `max_tokens` tokens (a longer row stands alone)."""
     for index, trie in split([r.prompt_ids + r.response_ids for r in rows], max_tokens, cost):
         at = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
-        yield Batch(index, trie, np.concatenate(at))
+        yield TokenBatch(index, trie, np.concatenate(at))
 
 
-def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
+def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
     """Log-probs [R] of the tokens at the places `batch.at`.
 
     Each is read at its parent: that is where the model predicts it. Only those parents reach the lm_head, each once, `chunk` at a time
@@ -89,7 +89,7 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     return torch.cat(parts)[put(back[again])]
 
 
-def score(model, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
+def policy_logprobs(model, batch: TokenBatch, temperature: float = 1.0) -> torch.Tensor:
     """`logprobs`, for a model whose weights are in shards too."""
     return (model.logprobs if hasattr(model, "logprobs") else partial(logprobs, model))(
         batch, temperature

@@ -1,11 +1,11 @@
 """Proof that the sampler has the trainer's weights: how far their log-probs are apart, and which of two weights they follow.
 
-Holds: `Agreement`, `agreement`, `Followed`, `followed`, `Kept`. Leaves out: when it is asked for and what follows (grpo.py).
+Holds: `Agreement`, `agreement`, `WeightMatch`, `match_weights`, `WeightSnapshot`. Leaves out: when it is asked for and what follows (grpo.py).
 Exercise it: `pytest tests/models/test_proof.py`. Read next: grpo.py.
 
 Two engines never agree exactly in 16 bits: on SmolLM2 the right weights give a mean |log-prob difference| of .04 to .05, and
 one update moves log-probs by far less. So a distance alone shows garbage, not a sampler that was left behind. For that the
-log-probs under the old weights are needed as well: `followed` says which of the two the sampler is nearer to.
+log-probs under the old weights are needed as well: `match_weights` says which of the two the sampler is nearer to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def agreement(sampler: LogProbs, trainer: LogProbs) -> Agreement:
     apart = [
         b - a for s, t in zip(sampler, trainer, strict=True) for a, b in zip(s, t, strict=True)
     ]
-    n = ranks.total(
+    n = ranks.all_reduce_sum(
         {
             "n": len(apart),
             "mean": sum(map(abs, apart)),
@@ -44,12 +44,14 @@ def agreement(sampler: LogProbs, trainer: LogProbs) -> Agreement:
     )
     tokens = max(1.0, n["n"])
     return Agreement(
-        n["mean"] / tokens, ranks.most(max(map(abs, apart), default=0.0)), n["kl"] / tokens
+        n["mean"] / tokens,
+        ranks.all_reduce_max(max(map(abs, apart), default=0.0)),
+        n["kl"] / tokens,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class WeightMatch:
     """Which of two weights the sampler has: mean squares of its distance from the log-probs under either."""
 
     new: float
@@ -63,24 +65,24 @@ class Followed:
         return far >= 4 * near and far > 1e-6
 
     @property
-    def right(self) -> bool:
+    def new_is_nearer(self) -> bool:
         return self.new < self.old
 
 
-def followed(sampler: LogProbs, new: LogProbs, old: LogProbs) -> Followed:
+def match_weights(sampler: LogProbs, new: LogProbs, old: LogProbs) -> WeightMatch:
     """Compare the sampler's log-probs with those under the new and under the old weights, over the tokens of all ranks."""
     tokens = [t for some in zip(sampler, new, old, strict=True) for t in zip(*some, strict=True)]
-    n = ranks.total(
+    n = ranks.all_reduce_sum(
         {
             "n": len(tokens),
             "new": sum((s - n) ** 2 for s, n, _ in tokens),
             "old": sum((s - o) ** 2 for s, _, o in tokens),
         }
     )
-    return Followed(n["new"] / max(1.0, n["n"]), n["old"] / max(1.0, n["n"]))
+    return WeightMatch(n["new"] / max(1.0, n["n"]), n["old"] / max(1.0, n["n"]))
 
 
-class Kept:
+class WeightSnapshot:
     """A copy of the trained weights as they were, on the host: of shards this rank's own."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]):

@@ -1,6 +1,6 @@
 """Ranks: the processes that train one policy together, what they tell each other, and how they are started.
 
-Holds: `world`, `rank`, `share`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `launched`, `started`, `first`, `joined`.
+Holds: `world`, `rank`, `share`, `all_reduce_sum`, `all_reduce_max`, `all_gather_object`, `barrier`; `shard` and `full_tensor` (FSDP2); `launch`, `is_launched`, `launched_world`, `is_first`, `process_group`.
 Leaves out: what is trained (grpo.py), Lightning's part in it (commands/train.py).
 Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`. Read next: grpo.py.
 
@@ -47,15 +47,15 @@ def rank() -> int:
     return dist.get_rank() if _grouped() else 0
 
 
-def _reduced(values: dict[str, float], op) -> dict[str, float]:
+def _all_reduce(values: list[float], op) -> list[float]:
     if world() == 1:
-        return dict(values)
-    tensor = torch.tensor(list(values.values()), dtype=torch.float64)
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op)
-    return dict(zip(values, tensor.tolist(), strict=True))
+    return tensor.tolist()
 
 
-def dealt(rank: int, world: int) -> Iterator[int]:
+def snake_order(rank: int, world: int) -> Iterator[int]:
     """Number the items of a list that are a rank's, without end: they are dealt to and fro (ranks 0 1 1 0 0 1 1 0 ..), so that of things
     that take turns, such as two kinds of question, no rank gets all of one kind."""
     for block in count():
@@ -63,21 +63,24 @@ def dealt(rank: int, world: int) -> Iterator[int]:
 
 
 def share(items: Sequence[T]) -> list[T]:
-    """This rank's items of a list, by `dealt`."""
-    return [items[i] for i in takewhile(lambda i: i < len(items), dealt(rank(), world()))]
+    """This rank's items of a list, by `snake_order`."""
+    return [items[i] for i in takewhile(lambda i: i < len(items), snake_order(rank(), world()))]
 
 
-def total(values: dict[str, float]) -> dict[str, float]:
-    """Sums over all ranks. Every rank must give the same names."""
-    return _reduced(values, dist.ReduceOp.SUM)
+def all_reduce_sum(values):
+    """Sum over all ranks: a number, or each value of a dict (the same keys in the same order on every rank)."""
+    if isinstance(values, dict):
+        sums = _all_reduce(list(values.values()), dist.ReduceOp.SUM)
+        return dict(zip(values, sums, strict=True))
+    return _all_reduce([values], dist.ReduceOp.SUM)[0]
 
 
-def most(value: float) -> float:
-    """The largest of all ranks' values."""
-    return _reduced({"": value}, dist.ReduceOp.MAX)[""]
+def all_reduce_max(value: float) -> float:
+    """Return the largest of all ranks' values."""
+    return _all_reduce([value], dist.ReduceOp.MAX)[0]
 
 
-def everywhere(value) -> list:
+def all_gather_object(value) -> list:
     """What each rank gives, in the order of the ranks, on all of them. Any picklable object."""
     if world() == 1:
         return [value]
@@ -88,7 +91,7 @@ def everywhere(value) -> list:
 
 def barrier() -> None:
     """Nobody goes on before everybody is here."""
-    total({"": 0.0})
+    all_reduce_sum(0.0)
 
 
 # ---------------------------------------------------------------- weights in shards
@@ -137,7 +140,7 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
         register_fsdp_forward_method(lm, name)
 
 
-def whole(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def full_tensor(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A weight without its gradient, from the shards of all ranks: every rank must ask for it. dtype: its type; rounded before it
     is gathered, which halves what travels."""
     p = p.detach() if dtype is None else p.detach().to(dtype)
@@ -147,19 +150,19 @@ def whole(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 # ---------------------------------------------------------------- processes
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether this process was started as one of several, by `launch` or by torchrun."""
     return "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def started() -> int:
+def launched_world() -> int:
     """How many were started with it."""
     return int(os.environ["WORLD_SIZE"])
 
 
-def first() -> bool:
+def is_first() -> bool:
     """Whether this process is, or will be, rank 0."""
-    return not launched() or os.environ.get("RANK", "0") == "0"
+    return not is_launched() or os.environ.get("RANK", "0") == "0"
 
 
 def launch(function: Callable, n: int, *args):
@@ -239,14 +242,14 @@ def _body(folder: str, n: int, function: Callable, *args):
 
 
 @contextmanager
-def joined(on_gpu: bool) -> Iterator[None]:
+def process_group(on_gpu: bool) -> Iterator[None]:
     """Be the rank that the environment says, or the only one where it says nothing."""
     names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}  # Lightning sets what is missing
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    alone = {} if launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone = {} if is_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     # A rank may sample, or export, for long while the others wait; one that has ended is noticed without a timeout. No device_id:
     # with one, every group that vLLM makes is split off from this one, and a rank outside it waits (pytorch issue 134314).
     dist.init_process_group(backend, timeout=timedelta(hours=6), **alone)

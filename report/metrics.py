@@ -39,7 +39,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     trajectories = [t for group in groups for t in group.trajectories]
     updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
     sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
-    n = ranks.total(
+    n = ranks.all_reduce_sum(
         {
             "trajectories": len(trajectories),
             "groups": len(groups),
@@ -110,7 +110,7 @@ def describe_states(groups: Sequence[Group], config: AgentConfig) -> dict[str, f
             alike=sum(len(rewards) == 1 for rewards in by_place.values()),
         )
     names = "update_turns final_turns update_format final_format gain level callback covered state_groups alike memory_length".split()
-    n = ranks.total({name: float(n[name]) for name in (*names, *COUNTS, *ERRORS)})
+    n = ranks.all_reduce_sum({name: float(n[name]) for name in (*names, *COUNTS, *ERRORS)})
 
     def share(name: str, of: str) -> float:
         return n[name] / max(1.0, n[of])
@@ -154,7 +154,7 @@ class PeakMemory:
 
     def gib(self, device: torch.device) -> float:
         """The most since the last call, in GiB, of any rank."""
-        peak = ranks.most((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
+        peak = ranks.all_reduce_max((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
         self.least_free = math.inf
         return peak
 

@@ -1,7 +1,7 @@
 """Run folders: what a run leaves behind, written so that a run killed at any moment can go on from its last checkpoint.
 
 Holds: `Writer` (trajectories.jsonl.gz), `StepCSV` (metrics.csv), `Keeper` (all of them and the
-checkpoints), `save_checkpoint`, `load_checkpoint`, `best`, `summary`.
+checkpoints), `save_checkpoint`, `load_checkpoint`, `best_step`, `summary`.
 Leaves out: what is trained (grpo.py), what is measured (eval.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -33,7 +33,7 @@ from memagent import Trajectory
 from models import ranks
 from models.checkpoints import (
     _write_csv,
-    best,
+    best_step,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -175,13 +175,13 @@ class Keeper(lightning.Callback):
             )  # of the step; the module may have gone on to the next
             temperature = module.config.temperature[min(level, len(module.config.temperature) - 1)]
             trajectories = (t for group in module.groups for t in group.trajectories)
-            parts = ranks.everywhere(
+            parts = ranks.all_gather_object(
                 packed(trajectories, step - 1, module.agent_config.form, temperature)
             )
             if self.writer:
                 self.writer.write(parts)
         if self.questions:
-            asked = ranks.everywhere(
+            asked = ranks.all_gather_object(
                 [(group.task.question_digest, group.task.id) for group in module.groups]
             )
             self.remember((question for of_rank in asked for question in of_rank), step - 1)
@@ -218,7 +218,7 @@ class Keeper(lightning.Callback):
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)
-            keep = {*sorted(saved)[-self.keep_checkpoints :], best(self.folder)}
+            keep = {*sorted(saved)[-self.keep_checkpoints :], best_step(self.folder)}
             for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
 

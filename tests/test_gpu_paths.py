@@ -135,11 +135,14 @@ def test_weights_are_rounded_before_they_are_gathered():
         def to(self, dtype):
             return SimpleNamespace(full_tensor=lambda: ("gathered in", dtype))
 
-    assert ranks.whole(Shard(torch.zeros(2)), torch.bfloat16) == ("gathered in", torch.bfloat16)
+    assert ranks.full_tensor(Shard(torch.zeros(2)), torch.bfloat16) == (
+        "gathered in",
+        torch.bfloat16,
+    )
     plain = torch.nn.Parameter(torch.ones(2))
     assert (
-        ranks.whole(plain).dtype == torch.float32
-        and ranks.whole(plain, torch.bfloat16).dtype == torch.bfloat16
+        ranks.full_tensor(plain).dtype == torch.float32
+        and ranks.full_tensor(plain, torch.bfloat16).dtype == torch.bfloat16
     )
 
 
@@ -153,7 +156,7 @@ def test_no_group_of_ranks_is_bound_to_a_device(monkeypatch):
     )
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with ranks.joined(True):
+    with ranks.process_group(True):
         pass
     assert (
         asked["device"] == 3

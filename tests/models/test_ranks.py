@@ -124,20 +124,22 @@ def updated(name, folder):
     step = optimizer.step
 
     def take():
-        gradients.append({n: ranks.whole(p.grad).clone() for n, p in trained.items()})
+        gradients.append({n: ranks.full_tensor(p.grad).clone() for n, p in trained.items()})
         step()
 
     optimizer.step = take
     rows = rows_of(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
     grpo.update(rows)
-    return {n: ranks.whole(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
+    return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
 
 
 def all_cases(folder):
-    with ranks.joined(False):
+    with ranks.process_group(False):
         found = {name: updated(name, folder) for name in CASES}
-        assert all(a == b for a, b in [ranks.everywhere({n: f[2] for n, f in found.items()})])
+        assert all(
+            a == b for a, b in [ranks.all_gather_object({n: f[2] for n, f in found.items()})]
+        )
         return found
 
 
@@ -363,7 +365,7 @@ def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
 
 
 def wrong_on_the_second():
-    with ranks.joined(False):
+    with ranks.process_group(False):
         if ranks.rank() == 1:
             raise UserError("The disk of rank 1 is full.")
         ranks.barrier()
@@ -412,7 +414,7 @@ def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
 def test_what_takes_turns_is_dealt_to_every_rank():
     """Kinds of question alternate: dealt in turn, each of two ranks would get one kind, and the one with the longer answers hold up the other."""
     for world in (1, 2, 3, 4):
-        shares = [list(islice(ranks.dealt(rank, world), 6)) for rank in range(world)]
+        shares = [list(islice(ranks.snake_order(rank, world), 6)) for rank in range(world)]
         assert sorted(i for share in shares for i in share) == list(range(6 * world))
         if not world % 2:
             assert all(sum(i % 2 for i in share) == 3 for share in shares)
