@@ -32,12 +32,12 @@ from config.files import replacing
 from memagent import Trajectory
 from models import ranks
 from models.checkpoints import (
-    _write_csv,
     best_step,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
     validations,
+    write_validations,
 )
 from report.records import record
 from tasks import seen
@@ -162,7 +162,7 @@ class Keeper(lightning.Callback):
             self.writer = Writer(self.folder / "trajectories.jsonl.gz", position)
             keep = [row for row in validations(self.folder) if row["step"] <= module.done_steps]
             if (path := self.folder / "validation.csv").exists():
-                _write_csv(path, keep)
+                write_validations(path, keep)
             self.asked = seen.trained_on(self.folder, before=module.done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -189,7 +189,7 @@ class Keeper(lightning.Callback):
             if module.validation:
                 score = module.validate()
                 if ranks.rank() == 0:
-                    _write_csv(
+                    write_validations(
                         self.folder / "validation.csv",
                         [*validations(self.folder), {"step": step} | score],
                     )
