@@ -1,4 +1,4 @@
-"""The rollout: our engine against `model.generate` on padded batches with a barrier at each section.
+"""The rollout: our engine against padded `model.generate` with a barrier at each section.
 
 Holds: the padded rollout with a barrier (`with_barrier`), as MemAgent's own code does it, and the
 comparison. Leaves out: training (update.py, step.py).
