@@ -82,6 +82,12 @@ def tokens(done: list[Trajectory]) -> tuple[int, int]:
     return sum(len(t.prompt_ids) for t in turns), sum(len(t.response_ids) for t in turns)
 
 
+def tasks_of(name: str, n: int, rng: random.Random) -> list[Task]:
+    """Make n tasks with documents of 2 to 32 sections."""
+    lengths = [rng.randint(*SECTIONS) for _ in range(n)]
+    return [worlds.make_task(f"{name}.{i}", length, "two_hop") for i, length in enumerate(lengths)]
+
+
 def measure(kind: str, n_tasks: int, engine: TransformersEngine) -> dict:
     """Run both sides in turns, the first time as a warm-up, and compare their tokens a second."""
     model, codec = engine.model, engine.codec
@@ -96,11 +102,7 @@ def measure(kind: str, n_tasks: int, engine: TransformersEngine) -> dict:
     written: dict[str, list[float]] = {side: [] for side in sides}
     before = engine.counts()
     for repeat in range(-1, REPEATS):
-        rng = random.Random(f"{kind}/{repeat}")
-        tasks = [
-            worlds.make_task(f"{kind}.{repeat}.{i}", rng.randint(*SECTIONS), "two_hop")
-            for i in range(n_tasks)
-        ]
+        tasks = tasks_of(f"{kind}.{repeat}", n_tasks, random.Random(f"{kind}/{repeat}"))
         jobs = [(task, g) for task in tasks for g in range(TRAJECTORIES // n_tasks)]
         if not repeat:
             before = engine.counts()
