@@ -157,7 +157,7 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: 
     from engines import vllm_colocated
     from engines.frozen import WithFrozen
     from engines.hf import TransformersEngine
-    from models.load import dtype_of, inner, on_gpu, policy_of, sharded, unpacked
+    from models.load import dequantised_folder, dtype_of, inner, on_gpu, policy_of, sharded
 
     dtype = dtype_of(run, config)
     dtype = "bfloat16" if dtype == "mixed" else dtype
@@ -202,7 +202,7 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: 
     elif sleep == "auto":
         sleep = "1"  # nothing is given up on a CPU, but the calls are the same
     with (
-        unpacked(policy, dtype)
+        dequantised_folder(policy, dtype)
         if config.quantise
         else nullcontext(run.model or EMBEDDED) as weights
     ):

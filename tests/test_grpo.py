@@ -547,11 +547,11 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     chunked = logprobs(policy, batch, chunk=16)
-    parents = {int(p) for p in batch.trie.parent()[batch.at]}
+    parents = {int(p) for p in batch.trie.parent()[batch.places]}
     assert (
         torch.allclose(whole, chunked, atol=1e-6)
         and max(seen) == 16
-        and sum(seen) == len(parents) < len(batch.at)
+        and sum(seen) == len(parents) < len(batch.places)
     )
     seen.clear()
     with torch.no_grad():  # nor is there a whole [T, V] where no gradient is wanted
@@ -574,7 +574,7 @@ def test_pack_holds_every_row_once_within_its_budget(shapes, budget):
     assert sorted(i for b in batches for i in b.index) == list(range(len(rows)))
     for b in batches:
         assert len(b.trie) <= budget or len(b.index) == 1
-        assert b.trie.ids[b.at].tolist() == [t for i in b.index for t in rows[i].response_ids]
+        assert b.trie.ids[b.places].tolist() == [t for i in b.index for t in rows[i].response_ids]
 
 
 # ---- the module
