@@ -64,7 +64,10 @@ def module(policy, codec, config=CONFIG, reward=by_tokens, reference=None):
 
 
 def obvious_loss(policy, groups, config):
-    """GRPO's first on-policy update in ten lines: one turn at a time, full logits, every token of every turn alike (token_mean)."""
+    """GRPO's first on-policy update in ten lines.
+
+    One turn at a time, full logits, every token of every turn alike (token_mean).
+    """
     total, loss = 0, 0.0
     for group in groups:
         rewards = torch.tensor([t.reward for t in group.trajectories])
@@ -164,7 +167,10 @@ def test_groups_without_signal_are_skipped_and_counted(policy, codec):
 def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_the_kl_term(
     policy, codec, aggregation
 ):
-    """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows, N the tokens (turns) of all groups; a skipped one has no part."""
+    """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows.
+
+    N are the tokens (turns) of all groups; a skipped one has no part.
+    """
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
         t.reward = 1.0
@@ -271,7 +277,8 @@ def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     assert (
         weights[3] == weights[7] == [1.0] * 5
     )  # the rare failure and the rare success are trained whole
-    # the normaliser counts a row as often as it stands for: the weights sum to what they sum to without drawing
+    # the normaliser counts a row as often as it stands for: the weights sum to what they sum to
+    # without drawing
     for aggregation in ("token_mean", "turn_mean"):
         weights = token_weights(rows, replace(config, aggregation=aggregation))
         assert sum(
@@ -295,7 +302,7 @@ def test_loss_and_gradient_equal_the_obvious_implementation(policy, codec):
 
 
 def turn_by_turn(policy, rows, config):
-    """The same of rows of any kind: loss and the gradient of every parameter, one turn at a time."""
+    """The same of rows of any kind: loss and every parameter's gradient, one turn at a time."""
     total = sum(len(r.response_ids) for r in rows)
     loss = 0.0
     for r in rows:
@@ -312,7 +319,10 @@ def turn_by_turn(policy, rows, config):
 
 
 def check_exact(policy, codec, rows, **settings):
-    """Our loss and every gradient against those, 1e-5 relative in float32; returns the share of the tokens that was computed."""
+    """Compare our loss and every gradient with those, 1e-5 relative in float32.
+
+    Return the share of the tokens that was computed.
+    """
     config = replace(CONFIG, grad_clip=1e9, importance="none", **settings)
     loss, expected = turn_by_turn(policy, rows, config)
     policy.zero_grad()
@@ -335,7 +345,10 @@ def check_exact(policy, codec, rows, **settings):
 
 
 def tool_chats(n, seed=0):
-    """Chats that grow by what the policy said and what a tool answered; each begins like the others and goes its own way."""
+    """Chats that grow by what the policy said and what a tool answered.
+
+    Each begins like the others and goes its own way.
+    """
     rng = random.Random(seed)
     some = lambda a, b: [rng.randrange(2, 90) for _ in range(rng.randrange(a, b))]  # noqa: E731
     rows, head = [], some(20, 30)
@@ -424,7 +437,10 @@ row = st.tuples(
 )
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
 def test_exact_for_random_tries(codec, rows, micro_tokens):
-    """A token may be sampled in one turn and stand in the prompt of another, or be sampled in several with other advantages."""
+    """A token may be sampled in one turn and stand in the prompt of another.
+
+    Or it is sampled in several with other advantages.
+    """
     policy = random_policy(codec)
     check_exact(
         policy,
@@ -639,7 +655,7 @@ def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
 
 
 def test_an_update_says_which_turn_a_token_is_of(policy, codec):
-    """A sampler that is off by 1 in every second turn: these turns alone are left out, in batches of any size."""
+    """A sampler is off by 1 in every second turn: these alone are left out, in any batches."""
     jobs = [(task, g) for task in World().batch(0, 0, 2) for g in range(4)]
     done = list(rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()))
     rows = [
@@ -742,7 +758,10 @@ def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec
 def test_turns_of_an_update_make_more_updates_of_longer_documents(
     policy, codec, rows_per_update, updates
 ):
-    """8 trajectories of 3 turns: 24 rows, cut between trajectories; in each update its turns' token means are averaged (vime)."""
+    """8 trajectories of 3 turns: 24 rows, cut between trajectories.
+
+    In each update its turns' token means are averaged (vime).
+    """
     config = replace(
         CONFIG,
         rows_per_update=rows_per_update,
