@@ -39,6 +39,8 @@ MAY_CHANGE = {
 # fields of GRPOConfig in files of earlier versions -> their names today
 RENAMED = {"state_reward_scale": "turn_reward_scale"}
 RENAMED_VALUES = {"state_mean": "trajectory_mean"}
+# fields of GRPOConfig there that are settings of agents today
+MOVED = {"memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words"}
 
 _LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
 
@@ -215,13 +217,11 @@ def stored_settings(path: Path) -> dict[str, dict]:
     grpo = raw.get("grpo")
     if isinstance(grpo, dict):
         grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
-        if grpo.get("aggregation") in RENAMED_VALUES:
-            grpo["aggregation"] = RENAMED_VALUES[grpo["aggregation"]]
-        moved = {
-            name for name in grpo if name in hints and name not in GRPOConfig.__dataclass_fields__
-        }
-        if moved and isinstance(raw.get("agent"), dict):
-            raw["agent"] = raw["agent"] | {name: grpo.pop(name) for name in moved}
+        if isinstance(value := grpo.get("aggregation"), str):
+            grpo["aggregation"] = RENAMED_VALUES.get(value, value)
+        own = raw.get("agent") or {}
+        if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
+            raw["agent"] = own | {name: grpo.pop(name) for name in moved}
         raw["grpo"] = grpo
     return files.typed(raw, path, run=RunConfig, grpo=GRPOConfig, eval=EvalConfig, agent=hints)
 
