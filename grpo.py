@@ -162,7 +162,7 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
         "token_mean": lambda r: 1 / n["tokens"],
         "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
-        "state_mean": lambda r: (
+        "trajectory_mean": lambda r: (
             1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"])
         ),
         "constant": lambda r: 1 / (final_tokens * n["turns"]),
