@@ -92,6 +92,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     tasks.batch(0, 0, grpo.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
+    codec = setup.codec()
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
     if setup.sharded and not grpo.quantise:
@@ -100,7 +101,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     if grpo.kl and not grpo.lora_rank:
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
     settle_threads(inner(model))
-    engine = open_sampler(setup, model, setup.codec())
+    engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
     return GRPO(model, engine, agent, tasks, grpo, reference, setup.sharding, validation)
 

@@ -72,7 +72,9 @@ def open_endpoint(config: EvalConfig, served_as: str, thinking: bool) -> Engine:
     setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code)
     codec: Codec = setup.codec() if config.model else Characters()
     chat = config.chat or not config.model
-    return EndpointEngine(config.endpoint, served_as, codec, config.in_flight, chat=chat)
+    return EndpointEngine(
+        config.endpoint, served_as, codec, concurrency=config.in_flight, chat=chat
+    )
 
 
 def open_reader(config: EvalConfig, agents: Sequence[Agent], untrained: bool = False) -> Engine:

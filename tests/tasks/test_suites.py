@@ -227,7 +227,7 @@ def test_questions_that_are_known_without_the_document_are_dropped(
         }
         return next((text for question, text in said.items() if question in prompt.text), "no")
 
-    monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: scripted(script))
+    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
         out = tmp_path / rule / "kept.jsonl.gz"
         test = taskfiles.ClosedBook(rule, answer_tokens=64)
@@ -265,7 +265,7 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
         codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
     )
     engine.dtype = "float32"
-    monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: engine)
+    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
     test = taskfiles.ClosedBook("contains", answer_tokens=64)
     taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
     assert {task.id for task in readers.read(out)} == {
@@ -293,11 +293,11 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
         made.model = word
         return made
 
-    def open_engine(model, *rest):
-        opened.append(model)
-        return answers("old" if model == "u" else "new")
+    def open_engine(setup, *rest):
+        opened.append(setup.model)
+        return answers("old" if setup.model == "u" else "new")
 
-    def open_endpoint(urls, served, *rest):
+    def open_endpoint(config, served, *rest):
         opened.append(served)
         return answers("old" if served == "u" else "new")
 
