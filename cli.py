@@ -1,6 +1,7 @@
 """The commands. `python cli.py --help` lists them; every setting of a command is a flag.
 
-Holds: typer commands, nothing else: logic is in the modules that they call, imported only when they run.
+Holds: typer commands, nothing else: logic is in the modules that they call, imported only when
+they run.
 Read next: any room, by its charter (`agents/__init__.py` and so on).
 """
 
@@ -21,8 +22,10 @@ from config.flags import AgentGroup, command, value_of
 from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
-# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take the
-# cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32 to 69 s
+# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then
+# take the
+# cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32 to
+# 69 s
 # for what one thread does in 12, sleeping ones in 13.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -57,7 +60,8 @@ Preset = Annotated[
 Compat = Annotated[
     str,
     typer.Option(
-        help="imitate a published system wherever the agent's settings can: paper or upstream; prints "
+        help="imitate a published system wherever the agent's settings can: paper or upstream; "
+        "prints "
         "what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
     ),
@@ -66,7 +70,8 @@ AgentName = Annotated[
     str,
     typer.Option(
         "--agent",
-        help="a name in agents/, or a file such as my_agent.py; default: the preset's, else the model's",
+        help="a name in agents/, or a file such as my_agent.py; default: the preset's, else the "
+        "model's",
     ),
 ]
 Model = Annotated[
@@ -123,14 +128,16 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="new folder; default: RUN/model, which is replaced. Adapters go to OUT-adapter, or to RUN/adapter"
+            help="new folder; default: RUN/model, which is replaced. Adapters go to OUT-adapter, "
+            "or to RUN/adapter"
         ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="of the weights: float32, bfloat16, or auto = as the base's")
     ] = "auto",
 ):
-    """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and vLLM load."""
+    """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and
+    vLLM load."""
     from commands.export import export as run_export
 
     if dtype not in ("auto", "float32", "bfloat16"):
@@ -149,7 +156,8 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was stopped."""
+    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
+    stopped."""
     from eval import run_suite
 
     (evaluation,) = _merged(config, {}, eval=evaluation)
@@ -174,7 +182,8 @@ def _eval(
 
 
 ENDPOINT = (
-    "ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its tokenizer, "
+    "ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its "
+    "tokenizer, "
     "without it lengths are estimated"
 )
 
@@ -263,7 +272,8 @@ def plan(
     grpo_config, reader = find.resolve(preset, model or options.EMBEDDED, grpo, agent, name)
     if not reader.by_section:
         raise UserError(
-            f"A plan is for an agent that is trained section by section, which {reader.label} is not."
+            f"A plan is for an agent that is trained section by section, which {reader.label} is "
+            "not."
         )
     show_plan(model, gpu_gib, devices, card, sections, grpo_config, reader)
 
@@ -303,7 +313,8 @@ def demo(
     agent: Annotated[
         str,
         typer.Option(
-            help="a name or a file; one with a demo of its own is trained beside others, several seeds"
+            help="a name or a file; one with a demo of its own is trained beside others, several "
+            "seeds"
         ),
     ] = find.DEFAULT,
     long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
@@ -396,11 +407,15 @@ def build(
     min_distance: Annotated[
         float,
         typer.Option(
-            help="between pieces of evidence: below 1 the share of the documents it exceeds, else documents"
+            help="between pieces of evidence: below 1 the share of the documents it exceeds, else "
+            "documents"
         ),
     ] = 0.0,
 ):
-    """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
+    """Build RULER-HQA sets: the same questions among 50, 200, ...
+
+    documents, one file OUT/hqa_N.jsonl.gz a length.
+    """
     from commands.taskfiles import build_hqa
 
     config = EvalConfig(
@@ -480,7 +495,9 @@ def filter_questions(
     rule: Annotated[
         str,
         typer.Option(
-            help="contains = dropped too if an accepted answer stands anywhere in the response, whatever the case, inside a word too (as MemAgent's filter.py looks); right = only if the box is right"
+            help="contains = dropped too if an accepted answer stands anywhere in the response, "
+            "whatever the case, inside a word too (as MemAgent's filter.py looks); right = "
+            "only if the box is right"
         ),
     ] = "contains",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
@@ -488,7 +505,10 @@ def filter_questions(
         str, typer.Option(help="what answers: transformers or vllm")
     ] = "transformers",
 ):
-    """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""
+    """Drop questions that a model answers without the document; says their share.
+
+    Goes on where an earlier call was stopped.
+    """
     from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 

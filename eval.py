@@ -1,8 +1,9 @@
 """Evaluation: agents over tasks, one row per trajectory.
 
-Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries), `run_suite`
-(every agent at every length and temperature). Leaves out: which questions are asked (tasks/suites.py),
-the file of rows (report/rows.py), grading (data.py), what the rows say (report/summary.py).
+Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
+`run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
+(tasks/suites.py), the file of rows (report/rows.py), grading (data.py), what the rows say
+(report/summary.py).
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
 Failures and empty answers are rows like the others: they score 0 and stay in every denominator.
@@ -76,14 +77,16 @@ def evaluate(
 ) -> list[dict]:
     """Fill one cell: one row (`row_of`) per task and sample, returned in that order.
 
-    A cell without a question is several, one for each kind of the tasks, side by side in the engine.
+    A cell without a question is several, one for each kind of the tasks, side by side in the
+    engine.
 
     A row is appended to the file `rows` as soon as its trajectory finishes. A row that the file has
     already is not made again if everything it depends on is the same: cell, agent, its settings and
     templates, sampling, seed, model and the task itself. Rows of other settings play no part.
 
     Several processes may fill the same cell: the one that claims a row makes it. With
-    `conditions.wait` the rows of others are waited for, and made here if their owners end without them.
+    `conditions.wait` the rows of others are waited for, and made here if their owners end without
+    them.
 
     tasks: with unique ids, taken one by one as the engine gets to them. The engine has its weights.
     progress: called with every row, old or new.
@@ -175,7 +178,8 @@ class _Filling:
     def _unclaimed(
         self, file: Rows, todo: Iterable[tuple[Task, int]]
     ) -> Iterator[tuple[Task, int]]:
-        """Yield the jobs that are neither in the file nor claimed by another process, and claim them."""
+        """Yield the jobs that are neither in the file nor claimed by another process, and claim
+        them."""
         for task, sample in todo:
             key = task.id, sample, self.digests[task.id]
             if self._take(self.written.get(key)):
@@ -216,7 +220,8 @@ class _Filling:
             "task": self.digests[task.id],
         }
         trajectory.reward = row["reward"]
-        # the transcript goes first: killed between the two, there is one too many, which the report drops
+        # the transcript goes first: killed between the two, there is one too many, which the
+        # report drops
         if self._recorded(task, sample):
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
             with Rows(self.conditions.record_to) as records:
@@ -262,16 +267,18 @@ def _hash(*parts: object) -> str:
 
 # ---------------------------------------------------------------- all cells
 
-# most characters of the documents in flight together; each is held as ids, about one byte a character,
+# most characters of the documents in flight together; each is held as ids, about one byte a
+# character,
 # and a few sections as text
 DOCUMENT_CHARACTERS = 1 << 29
 
 
 def run_suite(config: EvalConfig, agents: Mapping[str, Agent]) -> Path:
-    """Ask every agent at every length and temperature; return the folder with rows, summary and report.
+    """Ask every agent at every length and temperature; return the folder with rows, summary and
+    report.
 
-    agents: by their names, without @untrained. Several calls may fill one folder at the same time: each
-    row is made by one of them, and each writes the summary when all rows are there.
+    agents: by their names, without @untrained. Several calls may fill one folder at the same time:
+    each row is made by one of them, and each writes the summary when all rows are there.
     """
     suite = _Suite(config, agents)
     for wait in (False, True):  # first the rows that nobody claims, then those of other processes
@@ -299,7 +306,8 @@ class _Suite:
             )
         setup = Setup.of_evaluation(config, [*agents.values()])
         self.unit, self.columns = columns_of(config, setup.codec)
-        # generated English is not looked up: its splits share no fact, and all questions have the same words
+        # generated English is not looked up: its splits share no fact, and all questions have the
+        # same words
         self.overlaps = {
             untrained: Overlap(policy_folder(config, untrained), names, self.unit != "sections")
             for untrained, names in self.groups.items()
@@ -330,8 +338,9 @@ class _Suite:
                     n = len(tasks) * conditions.samples
                     shown = progress.add_task(escape(title), total=n, note="")
                     rows = evaluate(
-                        engine, self._agent(name), tasks, sampling, cell, self.folder / "rows.jsonl",
-                        conditions, lambda row, shown=shown: progress.advance(shown),
+                        engine, self._agent(name), tasks, sampling, cell,
+                        self.folder / "rows.jsonl", conditions,
+                        lambda row, shown=shown: progress.advance(shown),
                     )  # fmt: skip
                     if len(rows) == n:
                         self.done[name, sampling.temperature, k] = rows
@@ -397,7 +406,8 @@ class _Suite:
 
 
 def labels_of(names: Sequence[str]) -> dict[str, str]:
-    """Return the names of agents as rows have them: a file's without its folder, where that is unique."""
+    """Return the names of agents as rows have them: a file's without its folder, where that is
+    unique."""
     short = {
         name: f"{Path(plain).stem}{at}{weights}"
         for name in names
@@ -424,7 +434,8 @@ def evaluation_folder(config: EvalConfig) -> Path:
 
 
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
-    """Group the agents by whether the policy before training answers, as they are named in --agents."""
+    """Group the agents by whether the policy before training answers, as they are named in
+    --agents."""
     groups: dict[bool, list[str]] = {}
     for name in config.agents:
         plain, at, weights = name.partition("@")
@@ -441,6 +452,7 @@ def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
 
 
 def policy_folder(config: EvalConfig, untrained: bool) -> str:
-    """Return where the policy that answers lies, or its name; "" for an unknown model of an endpoint."""
+    """Return where the policy that answers lies, or its name; "" for an unknown model of an
+    endpoint."""
     named = config.untrained if untrained else config.model
     return named or ("" if config.endpoint else str(EMBEDDED))

@@ -1,12 +1,14 @@
-"""The words of the project and its first agent: what a prompt, a turn and a trajectory are, and `Agent`, the interface.
+"""The words of the project and its first agent: what a prompt, a turn and a trajectory are, and
+`Agent`, the interface.
 
 Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; `ReadConfig`, `Wording`, `Agent`; `MemAgent`.
 Leaves out: the other agents (agents/), engines (rollout.py, engines/), losses (grpo.py). No torch.
 Exercise it: `python cli.py ask FILE "question"`. Read next: memory.py.
 
-Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that were sampled. Both are
-`Text`, a string that carries its ids. A memory that is passed on as it came is never encoded again; any string operation
-(`strip`, `+`) gives a plain string, which is encoded anew when it stands in a prompt.
+Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that
+were sampled. Both are `Text`, a string that carries its ids. A memory that is passed on as it came
+is never encoded again; any string operation (`strip`, `+`) gives a plain string, which is encoded
+anew when it stands in a prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Finish(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """One message to the model, as pieces in order: constants of the template, and the texts of its slots."""
+    """One message to the model, as pieces in order: constants of the template, and the texts of
+    its slots."""
 
     pieces: tuple[tuple[str, bool], ...]  # (text, constant?)
     max_tokens: int
@@ -147,7 +150,10 @@ NO_MEMORY = "No previous memory"
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """How an agent reads. Every field is a flag; a model folder may bring its own defaults (agent.yaml)."""
+    """How an agent reads.
+
+    Every field is a flag; a model folder may bring its own defaults (agent.yaml).
+    """
 
     chunk_tokens: Annotated[int, COUNT] = 2048
     """tokens of one section"""
@@ -160,15 +166,17 @@ class ReadConfig:
     over: Literal["center", "head"] = "center"
     """what is kept of a longer document: center = its first and last half, head = its beginning"""
     layout: Literal["shared", "paper"] = "shared"
-    """order of the update prompt: shared = section, problem, memory; paper = problem, memory, section"""
+    """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
+    section"""
     form: Literal["boxed", "sentence"] = "boxed"
     """form of the answer: boxed = \\boxed{...}; sentence = "the answer is (...)" """
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a
     memory and are not graded"""
     templates: str = ""
-    """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of our
-    wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt}, {chunk}"""
+    """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of
+    our wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt},
+    {chunk}"""
 
     def __post_init__(self):
         check_fields(self)
@@ -184,7 +192,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Compat:
-    """Settings that imitate a published system where it differs from ours: fields of GRPOConfig and of the agent."""
+    """Settings that imitate a published system where it differs from ours: fields of GRPOConfig
+    and of the agent."""
 
     grpo: dict
     agent: dict
@@ -208,8 +217,9 @@ ROOM_TOKENS = 1024  # for the question and the template, beside section, memorie
 class Agent:
     """An agent: how it reads, what it is paid for, what is counted and shown of it.
 
-    A new agent is one subclass in one file, `agents/NAME.py` or any other (`--agent my_agent.py`). Everything but `run`
-    has a default. An instance holds settings; `on` gives one that has a codec as well and can run.
+    A new agent is one subclass in one file, `agents/NAME.py` or any other (`--agent my_agent.py`).
+    Everything but `run` has a default. An instance holds settings; `on` gives one that has a codec
+    as well and can run.
     """
 
     name: ClassVar[str] = ""  # as it is called: agents/NAME.py, or the file's path
@@ -275,25 +285,34 @@ class Agent:
         raise NotImplementedError
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
-        """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's. A failed trajectory has no answer."""
+        """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's.
+
+        A failed trajectory has no answer.
+        """
         task = trajectory.task
         scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 
     def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
-        """Return each turn's own rewards by name, raw; their sum is compared turn by turn. None: it has none."""
+        """Return each turn's own rewards by name, raw; their sum is compared turn by turn.
+
+        None: it has none.
+        """
         return None
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
-        """Count things of one turn; sums stand in rows and reports, `rates` of them in metrics.csv as well.
+        """Count things of one turn; sums stand in rows and reports, `rates` of them in metrics.csv
+        as well.
 
-        `memory_capped` is known to others: it marks a memory that was cut, beside those cut at `max_tokens`.
+        `memory_capped` is known to others: it marks a memory that was cut, beside those cut at
+        `max_tokens`.
         """
         return {}
 
     def lines(self, turn: dict) -> Sequence[Line]:
-        """Return what to show of a recorded turn (`report.records`) beside section, memory and response."""
+        """Return what to show of a recorded turn (`report.records`) beside section, memory and
+        response."""
         return ()
 
     def memory_after(self, turn: dict) -> str:
@@ -316,7 +335,8 @@ class Agent:
         return Limits(shown=self.config.memory_tokens, written=self.config.memory_tokens)
 
     def turn_tokens(self) -> int:
-        """Return the most tokens of a turn by section: section, memories, response, question and template."""
+        """Return the most tokens of a turn by section: section, memories, response, question and
+        template."""
         limits, config = self.limits(), self.config
         return (
             config.chunk_tokens
@@ -339,7 +359,8 @@ class Agent:
     def prompt(
         self, name: str, max_tokens: int, *, final: bool = False, cut: int = 0, **slots: str
     ) -> Prompt:
-        """Fill a template. final: this turn answers. cut: tokens of the document that are never read.
+        """Fill a template. final: this turn answers. cut: tokens of the document that are never
+        read.
 
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
@@ -348,14 +369,16 @@ class Agent:
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
                 raise AgentError(
-                    f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt {name!r}."
+                    f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt "
+                    f"{name!r}."
                 )
             pieces.append((piece, True) if constant else (self.codec.text(slots[piece]), False))
         section, memory = slots.get("section", ""), slots.get("memory", "")
         return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
 
     def template(self, name: str) -> tuple[tuple[str, bool], ...]:
-        """Return a prompt's template as (piece, constant?) pairs: the user's file, else our wording."""
+        """Return a prompt's template as (piece, constant?) pairs: the user's file, else our
+        wording."""
         if name not in self.prompts:
             raise AgentError(f"The agent {self.label} has no prompt {name!r}.")
         if name not in self._templates:
@@ -399,7 +422,8 @@ class Agent:
         ):
             names = ", ".join(f"{name}.txt" for name in self.prompts)
             raise UserError(
-                f"There are no templates in {folder}: it must be a folder with {names}, or some of them."
+                f"There are no templates in {folder}: it must be a folder with {names}, or some "
+                "of them."
             )
         for name in self.prompts:
             self.template(name)
@@ -408,8 +432,10 @@ class Agent:
 # ---------------------------------------------------------------- MemAgent
 
 UPDATE = Wording(
-    "You read a long document one section at a time and carry a short memory from section to section. "
-    "Read the section below, then write the memory anew: keep every old detail that helps to solve the "
+    "You read a long document one section at a time and carry a short memory from section to "
+    "section. "
+    "Read the section below, then write the memory anew: keep every old detail that helps to "
+    "solve the "
     "problem, add what this section contributes, leave out the rest.",
     ("section", "problem", "memory"),
     cue="Updated memory:",

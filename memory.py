@@ -1,7 +1,7 @@
 """Memories as plain state with an update rule: what an agent carries from one turn to the next.
 
-Holds: the overwritten memory of MemAgent; ReMemR1's memory with a history and the retrievers that look back into it. Leaves out: prompts,
-models, torch.
+Holds: the overwritten memory; a memory with a history that can be looked through. Leaves out: prompts,
+retrievers (agents/retrieval.py), models, torch.
 Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
 """
 
@@ -25,13 +25,13 @@ class Retriever(Protocol):
 
 
 def overwrite(old: str, new: str, first: str, empty: str = "placeholder") -> str:
-    """MemAgent's rule: the response is the memory (spec memagent.md 3.3).
+    """Apply MemAgent's rule: the response is the memory.
 
-    empty: what becomes of a response without text: "placeholder" = the first-memory literal (MemAgent's asynchronous path),
-    "keep" = the old memory (vime), "empty" = stays empty.
+    empty: what becomes of a response without text: "placeholder" = the first-memory literal
+    (MemAgent's asynchronous path), "keep" = the old memory (vime), "empty" = stays empty.
 
-    >>> overwrite("old", "new", "none yet"), overwrite("old", " ", "none yet"), overwrite("old", "", "none yet", "keep")
-    ('new', 'none yet', 'old')
+    >>> overwrite("old", "new", "none yet"), overwrite("old", " ", "none yet")
+    ('new', 'none yet')
     """
     if new.strip():
         return new
@@ -48,13 +48,15 @@ class Recall:
         int, ...
     ] = ()  # after which update, from 1, each recalled memory was written, the best one first
     score: float = 0.0  # of the best one
-    age: int = 0  # updates between the writing of the best one and the query; 1 = it was overwritten just now
+    # updates between the writing of the best one and the query; 1 = it was overwritten just now
+    age: int = 0
     current: bool = False  # the memory that the prompt shows anyway is among them
 
 
 @dataclass(slots=True)
 class MemoryState:
-    """ReMemR1's state: the memory, what was recalled for the next turn, and all different memories so far, in order."""
+    """A memory that can be looked back from: the memory, what was recalled for the next turn, and all different memories
+    so far, in order."""
 
     memory: str
     retriever: Retriever
@@ -77,11 +79,14 @@ class MemoryState:
         scope: str = "exclude_current",
         at_zero: bool = False,
     ) -> None:
-        """Take over a new memory (None: the old one stays), then look back for `query` (None: nothing is recalled).
+        """Take over a new memory (None: the old one stays), then look back for `query` (None:
+        nothing is recalled).
 
-        scope: exclude_current = the memory that the next prompt shows anyway is never a candidate (spec rememr1.md 3), so the first update
-        recalls nothing; include_current = it is one; exclude_new = it is one if it was written before this update too, as where the look
-        back goes before the writing. A memory that was written several times is found once, as the last time.
+        scope: exclude_current = the memory that the next prompt shows anyway is never a candidate
+        so the first update recalls nothing; include_current = it is one;
+        exclude_new = it is one if it was written before this update too, as where the look back
+        goes before the writing. A memory that was written several times is found once, as the last
+        time.
         """
         self.step += 1
         fresh = new is not None and new not in self._place

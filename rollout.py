@@ -1,7 +1,8 @@
-"""Rollout: the protocol of an engine, and the loop that drives many agents through one side by side.
+"""Rollout: the protocol of an engine, and the loop that drives many agents through one side by
+side.
 
-Holds: `Sampling`, `Engine`, `rollout`, `follow`. Leaves out: agents (memagent.py), engines (engines/),
-losses (grpo.py). No torch.
+Holds: `Sampling`, `Engine`, `rollout`, `follow`. Leaves out: agents (memagent.py), engines
+(engines/), losses (grpo.py). No torch.
 Exercise it: `pytest tests/test_rollout.py`. Read next: grpo.py.
 """
 
@@ -37,12 +38,12 @@ class Sampling:
 
 
 class Engine(Protocol):
-    """What turns prompts into turns, continuously: prompts are added at any time, and finished turns come
-    back from `step` in any order.
+    """What turns prompts into turns, continuously: prompts are added at any time, and finished
+    turns come back from `step` in any order.
 
-    The same (weights, prompt, sampling, seed) gives the same turn whatever else is in flight, up to
-    rounding. A `frozen` prompt is answered by the policy as it was before training, where the engine
-    samples for a trainer; any other engine has one policy only, and answers with that.
+    The same (weights, prompt, sampling, seed) gives the same turn whatever else is in flight, up
+    to rounding. A `frozen` prompt is answered by the policy as it was before training, where the
+    engine samples for a trainer; any other engine has one policy only, and answers with that.
     """
 
     codec: Codec
@@ -55,7 +56,8 @@ class Engine(Protocol):
         """Do some work; return the turns that finished, none only while some are in flight."""
 
     def awake(self, policy=None) -> AbstractContextManager:
-        """Hold the engine ready, with the policy's weights as they are now (None: with those it has).
+        """Hold the engine ready, with the policy's weights as they are now (None: with those it
+        has).
 
         On exit it may release its memory and drop the turns still in flight.
         """
@@ -69,7 +71,8 @@ class Engine(Protocol):
 
 
 def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn | None:
-    """Return the failed turn of a prompt that does not fit the window with its response; None if it fits."""
+    """Return the failed turn of a prompt that does not fit the window with its response; None if
+    it fits."""
     if len(ids) + prompt.max_tokens <= window:
         return None
     turn = Turn(prompt, ids, [], [], Finish.FULL, codec.response([]))
@@ -140,12 +143,15 @@ def rollout(
     in_flight: int = 512,
     keep: Callable[[Trajectory, Turn], Turn] = lambda trajectory, turn: turn,
 ) -> Iterator[Trajectory]:
-    """Drive an agent through the engine, once per job (task, sample number), at most `in_flight` at a time.
+    """Drive an agent through the engine, once per job (task, sample number), at most `in_flight`
+    at a time.
 
-    Yield trajectories as they finish. Each goes at its own pace: there is no barrier between sections.
-    A turn that could not be made ends its trajectory with `error` set; it is yielded like the others.
+    Yield trajectories as they finish. Each goes at its own pace: there is no barrier between
+    sections. A turn that could not be made ends its trajectory with `error` set; it is yielded
+    like the others.
 
-    keep: what the trajectory keeps of a turn, since the prompts of all turns hold the document once more.
+    keep: what the trajectory keeps of a turn, since the prompts of all turns hold the document
+    once more.
     """
     jobs, agent = iter(jobs), agent.on(engine.codec, engine.window)
     running: dict[int, _Running] = {}

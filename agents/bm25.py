@@ -31,7 +31,8 @@ def words_of(text: str) -> list[str]:
 
 
 class BM25(AtOnce):
-    """The `top_k` sections that match the question best (Lucene BM25), in reading order, in one prompt."""
+    """The `top_k` sections that match the question best (Lucene BM25), in reading order, in one
+    prompt."""
 
     name = "bm25"
     Config = BM25Config
@@ -41,7 +42,10 @@ class BM25(AtOnce):
         yield self._best_sections(task)
 
     def _best_sections(self, task: Task) -> Prompt:
-        """Make the prompt. Without room for all sections, those that match worst lose their ends first."""
+        """Make the prompt.
+
+        Without room for all sections, those that match worst lose their ends first.
+        """
         sections = self.sections(task)
         room = self.room(task.question)
         cut = sections.left_out

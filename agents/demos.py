@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a demo is done: trainings of every agent, and sections -> questions for each policy."""
+    """How much of a demo is done: trainings of every agent, and sections -> questions for each
+    policy."""
 
     seeds: int
     training: dict[str, dict]  # agent -> fields of GRPOConfig, over the preset demo
@@ -21,10 +22,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo that trains an agent and others from one policy, with as many steps, and compares them.
+    """A demo that trains an agent and others from one policy, with as many steps, and compares
+    them.
 
-    An agent without one has the usual demo: it is trained alone, beside the untrained policy and full
-    context.
+    An agent without one has the usual demo: it is trained alone, beside the untrained policy and
+    full context.
     """
 
     beside: tuple[str, ...]  # agents that are trained likewise

@@ -27,11 +27,12 @@ SHARED = ("__init__", "demos", "find", "retrieval")  # files of this folder that
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
-# what `train --resume` may change of a run: nothing that its steps so far depend on. How much is computed
+# what `train --resume` may change of a run: nothing that its steps so far depend on. How much is
+# computed
 # at once may change, for a run that ran out of memory; sums are then rounded in another order
 MAY_CHANGE = {
-    "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device", "kv_gib",
-            "sleep", "devices", "num_nodes"},
+    "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
+            "kv_gib", "sleep", "devices", "num_nodes"},
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "agent": set(),
 }  # fmt: skip
@@ -56,14 +57,16 @@ def names() -> list[str]:
 def find(name: str) -> type[Agent]:
     """Return the agent `name`: of agents/NAME.py, or of any file by its path.
 
-    A file holds one subclass of `Agent`, or several and one of them as AGENT; or one generator function
-    (agent, task), which becomes the `run` of an agent. UserError if it is not there or holds no agent.
+    A file holds one subclass of `Agent`, or several and one of them as AGENT; or one generator
+    function (agent, task), which becomes the `run` of an agent. UserError if it is not there or
+    holds no agent.
     """
     if not _is_path(name):
         if name not in names():
             known = ", ".join(names())
             raise UserError(
-                f"Unknown agent {name!r}: choose one of {known}, or give a file, such as my_agent.py."
+                f"Unknown agent {name!r}: choose one of {known}, or give a file, such as "
+                "my_agent.py."
             )
         return _agent_in(importlib.import_module(f"agents.{name}"), name)
     path = Path(name).absolute()
@@ -71,7 +74,8 @@ def find(name: str) -> type[Agent]:
 
 
 def known(name: str) -> type[Agent] | None:
-    """Return an agent of this folder, or of a file that was loaded before; nothing is loaded for it.
+    """Return an agent of this folder, or of a file that was loaded before; nothing is loaded for
+    it.
 
     A record names the agent that made it: to show it must not run code from wherever it says.
     """
@@ -102,7 +106,10 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
                 "no agent, neither a subclass of Agent with a method run nor a generator function"
             )
             if found:
-                what = f"several agents ({', '.join(value.__name__ for value in found)}); say which by AGENT = NAME"
+                what = (
+                    f"several agents ({', '.join(value.__name__ for value in found)}); say "
+                    "which by AGENT = NAME"
+                )
             raise UserError(f"{name} holds {what}.")
         chosen = found[0]
     if inspect.isgeneratorfunction(chosen):
@@ -143,7 +150,8 @@ def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
 
 
 def presets() -> dict[str, dict[str, dict]]:
-    """Map every preset, of no agent or of one, to its sections; an agent's own says which agent that is."""
+    """Map every preset, of no agent or of one, to its sections; an agent's own says which agent
+    that is."""
     found = dict(PRESETS)
     for name in names():
         for preset, sections in find(name).presets.items():
@@ -173,7 +181,8 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
     if not kinds:
         able = ", ".join(known for known in names() if find(known).compat)
         raise UserError(
-            f"--compat means nothing to {', '.join(find(a).__name__ for a in agents)}: it is about {able}."
+            f"--compat means nothing to {', '.join(find(a).__name__ for a in agents)}: it is "
+            f"about {able}."
         )
     if name not in kinds[0].compat:
         raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(kinds[0].compat)}.")
@@ -185,7 +194,8 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
 
 
 def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
-    """Say in one line what a run has chosen where a published system and ours differ, "" for an agent without such.
+    """Say in one line what a run has chosen where a published system and ours differ, "" for an
+    agent without such.
 
     A second line says what `--compat` cannot imitate.
     """
@@ -208,7 +218,8 @@ def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
 
 
 def stored_settings(path: Path) -> dict[str, dict]:
-    """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken over."""
+    """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken
+    over."""
     raw = files.read_yaml(path)
     run, evaluation = raw.get("run"), raw.get("eval")
     used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
@@ -228,14 +239,16 @@ def stored_settings(path: Path) -> dict[str, dict]:
 
 
 def begun(folder: Path) -> dict[str, dict]:
-    """Read the settings that a run began with, by section; {} if it was stopped before they were written."""
+    """Read the settings that a run began with, by section; {} if it was stopped before they were
+    written."""
     if not (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step-*")):
         return {}
     return stored_settings(folder / "config.yaml")
 
 
 def changed(stored: dict, **now: object) -> list[str]:
-    """List the settings in which a run differs from those now and may not, as "grpo.lr 0.1, not 0.2"."""
+    """List the settings in which a run differs from those now and may not, as "grpo.lr 0.1, not
+    0.2"."""
     return [
         f"{section}.{name} {value!r}, not {getattr(now[section], name)!r}"
         for section, values in stored.items()
@@ -249,8 +262,8 @@ def changed(stored: dict, **now: object) -> list[str]:
 def of_model(model: str | Path | None) -> dict:
     """Return the settings of agents in a model folder's agent.yaml; {} without one, or for None.
 
-    A cap on sections is never taken from there (only a flag or a preset cuts documents); `templates`
-    is relative to the model's folder.
+    A cap on sections is never taken from there (only a flag or a preset cuts documents);
+    `templates` is relative to the model's folder.
     """
     settings = dict(_agent_yaml(model).get("agent", {}))
     settings.pop("max_sections", None)
@@ -268,7 +281,8 @@ def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
 
 
 def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
-    """Return the model whose folder gives defaults: the one named, else the embedded one; None for an endpoint."""
+    """Return the model whose folder gives defaults: the one named, else the embedded one; None for
+    an endpoint."""
     return model or (None if endpoint else EMBEDDED)
 
 
@@ -279,7 +293,8 @@ def agent_of(preset: str, model: str | Path | None) -> str:
 
 
 def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
-    """Return the fields to go on with a run: those it began with, below the preset's and those given now."""
+    """Return the fields to go on with a run: those it began with, below the preset's and those
+    given now."""
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {
@@ -294,8 +309,8 @@ def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
 def resolve(
     preset: str, model: str | Path | None, grpo: dict, settings: dict, agent: str = ""
 ) -> tuple[GRPOConfig, Agent]:
-    """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the agent's `training`,
-    single fields. agent: "" = the preset's, the model's or memagent."""
+    """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the
+    agent's `training`, single fields. agent: "" = the preset's, the model's or memagent."""
     agent = agent or agent_of(preset, model)
     fields, known = preset_of(preset, agent), agent_hints([agent])
     if unknown := next((field for field in settings if field not in known), ""):
@@ -356,12 +371,14 @@ def agents_of(arguments: Sequence[str]) -> list[str]:
 
 
 def own_flags(arguments: list[str]) -> Panels:
-    """Return the settings classes of the agents of a command line, each with the title of its panel."""
+    """Return the settings classes of the agents of a command line, each with the title of its
+    panel."""
     return [(f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments)]
 
 
 def flags_of_evaluation(arguments: list[str]) -> Panels:
-    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
+    """Return those of `own_flags`, and of the agents that an evaluation asks unless told
+    otherwise."""
     named = any(word.partition("=")[0] == "--agents" for word in arguments)
     defaults = () if named else EvalConfig().agents[1:]
     titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]

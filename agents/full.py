@@ -1,7 +1,7 @@
 """Full context, the baseline: the whole document in one prompt.
 
-Holds: `Full`, and `AtOnce` for every agent that reads in one prompt. Leaves out: which text is read by
-the others (agents/bm25.py, agents/oracle.py, agents/none.py).
+Holds: `Full`, and `AtOnce` for every agent that reads in one prompt. Leaves out: which text is
+read by the others (agents/bm25.py, agents/oracle.py, agents/none.py).
 Exercise it: `python cli.py eval --agents full --n 8`. Read next: agents/bm25.py.
 """
 
@@ -62,7 +62,10 @@ class AtOnce(Agent):
         return self.most_tokens - around
 
     def read(self, task: Task, text: str) -> Prompt:
-        """Make the prompt with a text. Past the window the text loses its middle, never the question."""
+        """Make the prompt with a text.
+
+        Past the window the text loses its middle, never the question.
+        """
         ids = self.codec.ids(text)
         room = self.room(task.question) or len(ids)
         kept = ids[: room - room // 2] + ids[len(ids) - room // 2 :] if len(ids) > room else ids

@@ -1,6 +1,7 @@
 """No context, the baseline: the question alone.
 
-Holds: `NoContext`. Exercise it: `python cli.py eval --agents none --n 8`. Read next: agents/full.py.
+Holds: `NoContext`. Exercise it: `python cli.py eval --agents none --n 8`. Read next:
+agents/full.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 One response holds the new memory and, if wanted, a query over all earlier memories; what the query
 finds stands in the next prompt.
 
-Holds: everything of this agent: settings, wording, parser, generator, rewards of single turns, counts,
-how a turn is shown, published settings. Leaves out: the history (memory.py), retrievers
+Holds: everything of this agent: settings, wording, parser, generator, rewards of single turns,
+counts, how a turn is shown, published settings. Leaves out: the history (memory.py), retrievers
 (agents/retrieval.py), advantages (grpo.py). No torch.
 Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/baselines.py.
 """
@@ -51,19 +51,24 @@ from tokens.codec import Codec
 NOT_RECALLED = "No memory was recalled."
 EXAMPLE = "the year in which the bridge was opened"
 LOOK_BACK = Wording(
-    "You read a long document one section at a time and carry a short memory from section to section. "
+    "You read a long document one section at a time and carry a short memory from section to "
+    "section. "
     "Your earlier memories are stored and can be looked up. Read the section below, then write:\n"
     "- what the section adds and what is still missing, briefly, as <thinking>...</thinking>;\n"
-    "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps to solve the "
+    "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps "
+    "to solve the "
     "problem, add what this section contributes, leave out the rest;\n"
-    "- only if a piece is missing that an earlier memory may hold: what to look for, at most once, as "
-    "<recall>...</recall>, for example <recall>{example}</recall>. What is found is shown beside the next section.",
+    "- only if a piece is missing that an earlier memory may hold: what to look for, at most "
+    "once, as "
+    "<recall>...</recall>, for example <recall>{example}</recall>. What is found is shown beside "
+    "the next section.",
     ("section", "problem", "recalled_memory", "memory"),
     cue="Updated memory:",
     needs=("section", "recalled_memory"),
 )
 LOOKED_BACK = Wording(
-    "Solve the problem with the help of the memory, and of the earlier one that was looked up. {answer}",
+    "Solve the problem with the help of the memory, and of the earlier one that was looked up. "
+    "{answer}",
     ("problem", "recalled_memory", "memory"),
     needs=("recalled_memory",),
 )
@@ -77,8 +82,8 @@ class ReMemR1Config(ReadConfig):
     """what looks back into the earlier memories: learned = the policy's own query; question = the
     question, after every section; off = nothing. The prompts are the same in all three"""
     retriever: Literal["word_recall", "tfidf", "bm25", "tfidf_tokens"] = "word_recall"
-    """word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over the
-    model's tokens, as upstream"""
+    """word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over
+    the model's tokens, as upstream"""
     recall_k: Annotated[int, COUNT] = 1
     """memories that a look back brings"""
     recall_at_zero: bool = False
@@ -91,12 +96,12 @@ class ReMemR1Config(ReadConfig):
     """what becomes the memory: update = the text inside <update>; response_minus_recall = the whole
     response without <recall>"""
     on_missing_update: Literal["keep_previous", "reset", "whole_response"] = "keep_previous"
-    """a response without an update: keep_previous = the memory stays; reset = the first-memory literal;
-    whole_response = the response becomes the memory, whatever it is"""
+    """a response without an update: keep_previous = the memory stays; reset = the first-memory
+    literal; whole_response = the response becomes the memory, whatever it is"""
     query_text: Literal["first", "greedy"] = "first"
-    """the query in a response: first = the first recall that is not blank, on one line, without tags
-    and without text in <thinking>; greedy = from the first <recall> to the last </recall> of one line,
-    unchanged and of any length, as upstream"""
+    """the query in a response: first = the first recall that is not blank, on one line, without
+    tags and without text in <thinking>; greedy = from the first <recall> to the last </recall> of
+    one line, unchanged and of any length, as upstream"""
     query_tokens: Annotated[int, COUNT] = 128
     """most tokens of a query (query_text first)"""
     step_tokens: Annotated[int | None, LIMIT] = None
@@ -111,23 +116,24 @@ class ReMemR1Config(ReadConfig):
     """a turn's reward for its memory: gain = the share of an accepted answer that the update added;
     level = the share that the memory then holds"""
     callback_reward: Literal["seen", "prompt"] = "seen"
-    """a turn's reward for its look back: the share of an accepted answer that it brought and that was
-    not yet in memory or section; prompt = nor anywhere in the prompt, as upstream"""
+    """a turn's reward for its look back: the share of an accepted answer that it brought and that
+    was not yet in memory or section; prompt = nor anywhere in the prompt, as upstream"""
     format_reward: Literal["all", "one_line"] = "all"
-    """a turn's reward for its form: all = all tags, by the parser; one_line = one update on one line,
-    which is then all that the memory reward sees too, as upstream"""
+    """a turn's reward for its form: all = all tags, by the parser; one_line = one update on one
+    line, which is then all that the memory reward sees too, as upstream"""
     recall_match: Literal["words", "substring"] = "words"
-    """how these rewards look for an answer: words = whole words, of the best answer; substring = all
-    its words anywhere, mean over the answers, as upstream"""
+    """how these rewards look for an answer: words = whole words, of the best answer; substring =
+    all its words anywhere, mean over the answers, as upstream"""
     recall_words: Literal["unseen", "all"] = "unseen"
-    """which words of an answer these rewards look for: unseen = those that the question does not have,
-    and neither yes nor no; all = every word, as equations 5 and 6 of the paper are printed"""
+    """which words of an answer these rewards look for: unseen = those that the question does not
+    have, and neither yes nor no; all = every word, as equations 5 and 6 of the paper are printed"""
 
     def __post_init__(self):
         ReadConfig.__post_init__(self)
         if {*"{}<>"} & {*self.example_query}:
             raise UserError(
-                f"example_query must be plain text without braces and tags, not {self.example_query!r}."
+                "example_query must be plain text without braces and tags, not "
+                f"{self.example_query!r}."
             )
 
     @property
@@ -162,13 +168,17 @@ AS_THE_CODE = Compat(
          retriever="tfidf_tokens", recall_k=1, recall_at_zero=True, callback="learned",
          boxed_literal="double"),
     reading=dict(history_scope="include_current", boxed_literal="single"),
-    omitted="among equally good memories the most recent is recalled, not the one that a hash picks; a look "
-    "back that fails leaves its placeholder, never the word None, and that placeholder is no recalled text "
-    "to the rewards; a blank memory and the first-memory literal are never recalled; <think> thoughts enter "
+    omitted="among equally good memories the most recent is recalled, not the one that a hash "
+            "picks; a look "
+    "back that fails leaves its placeholder, never the word None, and that placeholder is no "
+    "recalled text "
+    "to the rewards; a blank memory and the first-memory literal are never recalled; <think> "
+    "thoughts enter "
     "no memory and no reward; sections keep their token ids in evaluation too",
 )  # fmt: skip
 
-# Chosen on the dev split (dev/LOG.md), for each agent on its own: MemAgent learns nothing at 4 sections and
+# Chosen on the dev split (dev/LOG.md), for each agent on its own: MemAgent learns nothing at 4
+# sections and
 # more before it has learnt 2.
 TRAINING = {
     "rememr1": dict(steps=60, grow_at=0.7, grow_steps=10, temperature=(1.2, 1.3)),
@@ -219,17 +229,21 @@ class Step:
 
 
 def _blocks(text: str, tag: str) -> list[str]:
-    """The contents of all closed blocks; one that is opened anew before it was closed counts from there."""
+    """The contents of all closed blocks; one that is opened anew before it was closed counts from
+    there."""
     return re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
 
 
 def parse_step(text: str, finish: str = Finish.STOP) -> Step:
-    r"""Parse a response: thinking, memory, query, and its errors. Rollout, reward and evaluation share it.
+    r"""Parse a response: thinking, memory, query, and its errors. Rollout, reward and evaluation
+    share it.
 
-    The memory is the first update that is not blank, over as many lines as it has, without queries and tags of ours inside. The query is the
-    first recall, tags in it dropped, on one line. What stands in closed thinking is no update and no query.
+    The memory is the first update that is not blank, over as many lines as it has, without queries
+    and tags of ours inside. The query is the first recall, tags in it dropped, on one line. What
+    stands in closed thinking is no update and no query.
 
-    >>> step = parse_step("<update>Anna\nmet Otto.</update><recall>Otto</recall> or <recall>Ida</recall>")
+    >>> response = "<update>Anna\nmet Otto.</update><recall>Otto</recall> or <recall>Ida</recall>"
+    >>> step = parse_step(response)
     >>> step.memory, step.query, step.errors
     ('Anna\nmet Otto.', 'Otto', ('multi_recall',))
     """
@@ -264,19 +278,20 @@ def without_recall(text: str) -> str:
 
 
 def greedy_query(response: str) -> str | None:
-    """The query as upstream's code reads it: what stands between the first `<recall>` and the last `</recall>` of the first line that has
-    both, as it is: tags, blanks, thoughts and all.
+    """The query as upstream's code reads it: what stands between the first `<recall>` and the last
+    `</recall>` of the first line that has both, as it is: tags, blanks, thoughts and all.
 
-    >>> greedy_query("<recall>Otto</recall> or <recall> Ida</recall>"), greedy_query("<recall>Otto\\nLima</recall>")
-    ('Otto</recall> or <recall> Ida', None)
+    >>> greedy_query("<recall>Otto</recall> or <recall> Ida</recall>")
+    'Otto</recall> or <recall> Ida'
+    >>> greedy_query("<recall>Otto\\nLima</recall>")
     """
     found = re.search("<recall>(.+)</recall>", response)
     return found and found[1]
 
 
 def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Step:
-    """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and `query_text`; memory and query end at their caps,
-    but for a greedy query, which has none."""
+    """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and
+    `query_text`; memory and query end at their caps, but for a greedy query, which has none."""
     response = codec.after_thinking(turn.response)
     step = parse_step(response, turn.finish)
     memory = step.memory
@@ -327,7 +342,8 @@ ERROR_RATES = {f"format_{error}": (error, "updates") for error in (*ERRORS, "str
 
 
 class ReMemR1(Agent):
-    """One bounded memory, overwritten after each section, and a look back at the memories before it."""
+    """One bounded memory, overwritten after each section, and a look back at the memories before
+    it."""
 
     name = "rememr1"
     Config = ReMemR1Config
@@ -397,10 +413,10 @@ class ReMemR1(Agent):
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
         """Reward memory, look back and form of every turn; arXiv 2509.23040, equations 5 to 7.
 
-        memory    by `memory_reward` the share of an accepted answer that the update added, in [-1, 1],
-                  or the share that the memory then holds, in [0, 1]
-        callback  the share that this turn's own query brought and that the turn had not in sight; with
-                  callback = question there is none
+        memory    by `memory_reward` the share of an accepted answer that the update added, in [-1,
+                  1], or the share that the memory then holds, in [0, 1]
+        callback  the share that this turn's own query brought and that the turn had not in sight;
+                  with callback = question there is none
         format    1 or 0; in the final turn: whether there is an answer in the form asked for
 
         Memory and callback are 0 where no accepted answer has a word to look for. These rewards are
@@ -442,7 +458,8 @@ class ReMemR1(Agent):
         return rewards
 
     def _brought(self, turn: Turn, following: Turn | None, share) -> float:
-        """The share of an answer that the turn's own query added to what the turn had in sight, never below 0."""
+        """The share of an answer that the turn's own query added to what the turn had in sight,
+        never below 0."""
         notes = following.notes if following else None
         query = turn.notes.step.query
         if notes is None or not query or notes.recalled.query != query:
@@ -453,7 +470,8 @@ class ReMemR1(Agent):
         return share(f"{notes.recalled.text}\n{sight}") - share(sight)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
-        """Count looks back at the turn whose prompt shows their result, and the errors of its response."""
+        """Count looks back at the turn whose prompt shows their result, and the errors of its
+        response."""
         notes, n = turn.notes, {} if turn.prompt.final else {"updates": 1}
         if notes is None:  # the engine has failed
             return n
@@ -548,7 +566,10 @@ def on_one_line(response: str) -> list[str]:
 
 
 def one_box(response: str, form: str, tags: str = "all") -> float:
-    """Whether the final response has an answer in the form asked for. tags: one_line = on exactly one line a box with something in it, as upstream."""
+    """Whether the final response has an answer in the form asked for.
+
+    tags: one_line = on exactly one line a box with something in it, as upstream.
+    """
     text = strip_thinking(response)
     if tags == "one_line":
         return float(
@@ -568,7 +589,8 @@ IN_WORDS = {  # `Evidence.in_text` -> how it is shown
 
 
 class Evidence:
-    """What a recalled text is searched for: the accepted answers, and the names of the passages with evidence.
+    """What a recalled text is searched for: the accepted answers, and the names of the passages
+    with evidence.
 
     Neither yes and no, which stand everywhere, nor names that the question has too.
     """

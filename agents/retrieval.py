@@ -1,6 +1,7 @@
 """Retrievers: find the stored texts that match a query best.
 
-Holds: `Retriever` and its implementations, `RETRIEVERS`. Leaves out: when an agent looks something up.
+Holds: `Retriever` and its implementations, `RETRIEVERS`. Leaves out: when an agent looks something
+up.
 Exercise it: `pytest tests/test_memory.py`. Read next: agents/rememr1.py.
 """
 
@@ -24,10 +25,11 @@ def words(text: str) -> list[str]:
 
 
 class Retriever(ABC):
-    """Items in the order in which they were added, and the best of them for a query. One belongs to one trajectory.
+    """Items in the order in which they were added, and the best of them for a query. One belongs to
+    one trajectory.
 
-    Ties go to the most recent item, and what shares nothing with the query is not found: nothing depends on hashes or on the order of a
-    set (D-10). Each item is taken apart once.
+    Ties go to the most recent item, and what shares nothing with the query is not found: nothing
+    depends on hashes or on the order of a set (D-10). Each item is taken apart once.
     """
 
     def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
@@ -44,8 +46,9 @@ class Retriever(ABC):
     def top_k(
         self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False
     ) -> list[tuple[int, float]]:
-        """The k best items as (index, score), the best first. without: indices that are no candidates. at_zero: candidates that share
-        nothing with the query follow, the most recent first."""
+        """The k best items as (index, score), the best first. without: indices that are no
+        candidates. at_zero: candidates that share nothing with the query follow, the most recent
+        first."""
         asked = self.tokens(query)
         found = (
             {
@@ -72,8 +75,8 @@ class Retriever(ABC):
 
 
 class WordRecall(Retriever):
-    """The share of the query's different words that an item has (ReMemR1, arXiv 2509.23040, section 3.1), by an index of words: a query costs
-    what it finds.
+    """The share of the query's different words that an item has (ReMemR1, arXiv 2509.23040, section
+    3.1), by an index of words: a query costs what it finds.
 
     >>> WordRecall(["Anna met Otto.", "Otto left.", "Anna met Ida."]).top_k("who met Anna?")
     [(2, 0.6666666666666666)]
@@ -94,7 +97,8 @@ class WordRecall(Retriever):
 
 
 class _Fitted(Retriever):
-    """One that is fitted on the candidates at every query: what a word weighs depends on all of them."""
+    """One that is fitted on the candidates at every query: what a word weighs depends on all of
+    them."""
 
     def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
         self.items: list[list[str]] = []

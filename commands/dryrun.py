@@ -1,11 +1,15 @@
-"""A dry run: a training with everything but the weights, in a minute on a CPU and before anything is downloaded.
+"""A dry run: a training with everything but the weights, in a minute on a CPU and before anything
+is downloaded.
 
-Holds: `dry_run`. Leaves out: the training itself (commands/train.py), the arithmetic of memory (models/plan.py).
-Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next: commands/train.py.
+Holds: `dry_run`. Leaves out: the training itself (commands/train.py), the arithmetic of memory
+(models/plan.py).
+Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next:
+commands/train.py.
 
-The settings are the run's own, and so is every line of code between them and the export. What is not here stands in, and is named: a
-model of the same architecture with two thin layers of random weights, the embedded tokenizer, generated English, made-up rewards, fewer
-and shorter answers, two processes of a CPU for eight GPUs.
+The settings are the run's own, and so is every line of code between them and the export. What is
+not here stands in, and is named: a model of the same architecture with two thin layers of random
+weights, the embedded tokenizer, generated English, made-up rewards, fewer and shorter answers, two
+processes of a CPU for eight GPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ TOKENS = 24  # of a response
 def dry_run(
     run: RunConfig, config: GRPOConfig, agent: Agent, say=print, resume: bool = False
 ) -> None:
-    """Two steps, two checkpoints and an export; `say` is told what stands in and what came out. UserError if the run cannot be."""
+    """Two steps, two checkpoints and an export; `say` is told what stands in and what came out.
+
+    UserError if the run cannot be.
+    """
     import torch
     from transformers.utils import logging as hf_logging
 
@@ -136,12 +143,15 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
         p = plan(sizes, mode, gib, devices, config, agent)
         if p.fits:
             say(
-                f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) of {gib} GiB are enough, at most {p.rollout:.0f} GiB "
-                f"of it in the rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, --sleep {p.sleep}."
+                f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) "
+                f"of {gib} GiB are enough, at most {p.rollout:.0f} GiB "
+                f"of it in the rollout and {p.update:.0f} in the update; {p.turns} turns in the "
+                f"cache, --sleep {p.sleep}."
             )
             return
     say(
-        f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB."
+        f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights does not fit {devices} "
+        f"GPU(s) of {SIZES_GIB[-1]} GiB."
     )
 
 
@@ -164,7 +174,8 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     except UserError:
         if name not in KNOWN:
             raise UserError(
-                f"Neither the files nor the sizes of {name} are here: a dry run needs its config.json."
+                f"Neither the files nor the sizes of {name} are here: a dry run needs its "
+                "config.json."
             ) from None
         g = KNOWN[name]
         kind = "qwen3" if "Qwen3" in name else "qwen2"
@@ -187,7 +198,8 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=run.trust_remote_code)
     say(
-        f"{LAYERS} layers of width {HIDDEN}, random, stand in for the weights ({type(model).__name__})."
+        f"{LAYERS} layers of width {HIDDEN}, random, stand in for the weights "
+        f"({type(model).__name__})."
     )
     model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
@@ -218,8 +230,10 @@ def _look(folder: Path, missing: list[str], say) -> None:
         if not torch.isfinite(model(torch.tensor([[2, 3, 4]])).logits).all():
             raise RuntimeError("The export computes no numbers.")
     say(
-        f"{len(rows)} steps, {int(sum(float(r['written_tokens']) for r in rows))} tokens written, sampler and trainer "
-        f"{float(rows[-1]['mismatch_mean']):.1g} apart, {int(float(rows[-1]['trained_rows']))} turns trained on in the last, the export loads."
+        f"{len(rows)} steps, {int(sum(float(r['written_tokens']) for r in rows))} tokens written, "
+        "sampler and trainer "
+        f"{float(rows[-1]['mismatch_mean']):.1g} apart, {int(float(rows[-1]['trained_rows']))} "
+        "turns trained on in the last, the export loads."
     )
     say(
         f"The run can begin once {' and '.join(missing)} can be read."

@@ -79,7 +79,8 @@ def show(
         f"{devices} GPU(s) of {gpu_gib:g} GiB ({card}); "
         f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, "
         f"documents of {sections} sections of {agent.config.chunk_tokens:,} tokens, "
-        f"agent {agent.label}, memories of {agent.config.memory_tokens}, layout {agent.config.layout}."
+        f"agent {agent.label}, memories of {agent.config.memory_tokens}, layout "
+        f"{agent.config.layout}."
     )
     plans = [plan(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
     seconds = [step_seconds(g, p, devices, grpo, agent, sections, card) for p in plans]

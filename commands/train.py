@@ -1,6 +1,7 @@
 """The body of `train`: settings in, the folder of a run out.
 
-Holds: `train`, `build`, `check`, the progress in the terminal. Leaves out: the algorithm (grpo.py), flags (cli.py).
+Holds: `train`, `build`, `check`, the progress in the terminal. Leaves out: the algorithm
+(grpo.py), flags (cli.py).
 Exercise it: `python cli.py train --steps 3 --name try`. Read next: commands/export.py.
 """
 
@@ -155,7 +156,8 @@ def run_and_report(
     report = folder / "report.html"
     if run.keep_checkpoints:
         say(
-            f"The policy is in {folder / 'model'}, its training in {report} and the files beside it."
+            f"The policy is in {folder / 'model'}, its training in {report} and the files beside "
+            "it."
         )
     else:
         say(f"Neither checkpoint nor policy was kept; see {report}.")
@@ -173,13 +175,14 @@ def train(
 
     With run.keep_checkpoints = 0 neither a checkpoint nor an export is written.
 
-    A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`. With more
-    steps it goes on past its end, to the same numbers as if it had had them from the beginning (unless
-    the learning rate decays, which goes by the share of the steps). A UserError before the end of the
-    first step leaves no new folder.
+    A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`. With
+    more steps it goes on past its end, to the same numbers as if it had had them from the
+    beginning (unless the learning rate decays, which goes by the share of the steps). A UserError
+    before the end of the first step leaves no new folder.
 
-    reward: instead of the agent's own. With several devices this process starts one for each and waits
-    for them; `callbacks` and `reward` are pickled then. Several machines are started by torchrun.
+    reward: instead of the agent's own. With several devices this process starts one for each and
+    waits for them; `callbacks` and `reward` are pickled then. Several machines are started by
+    torchrun.
     """
     silence_lightning()
     check(TrainingSetup.of(run, config, agent))
@@ -306,7 +309,8 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         run.keep_checkpoints,
         setup.dtype,
         lambda: _write_settings(setup, folder),
-        # questions of generated English are not kept: its facts are split, and no fact that is trained
+        # questions of generated English are not kept: its facts are split, and no fact that is
+        # trained
         # on is ever asked for in an evaluation
         run.data != "world",
     )
@@ -365,8 +369,10 @@ class TrainingProgress(lightning.Callback):
             self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
         if module.done_steps % self.every == 0:
             self.progress.print(
-                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {m.get('memory_length', m['memory_tokens']):>5.1f} tokens"
-                f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  update {m['update_s']:.1f} s"
+                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f} "
+                f" memory {m.get('memory_length', m['memory_tokens']):>5.1f} tokens"
+                f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  "
+                f"update {m['update_s']:.1f} s"
             )
 
     def on_train_end(self, trainer, module) -> None:

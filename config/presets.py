@@ -1,7 +1,8 @@
-"""Presets that belong to no agent: several settings at once. An agent brings its own (`Agent.presets`).
+"""Presets that belong to no agent: several settings at once. An agent brings its own
+(`Agent.presets`).
 
-Holds: `PRESETS`: name -> section of the settings (grpo, agent, run) -> fields. Leaves out: the look-up
-(agents/find.py). No torch.
+Holds: `PRESETS`: name -> section of the settings (grpo, agent, run) -> fields. Leaves out: the
+look-up (agents/find.py). No torch.
 Exercise it: `python cli.py train --preset demo --dry-run`. Read next: data.py.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 PRESETS: dict[str, dict[str, dict]] = {
     "default": {},
-    # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated: a
-    # failure of probability p at temperature T has about p^T at 1; hotter as documents grow, because
+    # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated:
+    # a
+    # failure of probability p at temperature T has about p^T at 1; hotter as documents grow,
+    # because
     # failures, the signal, get rare
     "demo": {
         "grpo": dict(tasks_per_step=(8,), group_size=16, normalisation="mean",

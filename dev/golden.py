@@ -90,7 +90,8 @@ COLUMNS = {  # of metrics.csv -> as they are called now
     "state_covered": "answer_covered",
     "state_groups_without_signal": "turn_groups_without_signal",
 }
-# columns that only the newer side has; a memory's reward was one of state_gain and state_level before
+# columns that only the newer side has; a memory's reward was one of state_gain and state_level
+# before
 NEW_COLUMNS = ("turn_reward_memory", "turn_reward_memory_final", "turn_reward_callback_final")
 COUNTED = (  # counts of a row that the older side has too
     "updates queries hits ages current sought holds evidence_sought evidence degenerate stray_tag "

@@ -4,8 +4,8 @@ Holds: `WithFrozen`. Leaves out: which prompts are `frozen` (the agents), engine
 Exercise it: `pytest tests/engines/test_frozen.py`. Read next: engines/vllm_colocated.py.
 
 Two engines stand behind one interface. The policy before training is the trained model without its
-adapters or, where all weights are trained, a copy of it. vLLM needs none of this: a request without the
-adapter is answered by the base weights.
+adapters or, where all weights are trained, a copy of it. vLLM needs none of this: a request
+without the adapter is answered by the base weights.
 """
 
 from __future__ import annotations

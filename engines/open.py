@@ -126,7 +126,8 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     run, grpo, agent = setup.run, setup.grpo, setup.agent
     if agent.frozen_turns and not grpo.lora_rank:
         raise UserError(
-            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds one "
+            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
+            "one "
             "set of weights: give a --lora-rank, or --engine transformers."
         )
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
@@ -175,7 +176,8 @@ SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
 
 
 def fingerprint(model: str, dtype: object = "") -> str:
-    """Fingerprint a policy: hashes of the folder's weights, configuration and tokenizer, and the dtype.
+    """Fingerprint a policy: hashes of the folder's weights, configuration and tokenizer, and the
+    dtype.
 
     A hub model counts by its name and the commit that is in the cache.
     """

@@ -72,7 +72,8 @@ def training_tasks(run: RunConfig, config: GRPOConfig) -> Tasks:
     tasks = list(tasks)
     if not tasks or not all(isinstance(task, Task) for task in tasks):
         raise UserError(
-            f"{run.data} must return tasks (data.Task), at least one, or an object with a method batch."
+            f"{run.data} must return tasks (data.Task), at least one, or an object with a method "
+            "batch."
         )
     return FileTasks(tasks, config.seed, run.shuffle)
 

@@ -27,7 +27,8 @@ def trained(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     run(
         "train", "--agent", MINE, "--topic", "places", "--steps", 3, "--tasks-per-step", 2,
-        "--group-size", 3, "--lengths", 2, "--temperature", 1.5, "--name", "mine", "--runs", runs, *SHORT,
+        "--group-size", 3, "--lengths", 2, "--temperature", 1.5, "--name", "mine",
+        "--runs", runs, *SHORT,
     )  # fmt: skip
     return runs / "mine"
 
@@ -57,8 +58,8 @@ def test_a_stopped_run_goes_on_with_it(trained):
 def test_eval_reports_its_count(trained):
     model = trained / "model"
     run(
-        "eval", "--agents", f"{MINE},full", "--model", model, "--lengths", 2, "--n", 2, "--name", "e",
-        "--runs", trained.parent, *SHORT,
+        "eval", "--agents", f"{MINE},full", "--model", model, "--lengths", 2, "--n", 2,
+        "--name", "e", "--runs", trained.parent, *SHORT,
     )  # fmt: skip
     folder = trained.parent / "e"
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
@@ -154,7 +155,8 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
     ("import nonsense_module\n", "cannot be imported: line 1: ModuleNotFoundError"),
     ("x = 1\nx +\n", "cannot be imported: line 2: SyntaxError"),
     ("x = 1\n", "holds no agent"),
-    ("def a(agent, task):\n    yield\n\ndef b(agent, task):\n    yield\n", "holds several agents (a, b)"),
+    ("def a(agent, task):\n    yield\n\ndef b(agent, task):\n    yield\n", "holds several agents "
+                                                                           "(a, b)"),
     ("AGENT = 3\n", "AGENT is neither"),
     ("def a(agent, task):\n    yield 'Where?'\n", "yielded str, which is no prompt"),
     ("def a(agent, task):\n    yield agent.prompt('final', 8)\n", "has no prompt 'final'"),

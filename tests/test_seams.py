@@ -1,4 +1,5 @@
-"""The seams of the agent interface, each with a small agent of its own: what the systems to come need."""
+"""The seams of the agent interface, each with a small agent of its own: what the systems to come
+need."""
 
 import json
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ from tokens.codec import Codec
 CONFIG = ReadConfig(chunk_tokens=24, memory_tokens=6, final_tokens=6)
 CHATML = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool['name'] }} {% endfor %}</tools>{% endif %}"
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor "
+    "%}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -48,7 +50,8 @@ def jobs(n=1, group=4):
 
 
 class Conversation(Agent):
-    """Goes on in one conversation: each section is a message after the very tokens of the last turn."""
+    """Goes on in one conversation: each section is a message after the very tokens of the last
+    turn."""
 
     prompts = {"first": "{problem} {section}", "next": "{section}", "last": "{answer}"}
 
@@ -145,7 +148,8 @@ def test_untrained_and_frozen_turns_are_sampled_and_enter_rewards_only(codec, po
     rows = training_rows([group], GRPOConfig(credit="split"))
     assert len(rows) == sum(turn.trained for t in done for turn in t.turns) == 4 * 3
     assert [turn.trained for turn in done[0].turns] == [True, False, False] * 2 + [True]
-    # the share of a turn counts the turns that are trained, and only these are compared with each other
+    # the share of a turn counts the turns that are trained, and only these are compared with each
+    # other
     for trajectory, shares in zip(
         done, advantages_of(group, GRPOConfig(alpha=1.0, credit="split")), strict=True
     ):
@@ -157,7 +161,10 @@ def test_untrained_and_frozen_turns_are_sampled_and_enter_rewards_only(codec, po
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_frozen_turns_are_answered_by_the_policy_before_training(codec, rank):
-    """With adapters: by the base weights; without: by a copy. The trained policy answers all others."""
+    """With adapters: by the base weights; without: by a copy.
+
+    The trained policy answers all others.
+    """
     policy = random_policy(codec)
     before = TransformersEngine(random_policy(codec), codec)  # the same weights, never changed
     if rank:
@@ -236,7 +243,8 @@ class Counting(Agent):
 
     def after_group(self, group):
         self.seen.append(
-            f"{group.task.id} {len(group.trajectories)} {sum(t.reward for t in group.trajectories):.3f}"
+            f"{group.task.id} {len(group.trajectories)} "
+            f"{sum(t.reward for t in group.trajectories):.3f}"
         )
 
     def state(self):
@@ -297,7 +305,8 @@ def test_a_mistake_in_an_agents_code_is_one_sentence_with_file_and_line(
 ):
     path = tmp_path / "wrong.py"
     path.write_text(
-        f"from memagent import Agent\n\nclass Wrong(Agent):\n    def run(self, task):\n        {body}\n"
+        "from memagent import Agent\n\nclass Wrong(Agent):\n    def run(self, task):\n        "
+        f"{body}\n"
     )
     agent = find.make(str(path), {})
     with pytest.raises(AgentError, match=what) as error:

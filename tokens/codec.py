@@ -365,10 +365,12 @@ class Codec:
         tools: Sequence[dict] = (),
         before: Sequence[int] | None = None,
     ) -> list[int]:
-        """Return the prompt ids of one message made of (piece, is it constant?), inside the chat template.
+        """Return the prompt ids of one message made of (piece, is it constant?), inside the chat
+        template.
 
-        before: the ids of a conversation that goes on, an assistant's response last; they are kept as
-        they are. The template's end of a response is left out where the response has sampled it.
+        before: the ids of a conversation that goes on, an assistant's response last; they are kept
+        as they are. The template's end of a response is left out where the response has sampled
+        it.
         """
         head, tail = self._frame(role, system, tools, before is not None)
         start = self.fixed(head)

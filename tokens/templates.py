@@ -1,7 +1,7 @@
 """Templates of prompts: constant pieces, which may hold special tokens, and slots for texts.
 
-Holds: `Wording` (a prompt of ours), `split_template`, `read_template` (a user's own). Leaves out: who
-fills them (memagent.py). Exercise it: `pytest tests/test_memagent.py`. Read next: memagent.py.
+Holds: `Wording` (a prompt of ours), `split_template`, `read_template` (a user's own). Leaves out:
+who fills them (memagent.py). Exercise it: `pytest tests/test_memagent.py`. Read next: memagent.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ ALIASES = {"prompt": "problem", "chunk": "section"}  # names that published temp
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """A prompt of ours: a head, one block per slot, a cue. `{answer}` in the head is how the answer is asked for."""
+    """A prompt of ours: a head, one block per slot, a cue.
+
+    `{answer}` in the head is how the answer is asked for.
+    """
 
     head: str
     slots: tuple[str, ...]  # in our order, the section first (`ReadConfig.layout`)
@@ -43,7 +46,8 @@ class Wording:
 
 @lru_cache(maxsize=64)
 def split_template(template: str, slots: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
-    """Split a template at its slots into (piece, constant?) pairs; every other brace stands for itself.
+    """Split a template at its slots into (piece, constant?) pairs; every other brace stands for
+    itself.
 
     >>> split_template("Q: {problem} \\\\boxed{}", ("problem",))
     (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
@@ -61,8 +65,8 @@ def read_template(
 ) -> tuple[tuple[str, bool], ...]:
     """Read a template of the user's, byte for byte; return its (piece, constant?) pairs.
 
-    slots: that this prompt has. every: those that any prompt of the agent has. needs: those that must
-    be there. UserError if one is missing, or one that this prompt has no text for is there.
+    slots: that this prompt has. every: those that any prompt of the agent has. needs: those that
+    must be there. UserError if one is missing, or one that this prompt has no text for is there.
     """
     try:
         text = path.read_bytes().decode()
