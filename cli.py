@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -133,15 +133,13 @@ def export(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="of the weights: float32, bfloat16, or auto = as the base's")
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
 ):
-    """Write a checkpoint, of any number of ranks, as a model folder that transformers, peft and
-    vLLM load."""
+    """Write a checkpoint as a model folder that transformers, peft and vLLM load."""
     from commands.export import export as run_export
 
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype must be auto, float32 or bfloat16, not {dtype!r}.")
     folder = run_export(run, step, out, dtype, best)
     typer.echo(f"The policy is in {folder}.")
 
@@ -370,7 +368,9 @@ def look(
 def convert(
     file: File,
     out: Path,
-    to: Annotated[str, typer.Option(help="built, eval, memagent (parquet) or vime")],
+    to: Annotated[
+        Literal["built", "eval", "memagent", "vime"], typer.Option(help="memagent = parquet")
+    ],
     form: Form = "",
     pool: Passages = None,
 ):
@@ -398,24 +398,20 @@ def build(
     compat_seed4: Annotated[
         bool,
         typer.Option(
-            "--compat-seed4", help="upstream's constant shuffle: evidence always in the same places"
+            "--compat-seed4", help="upstream's shuffle: evidence always in the same places"
         ),
     ] = False,
     evidence_order: Annotated[
-        str, typer.Option(help="of the evidence: any, forward or reverse (the last hop first)")
+        Literal["any", "forward", "reverse"], typer.Option(help="reverse = the last hop first")
     ] = "any",
     min_distance: Annotated[
         float,
         typer.Option(
-            help="between pieces of evidence: below 1 the share of the documents it exceeds, else "
-            "documents"
+            help="of pieces of evidence: below 1 a share of the documents, else documents"
         ),
     ] = 0.0,
 ):
-    """Build RULER-HQA sets: the same questions among 50, 200, ...
-
-    documents, one file OUT/hqa_N.jsonl.gz a length.
-    """
+    """Build RULER-HQA sets: the same questions among N documents, a file OUT/hqa_N.jsonl.gz each."""
     from commands.taskfiles import build_hqa
 
     config = EvalConfig(
@@ -493,22 +489,16 @@ def filter_questions(
     top_p: Annotated[float, typer.Option()] = 0.7,
     answer_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 512,
     rule: Annotated[
-        str,
+        Literal["contains", "right"],
         typer.Option(
-            help="contains = dropped too if an accepted answer stands anywhere in the response, "
-            "whatever the case, inside a word too (as MemAgent's filter.py looks); right = "
-            "only if the box is right"
+            help="contains = drop too if an accepted answer stands anywhere in the response, in any "
+            "case, inside a word too (as MemAgent's filter.py looks); right = only if the box is right"
         ),
     ] = "contains",
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
-    engine: Annotated[
-        str, typer.Option(help="what answers: transformers or vllm")
-    ] = "transformers",
+    device: Annotated[Device, typer.Option(help="where the model computes")] = "auto",
+    engine: Annotated[EngineName, typer.Option(help="what answers")] = "transformers",
 ):
-    """Drop questions that a model answers without the document; says their share.
-
-    Goes on where an earlier call was stopped.
-    """
+    """Drop questions that a model answers without the document; goes on where it was stopped."""
     from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 

@@ -1,7 +1,7 @@
 """Memories as plain state with an update rule: what an agent carries from one turn to the next.
 
-Holds: the overwritten memory; a memory with a history that can be looked through. Leaves out: prompts,
-retrievers (agents/retrieval.py), models, torch.
+Holds: the overwritten memory; a memory with a history that can be looked through. Leaves out:
+prompts, retrievers (agents/retrieval.py), models, torch.
 Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
 """
 
@@ -55,18 +55,14 @@ class Recall:
 
 @dataclass(slots=True)
 class MemoryState:
-    """A memory that can be looked back from: the memory, what was recalled for the next turn, and all different memories
-    so far, in order."""
+    """A memory that can look back: its text, what was recalled, and all memories so far."""
 
     memory: str
     retriever: Retriever
-    placeholder: str = (
-        ""  # a memory without content, such as the first one: never stored, so never recalled
-    )
+    placeholder: str = ""  # a memory without content, such as the first: never stored
     recalled: Recall = Recall()
-    history: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # (update, from 1; memory), only what an update has written
+    # (update, from 1; memory), only what an update has written
+    history: list[tuple[int, str]] = field(default_factory=list)
     step: int = 0  # updates so far
     _place: dict[str, int] = field(default_factory=dict)  # memory -> its last place in the history
     _older: set[int] = field(default_factory=set)  # places whose memory was written anew later
