@@ -169,12 +169,12 @@ def _flag(
     several = typing.get_origin(kind) is tuple
     optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
     plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    help_text = f"{doc} (default: {text})" if text not in ("", None) else doc
     flag = f"--{name.replace('_', '-')}"
     if plain is bool:
         flag += f"/--no-{name.replace('_', '-')}"
-    option = typer.Option(flag, help=about, rich_help_panel=panel, show_default=False)
+    option = typer.Option(flag, help=help_text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
