@@ -1,6 +1,5 @@
-"""One file per agent, and everything of it.
+"""Agents, one file each: everything about an agent is in its file.
 
-Settings, wording, the generator, parsers, rewards, counts, how a turn is shown, presets and the
-demo; plus what several agents share. `find.py` looks an agent up by name or by path. Knows no
-engine.
+Settings, prompts, the generator, parsers, rewards, counts, how a turn is shown, presets and the
+demo; and what several agents share. `find.py` looks an agent up by name or path. Knows no engine.
 """

@@ -2,7 +2,7 @@
 
 Each prints a table and ends with one line of JSON.
 
-Holds: what has to be set before torch is imported: one thread, no network.
+Holds: the environment that must be set before torch is imported: one thread, no network.
 Leaves out: what the scripts share (common.py).
 Exercise it: `python -m bench.update`. Read next: common.py.
 """

@@ -1,4 +1,4 @@
-"""The body of each command.
+"""The body of each command that does more than a single call.
 
-What a command does beyond a single call; the flags are in `cli.py`.
+The flags of the commands are in `cli.py`.
 """

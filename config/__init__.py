@@ -1,5 +1,6 @@
-"""What a user can set, and how the program talks back.
+"""Settings of the user, and what the program prints.
 
-Dataclasses of settings whose field docstrings are the help of the flags, YAML in and out, presets that
-belong to no agent, the one exception that a user sees, and the terminal. Imports no other room.
+Dataclasses of settings whose field docstrings are the help of the flags, YAML files, presets that
+belong to no agent, loading of the user's own files, the one exception that a user sees, and the
+terminal. Imports no other room.
 """

@@ -1,11 +1,12 @@
-"""Flags from settings: every field of a dataclass is an option of a command, its docstring the help.
+"""Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `AgentGroup`, `value_of`. Leaves out: the commands (cli.py), the settings (config/options.py).
+Holds: `command`, `AgentGroup`, `value_of`. Leaves out: the commands (cli.py), the settings
+(config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
-A command's own parameters come first; then come the fields of its settings classes, everyday ones in the
-first panel, all others in panels with a title. The fields of agents depend on the agent that is named on
-the command line: such a command is built anew when its arguments are known.
+A command's own parameters come first, then the fields of its settings classes: everyday ones in
+the first panel, all others in panels with a title. The fields of agents depend on the agent named
+on the command line: such a command is built again once its arguments are known.
 """
 
 from __future__ import annotations
@@ -26,25 +27,24 @@ from typer.core import TyperCommand, TyperGroup
 from config import options
 from config.errors import UserError, clean, clip
 
-# how a system refuses a path, wherever in the program it is used first
+# errors by which the operating system rejects a path, wherever in the program it is first used
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
            errno.EROFS)  # fmt: skip
 
 Panels = Sequence[tuple[str, type]]  # (title, settings class)
-BUILDERS: dict[
-    str, Callable[[list[str]], TyperCommand]
-] = {}  # command -> how it is built from arguments
+# command -> function that builds it from its arguments
+BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
 
 class AgentGroup(TyperGroup):
-    """A group whose commands may have flags that depend on the arguments."""
+    """Group of commands whose flags may depend on the arguments."""
 
     def resolve_command(self, ctx, args):
-        name, found, rest = super().resolve_command(ctx, args)
-        if found is not None and name in BUILDERS:
+        name, resolved, rest = super().resolve_command(ctx, args)
+        if resolved is not None and name in BUILDERS:
             with errors_shown():
-                found = BUILDERS[name](rest)
-        return name, found, rest
+                resolved = BUILDERS[name](rest)
+        return name, resolved, rest
 
 
 def command(
@@ -54,12 +54,12 @@ def command(
     everyday: Sequence[str] = (),
     more: Callable[[list[str]], Panels] | None = None,
 ) -> Callable:
-    """Register a command whose flags are its own parameters and every field of the settings classes.
+    """Register a command whose flags are its own parameters and all fields of the settings classes.
 
-    The function is called with one dict per class, its last parameters: the fields that the user gave.
-    everyday: flags of the first panel, of the function and the classes. more: settings classes that
-    the arguments name; their fields go into the last dict. A UserError becomes one sentence and exit
-    code 2.
+    The function's last parameters are one dict per class: the fields that the user gave.
+    everyday: flags of the first panel, of the function and of the classes. more: returns further
+    settings classes from the arguments; their fields go into the last dict. A UserError becomes
+    one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
@@ -81,11 +81,11 @@ def command(
 def _runner(
     function: Callable, classes: Sequence[type], everyday: Sequence[str], more: Panels
 ) -> Callable:
-    """Return the function with a signature that has a flag for each field."""
+    """Wrap the function in one whose signature has a flag for each field."""
     own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
-    taken = {p.name for p in own}
+    names = {p.name for p in own}  # of all flags; a field that comes again adds none
     sections: list[dict[str, object]] = []  # per dict of the function: field -> type
     panels = [(None, cls) for cls in classes]
     for k, (title, cls) in enumerate([*panels, *more]):
@@ -94,9 +94,9 @@ def _runner(
         docs = options.docs(cls)
         for field in fields(cls):
             kind, _ = options.hints_of(cls)[field.name]
-            if field.name in taken:
+            if field.name in names:
                 continue
-            taken.add(field.name)
+            names.add(field.name)
             sections[-1][field.name] = kind
             panel = None if field.name in everyday else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
@@ -107,14 +107,7 @@ def _runner(
     def run(**values):
         with errors_shown():
             _check_whole(values)
-            given = [
-                {
-                    n: value_of(n, kind, values[n])
-                    for n, kind in kinds.items()
-                    if values.get(n) is not None
-                }
-                for kinds in sections
-            ]
+            given = [_given(kinds, values) for kinds in sections]
             return function(*[values[p.name] for p in own], *given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -123,9 +116,18 @@ def _runner(
     return run
 
 
+def _given(kinds: dict[str, object], values: dict) -> dict[str, object]:
+    """Return the fields that the user gave, converted to their types."""
+    return {
+        name: value_of(name, kind, values[name])
+        for name, kind in kinds.items()
+        if values.get(name) is not None
+    }
+
+
 @contextmanager
 def errors_shown() -> Iterator[None]:
-    """Show a user's mistake as one sentence, without a traceback, and end with exit code 2."""
+    """Print a user's mistake as one sentence, without a traceback, and exit with code 2."""
     try:
         yield
     except UserError as error:
@@ -153,7 +155,7 @@ def errors_shown() -> Iterator[None]:
 
 
 def _check_whole(values: dict) -> None:
-    """Refuse an argument with a NUL byte: the system's calls end there."""
+    """Reject arguments with a NUL byte, at which system calls would cut them off."""
     for name, value in values.items():
         if isinstance(value, str | Path) and "\0" in str(value):
             flag = name.upper().replace("_", "-")
@@ -163,16 +165,16 @@ def _check_whole(values: dict) -> None:
 def _flag(
     name: str, kind: object, default: object, doc: str, panel: str | None
 ) -> inspect.Parameter:
-    """Make one field an optional flag; several values are given as one text with commas."""
+    """Make one field an optional flag; several values are given as one comma-separated text."""
     several = typing.get_origin(kind) is tuple
     optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
     plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    help_text = f"{doc} (default: {text})" if text not in ("", None) else doc
     flag = f"--{name.replace('_', '-')}"
     if plain is bool:
         flag += f"/--no-{name.replace('_', '-')}"
-    option = typer.Option(flag, help=about, rich_help_panel=panel, show_default=False)
+    option = typer.Option(flag, help=help_text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -195,7 +197,7 @@ def value_of(name: str, kind: object, value: object) -> object:
 
 
 def _doubled(values: list) -> list:
-    """Fill 50,...,6400 in: 50,100,200, .. as far as 6400, each number twice the one before."""
+    """Expand 50,...,6400 to 50,100,200,... up to 6400, each number twice the one before."""
     out = []
     for value, following in zip(values, [*values[1:], None], strict=False):
         if value != "...":

@@ -1,8 +1,9 @@
-"""Settings: one frozen dataclass a command, a docstring under every field. The docstrings are the flags' help.
+"""Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
-Holds: `GRPOConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `docs`, reading and writing of config.yaml, and what a
-resumed run takes from it. `AgentConfig` is in memagent.py.
-Leaves out: what the settings do. No torch, so that `--help` is quick.
+Holds: `GRPOConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound` and `check_fields`, which
+refuse values out of range; `docs`, the help; the panels of `--help`. Leaves out: settings of agents
+(`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
+so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
@@ -22,14 +23,13 @@ from typing import Annotated, Literal
 
 from config.errors import UserError
 
-EMBEDDED = (
-    Path(__file__).parent.parent / "embedded" / "weights"
-)  # the base policy that ships with the repository
+# the base policy that ships with the repository
+EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What the values of a field have to be, beside their type; annotate the field with it. NaN meets no bound."""
+    """Condition on the values of a field, as metadata of its annotation. NaN meets none."""
 
     holds: Callable[..., bool]
     words: str
@@ -49,7 +49,7 @@ NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
 SUITE = Bound(lambda name: name in ("", "ruler-hqa", "ruler"), "ruler-hqa or ruler, or empty")
-NOT_EMPTY = "not empty"  # of a tuple: it must have an item
+NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["transformers", "vllm"]
@@ -67,10 +67,10 @@ def hints_of(cls: type) -> dict[str, tuple[object, tuple]]:
 
 
 def check_fields(config: object) -> None:
-    """Raise a UserError "NAME must be WORDS, not VALUE" for the first field outside its annotation.
+    """Raise a UserError "NAME must be WORDS, not VALUE" for the first field with an invalid value.
 
-    A `Literal` names the values that are allowed, a `Bound` what they have to be; of a tuple every
-    item is checked, and None passes where the type allows it.
+    A value must be one of its `Literal` and meet every `Bound` of its annotation. Each item of a
+    tuple is checked by itself; None meets every bound.
     """
     for name, (kind, bounds) in hints_of(type(config)).items():
         value = getattr(config, name)
@@ -89,105 +89,116 @@ def check_fields(config: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GRPOConfig:
-    """What is optimised and how. Every field is a flag of `train`; a preset fills several at once (spec memagent.md 2)."""
+    """Settings of the optimisation. Every field is a flag of `train`; a preset sets several."""
 
     steps: Annotated[int, COUNT] = 100
-    """training steps: one rollout each"""
+    """training steps, each with one rollout"""
     tasks_per_step: Annotated[tuple[int, ...], NOT_EMPTY, COUNT] = (8,)
-    """tasks (groups) of one step; several numbers: one for each length that the tasks grow to, the last one for all further ones"""
+    """tasks (groups) per step; a list has one number per task length, the last one for all further
+    lengths"""
     group_size: Annotated[int, COUNT] = 16
     """G, trajectories of one task"""
     updates_per_rollout: Annotated[int, COUNT] = 1
-    """optimizer steps on one rollout, each on its own part of the trajectories"""
+    """optimizer steps per rollout, each on its own share of the trajectories"""
     rows_per_update: Annotated[int, NOT_NEGATIVE] = 0
-    """turns of one optimizer step, about: the longer the documents, the more steps a rollout gives, each on whole trajectories; instead of
-    updates_per_rollout. 0 = that one"""
+    """approximate number of turns per optimizer step, instead of --updates-per-rollout: longer
+    documents then give more steps, each on whole trajectories; 0 = use --updates-per-rollout"""
     without_signal: Literal["skip", "keep"] = "skip"
-    """groups whose advantages are all 0: skip = not trained on; keep = they count in what the loss is normalised by and have the KL term,
-    as in verl and vime"""
+    """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
+    normaliser of the loss and apply the KL term to them, as verl and vime do"""
     outcome: Literal["exact", "em", "f1"] = "exact"
-    """what a trajectory earns: exact = 1 for an accepted answer in the box but for case, blanks and
-    LaTeX, as MemAgent and ReMemR1, which look into thinking too (here it is dropped first);
-    em = 1 for one after SQuAD's normalisation, without articles and punctuation; f1 = the share of
-    its words, so normalised (ReMemR1's own f1 is not)"""
+    """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
+    blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
+    punctuation); f1 = the F1 score of its words after the same normalisation. Thinking is dropped
+    first"""
     credit: Literal["share", "split"] = "share"
-    """share = every turn of a trajectory gets its advantage; split = divided by the number of its turns"""
+    """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
+    by the number of turns"""
     normalisation: Literal["mean", "std"] = "std"
-    """of the rewards of a group: mean = minus the mean; std = also divided by the unbiased standard deviation + 1e-6"""
+    """advantages within a group: mean = rewards minus their mean; std = also divided by their
+    unbiased standard deviation + 1e-6"""
     aggregation: Literal["token_mean", "row_mean", "turn_mean", "trajectory_mean", "constant"] = (
         "token_mean"
     )
-    """token_mean = over all tokens of an optimizer step on all ranks, with without_signal = skip those of groups with a signal alone;
-    row_mean = sum over turns of their token mean, per trajectory; turn_mean = mean over turns
-    of their token mean; trajectory_mean = mean over trajectories of the mean over their turns of the token mean; constant = sum over tokens / (turns x longest response allowed)"""
+    """average of the token losses: token_mean = over all tokens of an optimizer step on all
+    ranks; row_mean = over trajectories, of the sum over turns of their token means; turn_mean =
+    over turns, of their token means; trajectory_mean = over trajectories, of the mean over turns of
+    their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
+    out by --without-signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
-    """weight of the outcome's advantage where turns have rewards of their own, which have the rest;
-    1 = outcome alone"""
+    """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
+    alpha; 1 = outcome alone"""
     turn_reward_scale: Annotated[float, NOT_NEGATIVE] = 1.0
-    """factor on the rewards of single turns, of agents that give such"""
+    """factor on the rewards of single turns, for agents that give them"""
     clip_low: Annotated[float, SHARE] = 0.2
-    """the ratio is clipped below at 1 - clip_low"""
+    """clip the ratio below at 1 - clip_low"""
     clip_high: Annotated[float, NOT_NEGATIVE] = 0.28
-    """and above at 1 + clip_high"""
+    """clip the ratio above at 1 + clip_high"""
     dual_clip: Annotated[float, ABOVE_ONE] = 0.0
-    """bound c of the loss for negative advantages, -c * A; 0 = off"""
+    """c: for negative advantages A the loss is at most -c * A; 0 = off"""
     kl: Annotated[float, NOT_NEGATIVE] = 0.0
-    """weight of the k3 estimate of KL(policy, reference) in the loss; 0 = no reference model is kept"""
+    """weight of KL(policy, reference) in the loss, by the k3 estimate; 0 = no reference model"""
     importance: Literal["truncate", "mask", "mask_turn", "none"] = "truncate"
-    """correction of sampler/trainer mismatch: truncate = min(trainer/sampler, importance_cap) for each token; mask = the same, but 0 past
-    the cap; mask_turn = a turn whose mean ratio (geometric, over its tokens) leaves 1/importance_cap ... importance_cap is not trained; none"""
+    """correction of the mismatch between sampler and trainer: truncate = weight each token by
+    min(trainer/sampler, importance_cap); mask = the same, but 0 above the cap; mask_turn = drop
+    turns whose geometric mean ratio leaves 1/importance_cap ... importance_cap; none = no
+    correction"""
     importance_cap: Annotated[float, POSITIVE] = 2.0
     """cap of that correction"""
     max_mismatch: Annotated[float, NOT_NEGATIVE] = 0.0
-    """the run stops when the sampler is further than this from the trainer in a step, by the k3 estimate of the KL divergence: they have not
-    the same weights; 0 = 1e-6 in float32, else 0.01. With top_p below 1 they differ anyway, and nothing is compared"""
+    """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
+    the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
+    Not checked with --top-p below 1, where they differ anyway"""
     turns_per_trajectory: Annotated[int, NOT_NEGATIVE] = 0
-    """train on this many update turns of a trajectory, drawn at random and weighted up to stay unbiased, and on its answer; 0 = all. The
-    rare outcome of a group (failures among successes, or the reverse) is trained whole"""
+    """train on this many update turns of a trajectory, drawn at random and weighted up to stay
+    unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
+    the reverse) is always trained whole"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
     """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
     warmup_from: Literal["share", "zero"] = "share"
-    """the first rate of the warm-up: share = one warmup-th of the peak; zero = 0, as verl's, which changes no weight in the first step"""
+    """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
+    first step changes no weight"""
     decay_from: Annotated[float, SHARE] = 1.0
-    """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (
-        0.9,
-        0.95,
-    )
-    """AdamW's"""
+    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
+    = constant"""
+    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.95)
+    """AdamW's betas"""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
-    """AdamW's"""
+    """AdamW's weight decay"""
     grad_clip: Annotated[float, POSITIVE] = 1.0
-    """largest norm of the gradient; a step whose norm is not finite is skipped and counted"""
+    """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
     temperature: Annotated[tuple[float, ...], NOT_EMPTY, SAMPLED] = (1.0,)
-    """sampling temperature of the rollout, the trainer's log-probs are taken at it too; several numbers: one for each length that the
-    tasks grow to, the last one for all further ones"""
+    """sampling temperature of the rollout, also applied to the trainer's log-probs; a list has one
+    per task length, the last one for all further lengths"""
     top_p: Annotated[float, TOP_P] = 1.0
-    """nucleus of the rollout; below 1 the sampler's distribution is no longer the trainer's"""
+    """probability mass of the rollout's nucleus; below 1 the sampler's distribution is no longer
+    the trainer's"""
     grow_at: Annotated[float, NUMBER] = 0.9
-    """tasks grow to the next length when the running reward reaches this"""
+    """move on to the next task length when the running reward reaches this value"""
     grow_steps: Annotated[int, NOT_NEGATIVE] = 5
-    """and at least this many steps were spent at the present one"""
+    """minimum steps at one task length before moving on"""
     lora_rank: Annotated[int, NOT_NEGATIVE] = 0
-    """rank of LoRA adapters on all linear layers; 0 = full fine-tuning"""
+    """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
     lora_alpha: Annotated[float, NOT_NEGATIVE] = 0.0
     """scale of the adapters; 0 = twice the rank"""
     lora_targets: str = "all-linear"
-    """which linear layers have adapters: all-linear, or names such as q_proj,v_proj"""
+    """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
     quantise: bool = False
-    """QLoRA: the base weights in 4 bits (NF4); with --lora-rank alone"""
+    """QLoRA: keep the base weights in 4 bits (NF4); requires --lora-rank"""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw, or adamw8bit: its state in 8 bits (one GPU)"""
+    """adamw, or adamw8bit, which keeps its state in 8 bits (one GPU only)"""
     micro_tokens: Annotated[int, COUNT] = 16384
-    """most tokens of one forward and backward pass, those that turns share counted once; changes nothing but memory and speed"""
+    """maximum tokens of one forward and backward pass, with tokens that turns share counted once;
+    affects memory and speed only"""
     recompute: bool = False
-    """gradient checkpointing: compute the layers' activations anew in the backward pass instead of keeping them; a third more time"""
+    """gradient checkpointing: recompute activations in the backward pass instead of storing them;
+    saves memory, takes about a third longer"""
     in_flight: Annotated[int, COUNT] = 256
-    """trajectories in flight"""
+    """maximum number of trajectories in flight"""
     seed: Annotated[int, SEED] = 0
-    """everything random follows from it"""
+    """seed of everything random"""
 
     def __post_init__(self):
         check_fields(self)
@@ -207,59 +218,63 @@ class GRPOConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What `train` works on and where it leaves the results."""
+    """Settings of a training run: model, tasks, devices, and the folder of the results."""
 
     name: str = ""
-    """name of the run: results lie in RUNS/NAME; default: a date and time"""
+    """name of the run; results go to RUNS/NAME; default: date and time"""
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
-    """training tasks: a file of any form `data look` can read, world = generated English, or
+    """training tasks: world = generated English; a file in any format that `data look` reads; or
     path.py:function, which returns a list of tasks"""
     shuffle: bool = True
-    """a file's tasks in an order drawn anew for every pass over it, else as they stand in it"""
+    """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
-    """world: sections of a document; training goes from each length to the next (--grow-at)"""
+    """world: sections per document; training moves from each length to the next (--grow-at)"""
     kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
     agent: str = "memagent"
-    """the agent that is trained; the command: unless said, the preset's, else the one that the model was trained with"""
+    """agent to train, by name or as a file (my_agent.py); if not given, the preset's agent, else
+    the one that the model was trained with"""
     reward: str = ""
-    """path.py:function of a finished trajectory instead of the agent's own reward"""
+    """path.py:function that scores a finished trajectory, instead of the agent's own reward"""
     save_every: Annotated[int, COUNT] = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: Annotated[int, NOT_NEGATIVE] = 1
-    """checkpoints that are kept: so many of the last, and the best by validation; 0 = none is
-    written and nothing is exported, for a run that is only measured"""
+    """checkpoints to keep: this many of the latest, and the best by validation; 0 = write none and
+    export nothing, for a run that is only measured"""
     validation: str = ""
-    """tasks that are answered greedily at every checkpoint: a file, or world = generated English about facts that are not trained on"""
+    """tasks answered greedily at every checkpoint: a file, or world = generated English about facts
+    that are not trained on"""
     validation_n: Annotated[int, COUNT] = 64
-    """how many of them"""
+    """number of validation tasks"""
     devices: Annotated[int, COUNT] = 1
-    """GPUs, or processes on a CPU, that train together on shards of the weights (FSDP2); each rolls out its own share of a step's tasks"""
+    """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2); each rolls out
+    its share of a step's tasks"""
     num_nodes: Annotated[int, COUNT] = 1
-    """machines with so many devices each; start the command on all of them with torchrun"""
+    """machines with --devices devices each; start the command on all of them with torchrun"""
     keep_trajectories: Annotated[int, NOT_NEGATIVE] = 1
-    """every how many steps all trajectories are written; 0 = never"""
+    """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
-    """float32, bfloat16, or mixed = weights and optimizer in float32, computing in bfloat16; auto = float32 on a CPU, on a GPU mixed for full
-    fine-tuning and bfloat16 under adapters"""
+    """float32, bfloat16, or mixed = weights and optimizer in float32, computation in bfloat16; auto
+    = float32 on a CPU; on a GPU mixed for full fine-tuning, bfloat16 with adapters"""
     device: Device = "auto"
     """cpu, cuda or auto"""
     engine: EngineName = "transformers"
-    """what samples: transformers = the trainer's own weights; vllm = vLLM in this process, given the weights at every step"""
+    """engine that samples: transformers = with the trainer's own weights; vllm = vLLM in this
+    process, given the weights at every step"""
     engine_window: Annotated[int, NOT_NEGATIVE] = 0
-    """vllm: most tokens of a prompt and its response; 0 = a section, two memories (of an agent that looks back: one, what it recalls,
-    a response), and 1,024 for the question and the template"""
+    """vllm: maximum tokens of a prompt and its response; 0 = as many as the agent needs: a section,
+    its memories, a response, and 1,024 for the question and the template"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
-    """vllm: GiB of its key/value cache; 0 = on a GPU what `plan` says, on a CPU one"""
+    """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
     sleep: Literal["auto", "never", "1", "2"] = "auto"
-    """vllm, while the trainer updates: never = keeps all; 1 = weights to the host's memory, cache dropped; 2 = both dropped (not with
-    LoRA); auto = what `plan` says for this GPU"""
+    """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
+    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model; off unless you trust it"""
+    """run Python code that comes with the model; only for models that you trust"""
 
     def __post_init__(self):
         check_fields(self)
@@ -267,42 +282,44 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class BaseConfig:
-    """Settings of the base policy's supervised training (embedded/tiny.py)."""
+    """Settings of the supervised training of the base policy (embedded/tiny.py)."""
 
     steps: Annotated[int, COUNT] = 8000
     """optimizer steps with a demonstrator that is always careful"""
     careless_steps: Annotated[int, NOT_NEGATIVE] = 1600
-    """optimizer steps after them, with one that is careful now and then"""
+    """optimizer steps after these, with a demonstrator that is careful only now and then"""
     careful: Annotated[float, SHARE] = 0.3
-    """how often that one keeps the facts that matter, and only those; else it keeps the last one it read"""
+    """how often that demonstrator keeps exactly the facts that matter; otherwise it keeps the last
+    fact that it read"""
     dense_steps: Annotated[int, NOT_NEGATIVE] = 120
-    """of the first steps, those that train mostly on lists of facts given twice"""
+    """number of first steps that train mostly on lists of facts given twice"""
     lr: Annotated[float, NOT_NEGATIVE] = 1.5e-3
     """peak learning rate of AdamW"""
     absent: Annotated[float, SHARE] = 0.3
-    """how often a question is asked whose answer is not there; "unknown" is right then"""
+    """share of questions whose answer is missing; "unknown" is then right"""
     updates: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns a step"""
+    """update turns per step"""
     answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers from a memory a step"""
+    """answers from a memory per step"""
     recalls: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns of rememr1 a step"""
+    """update turns of rememr1 per step"""
     recall_answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers of rememr1 a step"""
+    """answers of rememr1 per step"""
     full: Annotated[int, NOT_NEGATIVE] = 4
-    """documents a step that are read whole"""
+    """documents read whole per step"""
     full_sections: Annotated[int, COUNT] = 16
-    """longest document that is read whole"""
+    """maximum sections of a document that is read whole"""
     hidden: Annotated[int, HEADS] = 128
     """width of the model"""
     layers: Annotated[int, COUNT] = 3
     """layers of the model"""
     intermediate: Annotated[int, COUNT] = 256
-    """width of its feed-forward layers"""
+    """width of the feed-forward layers"""
     seed: Annotated[int, SEED] = 0
-    """everything random follows from it"""
+    """seed of everything random"""
     layout: Literal["shared", "paper"] = "shared"
-    """order of the update prompt, as in AgentConfig"""
+    """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
+    section"""
 
     def __post_init__(self):
         check_fields(self)
@@ -310,84 +327,96 @@ class BaseConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    """What `eval` measures and where it leaves the results."""
+    """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
-    """name of the evaluation: results lie in RUNS/NAME; a second call goes on with it"""
+    """name of the evaluation; results go to RUNS/NAME; a second call continues it"""
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     untrained: str = ""
-    """folder or hub name of the policy before training; agents with @untrained after their name answer with it (endpoint: its name there)"""
+    """folder or hub name of the policy before training, which answers for agents with @untrained
+    after their name (with --endpoint: its name on the server)"""
     suite: Annotated[str, SUITE] = ""
-    """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler = RULER's tasks, generated; empty = the
-    files of --data as they are, or generated English"""
+    """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
+    RULER's tasks, generated; empty = the files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, or world = generated English; ruler-hqa and ruler: questions with their own paragraphs"""
+    """files of tasks, or world = generated English; for ruler-hqa and ruler: questions with their
+    own paragraphs"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
-    """who answers: memagent; full = the whole document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
-    evidence alone. The first one is compared with the others, each other one with itself before training"""
+    """agents to compare, by name or as files (my_agent.py): memagent, rememr1; full = the whole
+    document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
+    evidence alone. The first one is compared with the others, each other one with itself before
+    training"""
     lengths: Annotated[tuple[int, ...], COUNT] = ()
-    """sections of a document of generated English, documents of ruler-hqa, tokens of ruler; 50,...,6400 doubles; empty = 4,16,64,
-    50,200,800 or 4096,8192,16384"""
+    """lengths of the documents: sections of generated English, documents of ruler-hqa, or tokens of
+    ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 4096,8192,16384"""
     filler: tuple[str, ...] = ()
     """ruler-hqa, ruler: files of further passages {title, text}"""
     source_split: str = ""
-    """ruler-hqa, ruler: only questions of this split of the source: train or validation"""
+    """ruler-hqa, ruler: use only questions of this split of the source: train or validation"""
     evidence_order: Literal["any", "forward", "reverse"] = "any"
-    """ruler-hqa: order of the evidence in the document: any, forward = in hop order, reverse = the last hop first"""
+    """ruler-hqa: order of the evidence in the document: any; forward = in hop order; reverse = last
+    hop first"""
     min_distance: Annotated[float, NOT_NEGATIVE] = 0.0
-    """ruler-hqa: distance between pieces of evidence: below 1 the share of the documents that it exceeds, else at least so many documents.
-    ReMemR1's distant evidence is reverse with 0.5 in its paper, reverse with 100 ... 1600 in its code"""
+    """ruler-hqa: distance between pieces of evidence: below 1, a share of the documents that it
+    must exceed; otherwise a minimum number of documents. ReMemR1's distant evidence is reverse with
+    0.5 in its paper, reverse with 100 ... 1600 in its code"""
     compat_seed4: bool = False
-    """ruler-hqa: upstream's constant shuffle, which has the evidence always in the same places"""
+    """ruler-hqa: use the original's constant shuffle, which always puts the evidence in the same
+    places"""
     ruler_tasks: tuple[str, ...] = ()
-    """ruler: tasks, or all; empty = those whose sources are given"""
+    """ruler: names of tasks, or all; empty = those whose sources are given"""
     haystack: tuple[str, ...] = ()
-    """ruler: files of essays or other running text (.txt, .json with a text, passages); empty = the passages that are there"""
+    """ruler: files of essays or other running text (.txt, .json with a text, passages); empty = the
+    passages of --data and --filler"""
     squad: str = ""
-    """ruler: file of SQuAD's form, for qa_1"""
+    """ruler: SQuAD file, for the task qa_1"""
     kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
     """world: kinds of question"""
     split: str = "dev"
-    """world: split of the facts asked for: dev to choose settings, test to report"""
+    """world: split of the facts: dev to choose settings, test to report"""
     n: Annotated[int, COUNT] = 64
     """questions per length and kind"""
     samples: Annotated[int, COUNT] = 1
-    """answers sampled per question; a question counts with their mean"""
+    """answers sampled per question, which counts with their mean"""
     temperatures: Annotated[tuple[float, ...], NOT_EMPTY, NOT_NEGATIVE] = (1.0, 0.0)
-    """sampling temperatures; 0 is greedy and asked once"""
+    """sampling temperatures; 0 = greedy, one answer per question"""
     top_p: Annotated[float, TOP_P] = 1.0
-    """nucleus"""
+    """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
-    """trajectories kept whole of each agent, length and temperature; the report chooses among them"""
+    """whole trajectories to keep per agent, length and temperature; the report shows some of
+    them"""
     in_flight: Annotated[int, COUNT] = 256
-    """trajectories side by side; fewer where their documents would fill the memory"""
+    """maximum number of trajectories in flight; fewer where their documents would fill the
+    memory"""
     retries: Annotated[int, NOT_NEGATIVE] = 1
-    """how often a trajectory that failed is begun anew before it is written as failed, which counts as wrong"""
+    """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
-    """make rows again that an earlier call wrote as failed"""
+    """repeat rows that an earlier call recorded as failed"""
     engine: EngineName = "transformers"
-    """what answers: transformers, or vllm = vLLM in this process"""
+    """engine that answers: transformers, or vllm = vLLM in this process"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
-    """vllm: GiB of its key/value cache; 0 = on a GPU nine tenths of it without the weights, on a CPU one"""
+    """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     endpoint: tuple[str, ...] = ()
-    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the weights; several: replicas that share
-    the work. --model then says whose tokenizer it is; without it text is sent, lengths are estimated at four bytes a token, and nothing is
-    taken from the embedded policy. A key is taken from the environment variable OPENAI_API_KEY"""
+    """ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1, instead of loading the
+    weights; several = replicas that share the work. --model then names the tokenizer; without it,
+    prompts are sent as text, lengths are estimated at four bytes per token, and no settings
+    come from the embedded policy. The key is read from the environment variable OPENAI_API_KEY"""
     served_as: str = ""
-    """endpoint: the model's name there; empty = the only one it serves"""
+    """endpoint: name of the model on the server; empty = the only one it serves"""
     chat: bool = False
-    """endpoint: send text and let the server apply its chat template, for servers that take no token ids"""
+    """endpoint: send text and let the server apply its chat template, for servers that accept no
+    token ids"""
     seed: Annotated[int, SEED] = 0
-    """of questions and sampling"""
+    """seed of questions and sampling"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """of the weights: float32, bfloat16; auto = float32 on a CPU, else bfloat16"""
+    """type of the weights: float32, bfloat16; auto = float32 on a CPU, else bfloat16"""
     device: Device = "auto"
     """cpu, cuda or auto"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model; off unless you trust it"""
+    """run Python code that comes with the model; only for models that you trust"""
 
     def __post_init__(self):
         check_fields(self)
@@ -395,21 +424,25 @@ class EvalConfig:
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
                 raise UserError(f"{name} has {twice[0]!r} twice.")
-        of_suites = {
-            "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split",
-            "ruler": "ruler_tasks haystack squad filler source_split",
-        }
-        used = of_suites.get(self.suite, "").split()
-        for name in {name for names in of_suites.values() for name in names.split()} - {*used}:
+        used = SUITE_SETTINGS.get(self.suite, ())
+        for name in {
+            name for names in SUITE_SETTINGS.values() for name in names if name not in used
+        }:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise UserError(
-                    f"{name} means nothing {f'to the suite {self.suite}' if self.suite else 'without --suite'}: leave it out."
-                )
+                without = f"to the suite {self.suite}" if self.suite else "without --suite"
+                raise UserError(f"{name} means nothing {without}: leave it out.")
         if not self.suite and self.data != ("world",) and self.lengths:
             raise UserError(
-                "lengths mean nothing to files as they are, which have their own: leave them out, or give --suite ruler-hqa."
+                "lengths mean nothing to files as they are, which have their own: leave them out, "
+                "or give --suite ruler-hqa."
             )
 
+
+# suite -> the settings of EvalConfig that it uses and generated English and plain files do not
+SUITE_SETTINGS = {
+    "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split".split(),
+    "ruler": "ruler_tasks haystack squad filler source_split".split(),
+}
 
 EVERYDAY = {  # command -> the flags of the first panel
     "train": (
@@ -417,21 +450,24 @@ EVERYDAY = {  # command -> the flags of the first panel
         "temperature lora_rank devices engine validation save_every seed"
     ).split(),
     "eval": (
-        "config preset name model untrained agents data suite lengths n samples temperatures engine "
-        "endpoint seed"
+        "config preset name model untrained agents data suite lengths n samples temperatures "
+        "engine endpoint seed"
     ).split(),
 }
 
-# title of a panel of `--help` -> the flags in it; everyday flags stand before all panels
+# title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
     "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts",
     "What it is trained on": "data shuffle lengths kinds validation_n grow_at grow_steps",
     "What is learnt": "outcome reward credit normalisation aggregation without_signal alpha "
-    "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance importance_cap",
-    "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from betas "
-    "weight_decay grad_clip optimizer lora_alpha lora_targets quantise",
-    "How it is sampled": "top_p in_flight engine_window kv_gib sleep max_mismatch retries redo_failed",
-    "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as chat",
+    "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
+    "importance_cap",
+    "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
+    "betas weight_decay grad_clip optimizer lora_alpha lora_targets quantise",
+    "How it is sampled": "top_p in_flight engine_window kv_gib sleep max_mismatch retries "
+    "redo_failed",
+    "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
+    "chat",
     "Which questions": "filler source_split evidence_order min_distance compat_seed4 ruler_tasks "
     "haystack squad split",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
@@ -445,14 +481,14 @@ def panel_of(name: str) -> str:
 
 
 def docs(cls: type) -> dict[str, str]:
-    """Map each field, inherited ones included, to the docstring under it, on one line."""
-    found = {}
+    """Map each field, inherited ones included, to the docstring under it, joined to one line."""
+    by_field = {}
     for base in reversed(cls.__mro__):
         if "__dataclass_fields__" not in base.__dict__:
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for field, doc in pairwise(body):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, doc in pairwise(tree.body):  # type: ignore[attr-defined]
             if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
                 text = getattr(doc.value, "value", "")
-                found[field.target.id] = " ".join(str(text).split())  # type: ignore[union-attr]
-    return found
+                by_field[field.target.id] = " ".join(str(text).split())  # type: ignore[union-attr]
+    return by_field

@@ -1,7 +1,8 @@
-"""Files of the user's own: an agent, a reward, tasks.
+"""Python files of the user's: an agent, a reward, tasks.
 
-Holds: `load_file`, `load_function`. Leaves out: what is looked for in a file (agents/find.py).
-Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`. Read next: agents/find.py.
+Holds: `load_file`, `load_function`. Leaves out: finding the agent in a file (agents/find.py).
+Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
+Read next: agents/find.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from config.files import is_file
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file of the user's, once. UserError with the line where that fails."""
+    """Import a Python file, once. UserError, with the line, if that fails."""
     if not is_file(path):
         raise UserError(f"There is no file {path}.")
     name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
@@ -34,13 +35,13 @@ def load_file(path: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UserError(f"{path} cannot be imported: {where(error, path)}.") from error
+        raise UserError(f"{path} cannot be imported: {_one_line(error, path)}.") from error
     return module
 
 
-def where(error: BaseException, path: Path) -> str:
-    """Describe an exception in one line, with the last line of `path` that it passed."""
-    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+def _one_line(error: BaseException, path: Path) -> str:
+    """Describe an exception in one line, with the last line of `path` in its traceback."""
+    message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -48,11 +49,11 @@ def where(error: BaseException, path: Path) -> str:
     ]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)
-    return f"line {lines[-1]}: {said}" if lines else said
+    return f"line {lines[-1]}: {message}" if lines else message
 
 
 def load_function(place: str, flag: str) -> Callable:
-    """Return the function that `path.py:function` names; `flag` is what the user gave it to."""
+    """Return the function named by `path.py:function`, the value of the user's `flag`."""
     path, _, name = place.rpartition(":")
     if not path:
         raise UserError(f"{flag} takes path.py:function, not {place!r}.")

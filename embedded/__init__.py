@@ -1,4 +1,4 @@
-"""The default for a laptop.
+"""The base policy for a laptop, embedded in the repository.
 
-The tokenizer and the model that ship with the repository, the teacher that they were trained on, and the weights.
+The model's weights and tokenizer, and the demonstrator that the model was trained on.
 """

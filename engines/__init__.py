@@ -1,5 +1,5 @@
-"""The engines that sample.
+"""The engines that sample responses.
 
-One file per engine behind the protocol `rollout.Engine`, and `open.py`, the only place that opens
-one. Knows no training.
+One file per engine, each implementing the protocol `rollout.Engine`, and `open.py`, the only
+place that opens one. Knows no training.
 """

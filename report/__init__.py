@@ -1,5 +1,5 @@
-"""What is written down about results.
+"""Results, written down and shown.
 
-Rows, records, metrics of a step, means and intervals, plots, transcripts and the page. Reads results and never
-makes them; knows no agent by name.
+Rows, records, metrics of a step, means and intervals, plots, transcripts and the page. Reads
+results and never makes them; knows no agent by name.
 """

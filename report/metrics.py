@@ -1,6 +1,7 @@
-"""What a training step reports: numbers about its rollout and, on a GPU, about its update. They are a line of metrics.csv.
+"""Metrics of a training step, a line of metrics.csv: of its rollout, its turns, its time and GPU.
 
-Holds: `describe`, `on_gpu`, `PeakMemory`, the names of what an update reports. Leaves out: the update (grpo.py), files (report/runlog.py).
+Holds: `describe`, `describe_turns`, `Clock`, `PeakMemory`, `on_gpu`; the names of an update's
+metrics. Leaves out: the update (grpo.py), files (report/runlog.py).
 Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
 """
 
@@ -18,24 +19,19 @@ from memagent import Agent, Finish, Group, place_of
 from models import ranks
 from models.plan import CARDS
 
-# what an update reports; 0 in a step without signal, so that every line of metrics.csv has the same columns
+# metrics of an update; 0 in a step without signal, so that all lines of metrics.csv have the same
+# columns
 UPDATE_METRICS = (
-    "loss",
-    "ratio",
-    "clipped",
-    "mismatch_kl",
-    "mismatch",
-    "mismatch_mean",
-    "kl",
-    "grad_norm",
-    "skipped_updates",
-    "computed_tokens",
-    "share_saved",
-)
+    "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "mismatch_mean", "kl", "grad_norm",
+    "skipped_updates", "computed_tokens", "share_saved",
+)  # fmt: skip
 
 
 def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, float]:
-    """What happened in a rollout, over all ranks: means of this rank's groups and theirs, sums of what was counted."""
+    """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
+
+    groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
     sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
@@ -69,8 +65,8 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             "memory_empty": n["memory_empty"] / update,
             "read_tokens": n["read_tokens"],
             "written_tokens": n["written_tokens"],
-            "surprisal": n["surprisal"]
-            / max(1, n["written_tokens"]),  # of the sampled tokens: an estimate of the entropy
+            # per sampled token: an estimate of the entropy
+            "surprisal": n["surprisal"] / max(1, n["written_tokens"]),
         }
         | dict.fromkeys(UPDATE_METRICS, 0.0)
         | {name: n[name] for name in counted}
@@ -78,10 +74,10 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
 
 
 def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
-    """Describe what agents count and what single turns earn, over all ranks.
+    """Describe the agent's counts and the rewards of single turns, over all ranks.
 
-    The agent's `rates` of its counts; the mean of each reward of single turns, over the turns that
-    update and over those that answer; the share of places at which all turns of a group earn the same.
+    The agent's `rates` of its counts; the mean of each reward of single turns, over update turns
+    and over final ones; the share of places at which all turns of a group have the same reward.
     """
     n: Counter[str] = Counter()
     for group in groups:
@@ -118,7 +114,7 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
 
 
 class Clock:
-    """The seconds of the phases of a step, which may overlap or come in parts."""
+    """Seconds of the phases of a step, which may overlap or come in parts."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -133,32 +129,37 @@ class Clock:
 
 
 class PeakMemory:
-    """The most memory of a GPU that was in use when somebody looked. torch's own statistics would count what vLLM holds and what
-    it has given up while it sleeps alike."""
+    """Peak of a GPU's memory in use, sampled by calls of `look`.
+
+    torch's own statistics do not tell the memory that vLLM holds from the memory that it has
+    released while it sleeps.
+    """
 
     def __init__(self):
         self.least_free = math.inf
 
     def look(self, device: torch.device) -> None:
-        """Look now, where `device` is a GPU."""
+        """Sample the memory in use, if `device` is a GPU."""
         if device.type == "cuda":
             self.least_free = min(self.least_free, torch.cuda.mem_get_info(device)[0])
 
     def gib(self, device: torch.device) -> float:
-        """The most since the last call, in GiB, of any rank."""
+        """Return the peak of all ranks since the last call, in GiB."""
         peak = ranks.all_reduce_max((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
         self.least_free = math.inf
         return peak
 
 
 def on_gpu(model, computed_tokens: float, update_s: float, memory: PeakMemory) -> dict[str, float]:
-    """Utilisation of the update (MFU: matrix multiplications of the layers alone, of a card in plan.CARDS) and peak memory; {} on a CPU."""
+    """Return the update's utilisation (MFU) and the peak memory in GiB; {} on a CPU.
+
+    MFU counts the matrix multiplications of the layers alone; NaN for a card not in `plan.CARDS`.
+    """
     if model.device.type != "cuda":
         return {}
     layers = list(model.model.layers.parameters())
-    per_token = sum(
-        (6 if p.requires_grad else 4) * p.numel() for p in layers
-    )  # a frozen weight has no gradient of its own
+    # FLOPs: 2 forward, 2 for the gradient of the input, 2 for that of the weight unless frozen
+    per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
     name = torch.cuda.get_device_name(model.device)
     peak = next((tflops * 1e12 for card, (tflops, _) in CARDS.items() if card in name), math.nan)
     mfu = computed_tokens * per_token / update_s / peak / ranks.world()

@@ -1,6 +1,7 @@
-"""What an evaluation keeps of a trajectory while it goes on.
+"""Keep of a trajectory what its row and its transcript need, turn by turn.
 
-Holds: `Reading`, `slim`, `row_of`. Leaves out: the file of rows (report/rows.py), the evaluation (eval.py).
+Holds: `Reading`, `slim`, `thin`, `row_of`. Leaves out: the file of rows (report/rows.py), the
+evaluation (eval.py).
 Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
 """
 
@@ -21,12 +22,15 @@ from report.rows import Cell
 
 # ---------------------------------------------------------------- while it reads
 
-EDGE = 128  # turns at either end of a trajectory that a transcript keeps with the text of their sections
+EDGE = 128  # turns at either end of a trajectory whose sections a transcript keeps as text
 BINS = 16  # of `occupancy`
 
 
 def resident_mib() -> float:
-    """Memory of this process now (its highest so far where the system does not say), and what torch holds of a GPU on top of it."""
+    """Return the memory in use, in MiB: of this process and, on a GPU, reserved by torch.
+
+    Where the system does not tell the current memory of the process, its peak so far counts.
+    """
     try:
         own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
     except (OSError, ValueError):
@@ -34,42 +38,41 @@ def resident_mib() -> float:
             2**20 if sys.platform == "darwin" else 2**10
         )
     torch = sys.modules.get("torch")
-    return own + (
-        torch.cuda.memory_reserved() / 2**20 if torch and torch.cuda.is_initialized() else 0.0
-    )
+    on_gpu = torch and torch.cuda.is_initialized()
+    return own + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
 
 
 class Reading:
-    """What an evaluation remembers of a trajectory as it goes on, so that the trajectory need not hold its document a second time.
+    """Running statistics of one trajectory, so that its document is not held a second time.
 
-    Accepted answers are looked for as whole words, normalised, in the sections and in the memory that the next prompt shows. Answers such
-    as yes and no stand everywhere and are not looked for.
+    Accepted answers are searched as whole words, normalised, in the sections and in the memory that
+    the next prompt shows. Answers such as yes and no, which occur everywhere, are not searched.
     """
 
     def __init__(self, task: Task, agent: Agent):
         self.task, self.agent = task, agent
         self.counts: Counter[str] = Counter()  # of `Agent.count`
-        self.golds, self.all_asked = phrases(task.answers), task.asks_for_all
-        self.needed = len(self.golds) if self.all_asked else min(1, len(self.golds))
+        self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
+        self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
         self.memory_cut = self.memory_empty = self.cut = 0
         self.memory_tokens: list[int] = []  # after each section
-        self.seen: list[int] = []  # sections, from 1, that hold an accepted answer
-        self.held: list[
-            list[int]
-        ] = []  # [section, accepted answers in the memory after it], where that changes
+        self.seen: list[int] = []  # sections, from 1, that contain an accepted answer
+        # [section, accepted answers in the memory after it], where that number changes
+        self.held: list[list[int]] = []
         self.mib = resident_mib()
-        self.memory, self.holds = "", 0  # the latest one, and the accepted answers in it
+        self.memory, self.in_memory = "", 0  # the latest one, and the accepted answers in it
 
-    def _found(self, text: str) -> int:
-        found = count_phrases(self.golds, text)
-        return found if self.all_asked else min(1, found)
+    def _count_answers(self, text: str) -> int:
+        """Count the accepted answers in a text, at most as many as are asked for."""
+        n = count_phrases(self.answers, text)
+        return n if self.all_asked else min(1, n)
 
     def add(self, turn: Turn) -> None:
+        """Count a turn."""
         prompt = turn.prompt
-        if (
-            prompt.final or not self.sections % 16
-        ):  # asking the system takes as long as a tenth of a turn
+        # asking the system every time would cost a tenth of a turn
+        if prompt.final or not self.sections % 16:
             self.mib = max(self.mib, resident_mib())
         counts = self.agent.count(self.task, turn)
         for name, value in counts.items():
@@ -78,35 +81,39 @@ class Reading:
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
-            self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
-            if prompt.memory != self.memory:  # most sections change nothing
-                self.memory, self.holds = prompt.memory, self._found(prompt.memory)
-            held = self.holds
-            if held != (self.held[-1][1] if self.held else 0):
-                self.held.append([self.sections, held])
+            self._add_memory(prompt.memory)
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if not prompt.final:
             self.sections += 1
             self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
             self.memory_empty += not strip_thinking(turn.response).strip()
-            if self._found(prompt.section):
+            if self._count_answers(prompt.section):
                 self.seen.append(self.sections)
+
+    def _add_memory(self, memory: str) -> None:
+        """Count the memory after the latest section, as the next prompt shows it."""
+        self.memory_tokens.append(len(getattr(memory, "ids", ())))
+        if memory != self.memory:  # most sections change nothing
+            self.memory, self.in_memory = memory, self._count_answers(memory)
+        if self.in_memory != (self.held[-1][1] if self.held else 0):
+            self.held.append([self.sections, self.in_memory])
 
     @property
     def occupancy(self) -> list[float]:
-        """Mean tokens of the memory in each sixteenth of the sections; fewer where there are fewer sections."""
+        """Mean tokens of the memory in each sixteenth of the sections, in each section if fewer."""
         n, bins = len(self.memory_tokens), min(BINS, len(self.memory_tokens))
         edges = [k * n // bins for k in range(bins + 1)] if n else []
         return [round(fmean(self.memory_tokens[a:b]), 1) for a, b in pairwise(edges)]
 
     def row(self) -> dict:
+        """Return the fields of the trajectory's row that come from reading."""
         return (
             {
                 "sections": self.sections,
                 "tokens_read": self.tokens_read,
                 "tokens_written": self.tokens_written,
-                "document_tokens": self.document_tokens,  # that the agent has read
-                "cut": self.cut,  # tokens of the document that were never read
+                "document_tokens": self.document_tokens,  # read by the agent
+                "cut": self.cut,  # tokens of the document that it never read
                 "memory_cut": self.memory_cut,
                 "memory_empty": self.memory_empty,
                 "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
@@ -122,16 +129,16 @@ class Reading:
 
 
 def slim(turn: Turn, whole: bool = False) -> Turn:
-    """The turn without its prompt's text and ids; the memory and what was answered stay if `whole`, or if it is the final one."""
-    memory, response = (
-        (turn.prompt.memory, turn.response) if whole or turn.prompt.final else ("", "")
-    )
-    kept = whole or turn.prompt.final
+    """Drop a turn's text, token ids and log-probs.
+
+    Memory, response and notes stay in the final turn and, if `whole`, in any.
+    """
+    keep = whole or turn.prompt.final
     prompt = replace(
         turn.prompt,
         pieces=(),
         section="",
-        memory=memory,
+        memory=turn.prompt.memory if keep else "",
         tools=(),
         after=None,
     )
@@ -141,20 +148,20 @@ def slim(turn: Turn, whole: bool = False) -> Turn:
         prompt_ids=[],
         response_ids=[],
         logprobs=[],
-        response=response,
-        notes=turn.notes if kept else None,
+        response=turn.response if keep else "",
+        notes=turn.notes if keep else None,
     )
 
 
-SHOWN = 20_000  # characters of a section that a transcript keeps
+SECTION_CHARACTERS = 20_000  # of a section in a transcript
 
 
 def thin(record: dict) -> dict:
-    """A transcript for people: without token ids and log-probs, long sections without their middle."""
-    left_out = ("prompt_ids", "response_ids", "logprobs")
+    """Return a record as a transcript: no token ids or log-probs, long sections clipped."""
+    dropped = ("prompt_ids", "response_ids", "logprobs")
     turns = [
-        {k: v for k, v in turn.items() if k not in left_out}
-        | {"section": clip(turn["section"], SHOWN)}
+        {name: value for name, value in turn.items() if name not in dropped}
+        | {"section": clip(turn["section"], SECTION_CHARACTERS)}
         for turn in record["turns"]
     ]
     return record | {"turns": turns}
@@ -163,7 +170,10 @@ def thin(record: dict) -> dict:
 def row_of(
     trajectory: Trajectory, cell: Cell, agent: Agent, reading: Reading | None = None
 ) -> dict:
-    """Return what an evaluation keeps of a trajectory; a failed one is graded as no answer at all."""
+    """Return a trajectory's row; a failed trajectory is graded as having no answer.
+
+    reading: of its turns, where they were slimmed; else computed here.
+    """
     task, turns = trajectory.task, trajectory.turns
     if reading is None:
         reading = Reading(task, agent)
@@ -177,7 +187,7 @@ def row_of(
             "id": task.id,
             "sample": trajectory.sample,
             "response": trajectory.answer,
-            "prediction": scores.pred,  # None: no answer of the form asked for
+            "prediction": scores.pred,  # None: no answer of the required form
             "answers": list(task.answers),
             "finish": str(turns[-1].finish) if turns else "",
             "error": trajectory.error,
@@ -186,9 +196,8 @@ def row_of(
             "f1": scores.f1,
             "sub_em": scores.sub_em,
             "sub_em_upstream": scores.sub_em_upstream,
-            "seconds": round(
-                trajectory.seconds, 4
-            ),  # from first prompt to answer, beside the others in flight
+            # from first prompt to answer, beside the others in flight
+            "seconds": round(trajectory.seconds, 4),
             "gold": list(task.gold),
             "depths": [round(depth, 4) for depth in task.depths],
         }

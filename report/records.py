@@ -1,6 +1,7 @@
-"""A trajectory as plain data: written as JSON lines, read back, checked.
+"""Trajectories as plain data, stored as JSON lines.
 
-Holds: `record`, `read_records`, `is_record`. Leaves out: how it is shown (report/transcripts.py).
+Holds: `record`, `read_records`, `is_record`. Leaves out: how a record is shown
+(report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 """
 
@@ -11,6 +12,7 @@ import json
 import zlib
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import TextIO
 
 from config.errors import UserError
 from memagent import Agent, Trajectory, Turn
@@ -22,10 +24,10 @@ def record(
     step: int | None = None,
     temperature: float | None = None,
 ) -> dict:
-    """Describe a trajectory as JSON can hold it: enough to show it, to quote it and to replay the loss.
+    """Return a trajectory as JSON types: enough to show it, to quote it and to replay the loss.
 
-    agent: that made it; its name is kept, by which its turns are shown, and the form of its answers.
-    temperature: that it was sampled at.
+    agent: the one that ran; the record has its name, by which its turns are shown, and the form of
+    its answers. step: of training. temperature: of sampling.
     """
     task = trajectory.task
     return {
@@ -47,8 +49,8 @@ def record(
 
 
 def record_turn(turn: Turn) -> dict:
-    """Describe a turn as JSON can hold it, with the agent's notes and rewards where there are such."""
-    described = {
+    """Return a turn as JSON types, with the agent's notes and rewards if it has any."""
+    plain = {
         "final": turn.prompt.final,
         "section": turn.prompt.section,
         "memory": turn.prompt.memory,
@@ -59,66 +61,48 @@ def record_turn(turn: Turn) -> dict:
         "logprobs": [round(x, 7) for x in turn.logprobs],
     }
     if is_dataclass(turn.notes):
-        described["notes"] = asdict(turn.notes)
+        plain["notes"] = asdict(turn.notes)
     if turn.rewards:
-        described["rewards"] = turn.rewards
-    return described
+        plain["rewards"] = turn.rewards
+    return plain
 
 
-# what is needed of a trajectory that was kept (`rollout.record`), of its turns, and of the cell that it belongs to
+# ---------------------------------------------------------------- reading them back
+
+# required fields: of a record, of its turns, and of the cell of an evaluation that it belongs to
 RECORD = {
-    "id",
-    "step",
-    "sample",
-    "question",
-    "answers",
-    "kind",
-    "reward",
-    "answer",
-    "error",
-    "turns",
-}
+    "id", "step", "sample", "question", "answers", "kind", "reward", "answer", "error", "turns",
+}  # fmt: skip
 TURN = {"final", "section", "memory", "response", "finish"}
 CELL = {"agent", "question", "temperature", "length"}
 
 
 def is_record(value: object) -> bool:
-    if not (
-        isinstance(value, dict) and RECORD <= value.keys() and isinstance(value["turns"], list)
-    ):
+    """Tell whether a JSON value has the fields of a record."""
+    if not isinstance(value, dict) or not RECORD <= value.keys():
         return False
-    return all(isinstance(turn, dict) and TURN <= turn.keys() for turn in value["turns"])
-
-
-# ---------------------------------------------------------------- trajectories
+    turns = value["turns"]
+    return isinstance(turns, list) and all(
+        isinstance(turn, dict) and TURN <= turn.keys() for turn in turns
+    )
 
 
 def read_records(path: Path) -> list[dict]:
-    """Trajectories of a run's folder (training's, else the evaluation's) or of a file of them."""
-    if path.is_dir():
-        found = [
-            path / name
-            for name in ("trajectories.jsonl.gz", "transcripts.jsonl")
-            if (path / name).exists()
-        ]
-        if not found:
-            raise UserError(f"{path} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
-        path = found[0]
-    from report.records import is_record
+    """Read the records of a run's folder (of its training, else of its evaluation) or of a file.
 
+    A compressed file that breaks off gives the lines before the break. UserError for other damage.
+    """
+    if path.is_dir():
+        path = _file_in(path)
     records, number = [], 0
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as file
-        ):
+        with _open(path) as file:
             for number, line in enumerate(file, 1):
                 record = json.loads(line)
                 if not is_record(record):
                     raise UserError(f"{path}, line {number} is no trajectory.")
                 records.append(record)
-    except EOFError:  # the run is being written or was killed: what is whole is shown
+    except EOFError:  # the run is in progress or was killed
         pass
     except (OSError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -126,3 +110,17 @@ def read_records(path: Path) -> list[dict]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number} cannot be read: {error}.") from error
     return records
+
+
+def _file_in(folder: Path) -> Path:
+    """Return the file of records in a run's folder."""
+    for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
+        if (folder / name).exists():
+            return folder / name
+    raise UserError(f"{folder} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")

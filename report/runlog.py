@@ -1,4 +1,4 @@
-"""Write the folder of a training run, so that a run killed at any moment goes on from a checkpoint.
+"""Write the folder of a training run, so that a run killed at any moment can be resumed.
 
 Holds: `RunRecorder` (the callback that writes everything below but the export), its parts
 `TrajectoryWriter` and `StepCSV`, `packed`, `summary`. Leaves out: what is trained (grpo.py), what
@@ -66,9 +66,9 @@ class TrajectoryWriter:
 def packed(
     trajectories: Iterable[Trajectory], agent: Agent, step: int, temperature: float | None = None
 ) -> bytes:
-    """Return lines of trajectories.jsonl.gz (`records.record`) as one gzip member.
+    """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member.
 
-    Such members can be joined, and cut off again.
+    Members can be appended to a file and cut off again.
     """
     text = "".join(
         json.dumps(record(t, agent, step, temperature), ensure_ascii=False) + "\n"
@@ -123,7 +123,7 @@ class StepCSV(Logger):
 
 
 class RunRecorder(lightning.Callback):
-    """Write the run's folder while it is trained, and take it up again where it was left.
+    """Write the run's folder during training, and resume from its last checkpoint.
 
     Before the first step the last checkpoint is loaded, if there is one, and the files are cut back
     to it. After each step, in this order:
@@ -134,7 +134,8 @@ class RunRecorder(lightning.Callback):
         validation     every `save_every` steps, and after the last one
         checkpoint     likewise, unless `keep_checkpoints` is 0
 
-    The checkpoint comes last: it counts on everything before it. Rank 0 writes all but the weights.
+    The checkpoint comes last because it relies on all files before it. Rank 0 writes everything but
+    the weights.
     """
 
     def __init__(
@@ -148,7 +149,9 @@ class RunRecorder(lightning.Callback):
         begin: Callable[[], None] = lambda: None,
         questions: bool = False,
     ):
-        """steps: of the whole run. begin: called on rank 0 before the first step, once a checkpoint
+        """Configure the recorder.
+
+        steps: of the whole run. begin: called on rank 0 before the first step, once a checkpoint
         has been loaded without an error. questions: whether to write `seen.TRAINED_ON`.
         """
         self.folder, self.steps, self.dtype, self.begin = folder, steps, dtype, begin
@@ -160,7 +163,7 @@ class RunRecorder(lightning.Callback):
     def on_fit_start(self, trainer, module) -> None:
         position = self._load(module)
         if ranks.rank() == 0:
-            # left by a run that was killed
+            # a killed run leaves them behind
             for unfinished in (self.folder / "checkpoints").glob(".step-*.tmp"):
                 shutil.rmtree(unfinished)
             self.begin()
@@ -179,7 +182,7 @@ class RunRecorder(lightning.Callback):
         return state["position"]
 
     def _cut_back(self, position: int, done_steps: int) -> None:
-        """Drop what the files hold of steps after the checkpoint: they are done again."""
+        """Drop the contents of the files that belong to steps after the checkpoint."""
         self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
         earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
         if (path := self.folder / "validation.csv").exists():
@@ -212,7 +215,7 @@ class RunRecorder(lightning.Callback):
             self.writer.write(parts)
 
     def _write_questions(self, module) -> None:
-        """Add the step's questions that are new to trained_on.csv."""
+        """Add the step's new questions to trained_on.csv."""
         tasks = [group.task for group in module.groups]
         by_rank = ranks.all_gather_object([(task.question_digest, task.id) for task in tasks])
         new = {
@@ -252,9 +255,9 @@ class RunRecorder(lightning.Callback):
 
 
 def summary(folder: Path, last: int = 10) -> dict:
-    """Return the result of a training from its metrics.csv, as a summary without cells.
+    """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
-    unit and cells are those of an evaluation's summary, so that the report takes either. reward:
+    unit and cells are as in the summary of an evaluation, so that the report takes either. reward:
     the mean of the last `last` steps.
     """
     with (folder / "metrics.csv").open(newline="") as file:

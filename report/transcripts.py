@@ -1,11 +1,12 @@
-"""One trajectory for a person: in the terminal, and as a part of report.html.
+"""Show one trajectory to a person: in the terminal, and as a part of report.html.
 
-Holds: `render_trajectory`, `transcript`, `is_record`, the word-level difference of two memories that both show. Leaves out: which
-trajectories are kept (report/runlog.py, eval.py) and shown (report/page.py). No torch.
+Holds: `render_trajectory`, `transcript`, and `diff`, the word-level difference of two memories that
+both show. Leaves out: which trajectories are kept (report/runlog.py, eval.py) and shown
+(report/page.py). No torch.
 Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
-Questions, documents and answers are somebody else's text: all of it goes through `clean` and is then escaped (HTML) or kept apart from
-markup (rich's Text).
+Questions, documents and answers are foreign text: all of it goes through `clean` and is then
+escaped (HTML) or kept apart from markup (rich's Text).
 """
 
 from __future__ import annotations
@@ -29,65 +30,92 @@ if TYPE_CHECKING:
 
 
 def diff(before: str, after: str) -> list[tuple[str, str]]:
-    """Word by word, what became of a text: pieces (same | out | in, text) in reading order; white space alone is no difference.
+    """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
+
+    Differences of white space alone are none.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
     """
     old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
     pieces = []
-    for kind, i, j, k, m in SequenceMatcher(
-        None, before.split(), after.split(), autojunk=False
-    ).get_opcodes():
-        same = kind == "equal"
-        pieces += (
-            [("same", "".join(new[k:m]))]
-            if same
-            else [("out", "".join(old[i:j])), ("in", "".join(new[k:m]))]
-        )
-    return [piece for piece in pieces if piece[1]]
+    matcher = SequenceMatcher(None, before.split(), after.split(), autojunk=False)
+    for kind, i, j, k, m in matcher.get_opcodes():
+        removed, inserted = "".join(old[i:j]), "".join(new[k:m])
+        pieces += [("same", inserted)] if kind == "equal" else [("out", removed), ("in", inserted)]
+    return [(kind, text) for kind, text in pieces if text]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One section read: the memory before and after."""
+class Step:
+    """One section, with the memory before and after it."""
 
     number: int  # from 1
     section: str
     before: str
     after: str
-    remark: str  # on how the turn ended, "" if as usual
-    lines: tuple[Line, ...] = ()  # what the agent adds
+    remark: str  # on an unusual end of the turn, else ""
+    lines: tuple[Line, ...] = ()  # of the agent
 
 
-UNUSUAL = {
+# finish reason -> remark
+REMARKS = {
     "length": "cut at its limit",
     "full": "did not fit the model's window",
     "error": "failed",
-}  # finish reason -> remark
-UNMADE = ("full", "error")
+}
+WITHOUT_RESPONSE = ("full", "error")  # finish reasons of turns that leave the memory as it was
 
 
 def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
-    """Return the agent by whose `lines` a record is shown: the one given, else the record's if it is known."""
+    """Return the agent whose `lines` show a record: the one given, else the record's, if known."""
     kind = agent or find.known(record.get("agent", "")) or Agent
     return kind()
 
 
 def lines_of(agent: Agent, turn: dict) -> list[Line]:
-    """Return what an agent adds to a recorded turn; notes that another agent or a damaged file left say so."""
+    """Return the agent's lines on a recorded turn.
+
+    Notes of another agent or from a damaged file give one line that says so.
+    """
     try:
         return list(agent.lines(turn))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return [Line("notes", "cannot be read")]
 
 
-def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> list[Shown | str]:
-    """List the sections of a record in reading order; a text in place of those left out says how many and why.
+def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> list[Step | str]:
+    """List the sections of a record in reading order, with a text for each run of omitted ones.
 
-    The first and the last section are always there. Of the others those that left the memory as it was
-    are left out, and of more than `most` the middle.
+    The first and the last section are never omitted. The others are if they left the memory as it
+    was and have no lines; of more than `most` remaining sections the middle is omitted too.
     """
+    steps = _all_steps(record, agent)
+    ends = (1, len(steps))
+    changed = [
+        step.number
+        for step in steps
+        if step.number in ends or step.before.split() != step.after.split() or step.lines
+    ]
+    visible = {*changed}
+    if len(changed) > most:
+        visible = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]}
+    result: list[Step | str] = []
+    for keep, run in groupby(steps, lambda step: step.number in visible):
+        run = list(run)
+        result += run if keep else [_omission([step.number in changed for step in run])]
+    return result
+
+
+def _omission(changed: list[bool]) -> str:
+    """Say how many sections are left out, and why if none of them changed the memory."""
+    n = len(changed)
+    why = "" if any(changed) else ": the memory stayed as it was"
+    return f"{n:,} {'section' if n == 1 else 'sections'} left out{why}"
+
+
+def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
+    """List all sections of a record."""
     turns, reader = record["turns"], agent_of(record, agent)
     steps = []
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
@@ -96,58 +124,39 @@ def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> 
         if following:
             after = following["memory"]
         else:  # a turn that failed ends the trajectory and leaves the memory as it was
-            failed = turn["finish"] in UNMADE
+            failed = turn["finish"] in WITHOUT_RESPONSE
             after = turn["memory"] if failed else reader.memory_after(turn)
-        remark = UNUSUAL.get(turn["finish"], "")
+        remark = REMARKS.get(turn["finish"], "")
         lines = tuple(lines_of(reader, turn))
-        steps.append(Shown(number, turn["section"], turn["memory"], after, remark, lines))
-    ends = (1, len(steps))
-    changed = [
-        s.number
-        for s in steps
-        if s.number in ends or s.before.split() != s.after.split() or s.lines
-    ]
-    kept = {*changed}
-    if len(changed) > most:
-        kept = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]}
-    shown: list[Shown | str] = []
-    for keep, run in groupby(steps, lambda step: step.number in kept):
-        run = list(run)
-        why = (
-            ": the memory stayed as it was"
-            if not any(step.number in changed for step in run)
-            else ""
-        )
-        shown += (
-            run
-            if keep
-            else [f"{len(run):,} {'section' if len(run) == 1 else 'sections'} left out{why}"]
-        )
-    return shown
+        steps.append(Step(number, turn["section"], turn["memory"], after, remark, lines))
+    return steps
 
 
 def unformed(form: str) -> str:
-    """What is said beside an answer that is not in the form asked for; form "": nobody knows which."""
-    return f"(not in the form that was asked for{f', {ANSWER_FORMS[form]}' if form in ANSWER_FORMS else ''}: graded as wrong)"
+    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
+    name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
+    return f"(not in the form that was asked for{name}: graded as wrong)"
 
 
 def sampled(record: dict) -> str:
-    """How a trajectory was drawn: its training step and the temperature, "" where the record does not say."""
-    at = record.get("temperature")
+    """Describe how a trajectory was sampled, by training step and temperature as far as known."""
+    temperature = record.get("temperature")
     parts = [f"training step {record['step']}"] if record["step"] is not None else []
-    if at is not None:
-        hot = (
-            " (above 1: words are drawn more at random than the policy has them, memories are rougher than in an evaluation)"
-            * (at > 1)
-        )
-        parts.append(f"sampled at temperature {at:g}{hot}" if at else "greedy")
+    if temperature is not None:
+        parts.append(f"sampled at temperature {temperature:g}" if temperature else "greedy")
+        if temperature > 1:
+            parts[-1] += (
+                " (above 1: sampling is more random than the policy itself, and memories are "
+                "rougher than in an evaluation)"
+            )
     return ", ".join(parts)
 
 
 def _facts(record: dict) -> dict[str, str]:
-    """How it ended: answer, whether it has the form asked for, accepted answers, finish reasons of the turns, error, reward."""
+    """Map labels to the facts about the end of a trajectory: answer, finish reasons, reward, ..."""
     finishes = Counter(turn["finish"] for turn in record["turns"])
-    final, formed = extract_answer(record["answer"], form := record.get("form") or "")
+    form = record.get("form") or ""
+    final, formed = extract_answer(record["answer"], form)
     return {
         "answer": record["answer"].strip() or "(none)",
         **({"form": unformed(form)} if final and not formed else {}),
@@ -158,23 +167,28 @@ def _facts(record: dict) -> dict[str, str]:
     }
 
 
-def _read(record: dict) -> str:
-    """What the answering turn itself has read: the document of full, the sections of bm25, nothing for memagent."""
-    return (
-        record["turns"][-1]["section"].strip()
-        if record["turns"] and record["turns"][-1]["final"]
-        else ""
-    )
+def _text_read(record: dict) -> str:
+    """Return the text that the final turn itself read, for agents that read in one prompt."""
+    turn = _final_turn(record)
+    return turn["section"].strip() if turn else ""
 
 
-def _last(record: dict, agent: type[Agent] | None = None) -> list[Line]:
-    """Return what the agent adds to the answering turn."""
-    turn = record["turns"][-1] if record["turns"] else {"final": False}
-    return lines_of(agent_of(record, agent), turn) if turn["final"] else []
+def _final_lines(record: dict, agent: type[Agent] | None = None) -> list[Line]:
+    """Return the agent's lines on the final turn."""
+    turn = _final_turn(record)
+    return lines_of(agent_of(record, agent), turn) if turn else []
+
+
+def _final_turn(record: dict) -> dict | None:
+    turn = record["turns"][-1] if record["turns"] else None
+    return turn if turn and turn["final"] else None
+
+
+# ---------------------------------------------------------------- in the terminal
 
 
 def styled(line: Line) -> Text:
-    """Return what an agent adds to a turn, for the terminal."""
+    """Render an agent's line on a turn for the terminal."""
     from rich.text import Text
 
     note = (f"  {clean(line.note)}", "dim") if line.note else ""
@@ -184,39 +198,35 @@ def styled(line: Line) -> Text:
 def render_trajectory(
     record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
 ) -> Group:
-    """Render a record for the terminal: sections dim, what came into the memory green, what went red.
+    """Render a record: sections dim, words new in the memory green, words gone from it red.
 
-    agent: by which its turns are shown, where it is not the record's own.
+    characters: of a section. most: sections (`steps_of`). agent: as in `agent_of`.
     """
     from rich.console import Group
     from rich.text import Text
 
     styles = {"same": "", "out": "red strike", "in": "green underline"}
     n_sections = sum(not turn["final"] for turn in record["turns"])
-    about = ", ".join(
-        filter(None, (f"task {record['id']}, sample {record['sample']}", sampled(record)))
-    )
+    origin = f"task {record['id']}, sample {record['sample']}"
+    about = ", ".join(filter(None, (origin, sampled(record))))
     lines = [Text(clean(record["question"]), "bold"), Text(clean(about), "dim")]
     for step in steps_of(record, most, agent):
         if isinstance(step, str):
             lines.append(Text(f"\n… {step}", "italic"))
             continue
         pieces = diff(clean(step.before), clean(step.after))
-        lines.append(
-            Text.assemble(
-                (f"\nsection {step.number} of {n_sections}  ", "cyan"), (step.remark, "yellow")
-            )
-        )
+        heading = f"\nsection {step.number} of {n_sections}  "
+        lines.append(Text.assemble((heading, "cyan"), (step.remark, "yellow")))
         lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
         for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
             words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
             lines.append(Text.assemble((name, "cyan"), *words))
             before = name == "before  "
             lines += [styled(line) for line in step.lines if line.before == before]
-    if last := _last(record, agent):
-        lines += [Text("\nfor the answer", "cyan"), *map(styled, last)]
-    if read := _read(record):
-        lines += [Text("\nread at once", "cyan"), Text(clip(clean(read), characters), "dim")]
+    if final_lines := _final_lines(record, agent):
+        lines += [Text("\nfor the answer", "cyan"), *map(styled, final_lines)]
+    if text := _text_read(record):
+        lines += [Text("\nread at once", "cyan"), Text(clip(clean(text), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
     facts["reward"] = f"{record['reward']:g}", "bold green" if record["reward"] >= 1 else "bold red"
     return Group(
@@ -230,6 +240,7 @@ def render_trajectory(
 
 
 def esc(text: object) -> str:
+    """Make foreign text safe in HTML."""
     return html.escape(clean(text))
 
 
@@ -239,6 +250,7 @@ def _html(line: Line) -> str:
 
 
 def transcript(record: dict, unfolded: bool) -> str:
+    """Return a record as a <details> element, open if `unfolded`."""
     tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
     n_sections = sum(not turn["final"] for turn in record["turns"])
     parts = []
@@ -246,36 +258,40 @@ def transcript(record: dict, unfolded: bool) -> str:
         if isinstance(step, str):
             parts.append(f'<p class="gap">… {step} …</p>')
             continue
-        memory = (
-            "".join(tags[kind].format(esc(text)) for kind, text in diff(step.before, step.after))
-            or "(empty)"
-        )
+        pieces = diff(step.before, step.after)
+        memory = "".join(tags[kind].format(esc(text)) for kind, text in pieces) or "(empty)"
         remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
         parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
         parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
         parts += [_html(line) for line in step.lines if line.before]
         parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
         parts += [_html(line) for line in step.lines if not line.before]
-    parts += map(_html, _last(record))
-    if read := _read(record):
-        parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(read, 3000))}</p>')
+    parts += map(_html, _final_lines(record))
+    if text := _text_read(record):
+        parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(text, 3000))}</p>')
     facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
-    verdict, look = (
-        ("right", "good")
-        if record["reward"] >= 1
-        else ("wrong" if record["reward"] <= 0 else "partly right", "bad")
-    )
-    cell = record.get("cell")
-    name = (
-        "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell)
-        if cell
-        else record["kind"]
-    )
-    if not cell and (how := sampled(record)):
-        name = f"{name}, {how}"
-    final, formed = extract_answer(record["answer"], record.get("form") or "")
-    verdict += ", not in the form asked for" * bool(final and not formed and record["reward"] < 1)
+    verdict, style = _verdict(record)
     return (
-        f'<details class="box"{" open" * unfolded}><summary><span class="tag {look}">{verdict}</span> {esc(record["question"])} '
-        f"<small>{esc(name)}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>"
+        f'<details class="box"{" open" if unfolded else ""}>'
+        f'<summary><span class="tag {style}">{verdict}</span> {esc(record["question"])} '
+        f"<small>{esc(_origin(record))}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>"
     )
+
+
+def _verdict(record: dict) -> tuple[str, str]:
+    """Return the verdict on a record's answer and the CSS class of its tag."""
+    if record["reward"] >= 1:
+        return "right", "good"
+    verdict = "wrong" if record["reward"] <= 0 else "partly right"
+    final, formed = extract_answer(record["answer"], record.get("form") or "")
+    if final and not formed:
+        verdict += ", not in the form asked for"
+    return verdict, "bad"
+
+
+def _origin(record: dict) -> str:
+    """Describe where a record comes from: its cell of an evaluation, or its place in training."""
+    if cell := record.get("cell"):
+        return "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell)
+    how = sampled(record)
+    return f"{record['kind']}, {how}" if how else record["kind"]

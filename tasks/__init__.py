@@ -1,5 +1,5 @@
-"""Tasks: where questions come from.
+"""Tasks: where the questions come from.
 
-Readers and writers of every file form, generated English, RULER-HQA and RULER, downloads, the
+Readers and writers of every file format, generated English, RULER-HQA and RULER, downloads, the
 suites of an evaluation and the sources of training tasks. No torch.
 """

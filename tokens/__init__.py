@@ -1,5 +1,5 @@
 """Text as token ids.
 
-The codec between the two, the sections of a document, the prefix tree of a batch and the exact
-attention of that tree. Knows no task, no agent and no training.
+The codec between the two, templates, the sections of a document, the prefix tree of a batch, and
+exact attention over that tree. Knows no task, no agent and no training.
 """

@@ -91,98 +91,58 @@ def test_every_preset_can_be_built():
 
 
 def test_the_presets_are_the_published_settings():
-    """Spec memagent.md 2, 5.4 and 6, field by field."""
-    common = {
-        "clip_low": 0.2,
-        "kl": 1e-3,
-        "lr": 1e-6,
-        "top_p": 1.0,
-        "temperature": (1.0,),
-        "grad_clip": 1.0,
-        "decay_from": 1.0,
-        "turns_per_trajectory": 0,
-        "without_signal": "keep",
-    }
+    """Those of the released code of MemAgent and vime, field by field."""
+    common = dict(
+        clip_low=0.2, kl=1e-3, lr=1e-6, top_p=1.0, temperature=(1.0,), grad_clip=1.0,
+        decay_from=1.0, turns_per_trajectory=0, without_signal="keep",
+    )  # fmt: skip
     grpo = {
-        "paper": common
-        | {
-            "tasks_per_step": (128,),
-            "group_size": 16,
-            "updates_per_rollout": 16,
-            "credit": "share",
-            "normalisation": "mean",
-            "aggregation": "token_mean",
-            "clip_high": 0.2,
-            "dual_clip": 3.0,
-            "importance": "none",
-            "warmup": 20,
-            "betas": (0.9, 0.999),
-            "weight_decay": 0.01,
-            "rows_per_update": 0,
-            "warmup_from": "zero",
-        },
-        "vime": common
-        | {
-            "tasks_per_step": (8,),
-            "group_size": 8,
-            "credit": "split",
-            "normalisation": "std",
-            "aggregation": "turn_mean",
-            "clip_high": 0.3,
-            "dual_clip": 0.0,
-            "importance": "none",
-            "rows_per_update": 64,
-            "updates_per_rollout": 1,
-            "warmup": 0,
-            "betas": (0.9, 0.98),
-            "weight_decay": 0.1,
-        },
-    }
+        "paper": common | dict(
+            tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share",
+            normalisation="mean", aggregation="token_mean", clip_high=0.2, dual_clip=3.0,
+            importance="none", warmup=20, betas=(0.9, 0.999), weight_decay=0.01,
+            rows_per_update=0, warmup_from="zero",
+        ),
+        "vime": common | dict(
+            tasks_per_step=(8,), group_size=8, credit="split", normalisation="std",
+            aggregation="turn_mean", clip_high=0.3, dual_clip=0.0, importance="none",
+            rows_per_update=64, updates_per_rollout=1, warmup=0, betas=(0.9, 0.98),
+            weight_decay=0.1,
+        ),
+    }  # fmt: skip
     agent = {
-        "paper": {
-            "chunk_tokens": 5000,
-            "memory_tokens": 1024,
-            "final_tokens": 1024,
-            "max_sections": 8,
-            "over": "center",
-            "empty": "placeholder",
-            "thinking": False,
-        },
-        "vime": {
-            "chunk_tokens": 2048,
-            "memory_tokens": 1024,
-            "final_tokens": 256,
-            "max_sections": 64,
-            "over": "head",
-            "empty": "keep",
-            "thinking": True,
-        },
-    }
+        "paper": dict(
+            chunk_tokens=5000, memory_tokens=1024, final_tokens=1024, max_sections=8,
+            over="center", empty="placeholder", thinking=False,
+        ),
+        "vime": dict(
+            chunk_tokens=2048, memory_tokens=1024, final_tokens=256, max_sections=64,
+            over="head", empty="keep", thinking=True,
+        ),
+    }  # fmt: skip
     run = {
         "paper": {"shuffle": False, "save_every": 10},
         "vime": {"shuffle": True, "save_every": 50},
         "rememr1": {"shuffle": False, "save_every": 20},
     }
     for name, wanted in run.items():
-        found = RunConfig(**find.preset_of(name)["run"])
-        assert {k: getattr(found, k) for k in wanted} == wanted
+        config = RunConfig(**find.preset_of(name)["run"])
+        assert {k: getattr(config, k) for k in wanted} == wanted
     for name in ("paper", "vime"):
-        found_grpo, found_agent = find.resolve(name, "no model folder", {}, {})
-        assert {k: getattr(found_grpo, k) for k in grpo[name]} == grpo[name]
-        assert {k: getattr(found_agent.config, k) for k in agent[name]} == agent[name]
-        assert found_agent.config.layout == "paper"
+        grpo_config, reader = find.resolve(name, "no model folder", {}, {})
+        assert {k: getattr(grpo_config, k) for k in grpo[name]} == grpo[name]
+        assert {k: getattr(reader.config, k) for k in agent[name]} == agent[name]
+        assert reader.config.layout == "paper"
 
 
 def test_settings_come_back_as_they_were_written(tmp_path):
     run, grpo = RunConfig(lengths=(3,)), GRPOConfig(lr=1e-6)
     agent = find.make("full", {"window": 9}).config
     files.dump(tmp_path / "c.yaml", run=run, grpo=grpo, agent=agent)
-    found = find.stored_settings(tmp_path / "c.yaml")
-    assert (
-        RunConfig(**found["run"]),
-        GRPOConfig(**found["grpo"]),
-        find.make("full", found["agent"]).config,
-    ) == (run, grpo, agent)
+    stored = find.stored_settings(tmp_path / "c.yaml")
+    assert RunConfig(**stored["run"]) == run
+    assert GRPOConfig(**stored["grpo"]) == grpo
+    assert find.make("full", stored["agent"]).config == agent
     assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]
 
 
@@ -190,8 +150,7 @@ def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "grpo: {lr: 1e-3, kl: 0, betas: [0, 0.9]}\nagent: {max_sections: null}\nrun:\n"
     )
-    found = find.stored_settings(tmp_path / "c.yaml")
-    assert found == {
+    assert find.stored_settings(tmp_path / "c.yaml") == {
         "grpo": {"lr": 1e-3, "kl": 0.0, "betas": (0.0, 0.9)},
         "agent": {"max_sections": None},
         "run": {},
@@ -243,9 +202,8 @@ def test_a_wrong_type_names_file_section_and_field(tmp_path, content, words):
     (tmp_path / "c.yaml").write_bytes(content)
     with pytest.raises(UserError) as error:
         find.stored_settings(tmp_path / "c.yaml")
-    assert (
-        "c.yaml" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
-    )
+    message = str(error.value)
+    assert "c.yaml" in message and words in message and "\n" not in message
 
 
 def test_what_a_model_says_about_reading_is_checked_too(tmp_path):
@@ -263,11 +221,8 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
         find.make("memagent", {"chunk_tokens": 9}).config,
     )
     name = {"name": "mine", "runs": str(tmp_path)}
-    assert find.resumed("default", name, {}, {}) == [
-        name,
-        {},
-        {},
-    ]  # stopped before it had written its settings
+    # stopped before it had written its settings
+    assert find.resumed("default", name, {}, {}) == [name, {}, {}]
     files.dump(folder / "config.yaml", run=begun[0], grpo=begun[1], agent=begun[2])
 
     def now(preset="default", run=name, grpo=None, agent=None):
@@ -291,9 +246,8 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
     ]
     assert changed(now(agent={"chunk_tokens": 8})) == ["agent.chunk_tokens 9, not 8"]
     assert changed(now(run=name | {"lengths": (2,)})) == ["run.lengths (3,), not (2,)"]
-    assert "agent.chunk_tokens 9, not 2048" in changed(
-        now("vime")
-    )  # a preset given with --resume is not passed over
+    # a preset given with --resume counts
+    assert "agent.chunk_tokens 9, not 2048" in changed(now("vime"))
     folder.rename(tmp_path / "moved")
     moved = find.resumed("default", {"name": "moved", "runs": str(tmp_path)}, {}, {})[0]
     assert (moved["name"], moved["runs"], moved["lengths"]) == ("moved", str(tmp_path), (3,))
