@@ -384,13 +384,14 @@ class Agent:
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
         """
+        slots = {slot: self.codec.text(text) for slot, text in slots.items()}
         pieces = []
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
                 raise UserError(
                     f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt {name!r}."
                 )
-            pieces.append((piece, True) if constant else (self.codec.text(slots[piece]), False))
+            pieces.append((piece, True) if constant else (slots[piece], False))
         section, memory = slots.get("section", ""), slots.get("memory", "")
         return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
 
