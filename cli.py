@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ import typer
 from agents import find
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, Panels, command, value_of
+from config.flags import AgentGroup, command, value_of
 from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
@@ -35,49 +34,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
-
-# ---------------------------------------------------------------- flags of agents
-
-
-def agents_of(arguments: Sequence[str]) -> list[str]:
-    """Return the agents that a command line is about, before its flags are known.
-
-    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
-    --model.
-    """
-    given: dict[str, str] = {}
-    for at, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
-    stored = find.stored_settings(Path(given["config"])) if "config" in given else {}
-    if "resume" in given and "name" in given:
-        stored = find.begun(Path(given.get("runs", RunConfig().runs), given["name"]))
-    if "agent" in given or "agents" in given:
-        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
-    elif agents := stored.get("eval", {}).get("agents"):
-        names = agents
-    else:
-        own = stored.get("run", {}).get("agent")
-        model = find.model_or_default(given.get("model", ""), given.get("endpoint", ()))
-        names = [own or find.agent_of(given.get("preset", "default"), model)]
-    return [plain for name in names if (plain := name.partition("@")[0])]
-
-
-def own_flags(arguments: list[str]) -> Panels:
-    """Return the settings classes of the agents of a command line, each with the title of its panel."""
-    return [
-        (f"The agent {find.find(name).name}", find.find(name).Config)
-        for name in agents_of(arguments)
-    ]
-
-
-def flags_of_evaluation(arguments: list[str]) -> Panels:
-    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
-    named = any(word.partition("=")[0] == "--agents" for word in arguments)
-    defaults = () if named else EvalConfig().agents[1:]
-    titled = [(f"The agent {find.find(name).name}", find.find(name).Config) for name in defaults]
-    return [*own_flags(arguments), *titled]
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
@@ -118,16 +74,11 @@ Model = Annotated[
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
-TRAIN = (
-    "config preset resume dry_run name model data agent steps tasks_per_step group_size lr temperature "
-    "lora_rank devices engine validation save_every seed"
-).split()
-EVAL = (
-    "config preset name model untrained agents data suite lengths n samples temperatures engine endpoint seed"
-).split()
 
 
-@command(app, RunConfig, GRPOConfig, ReadConfig, everyday=TRAIN, more=own_flags)
+@command(
+    app, RunConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["train"], more=find.own_flags
+)
 def train(
     config: Config = None,
     preset: Preset = "default",
@@ -188,7 +139,9 @@ def export(
     typer.echo(f"The policy is in {folder}.")
 
 
-@command(app, EvalConfig, ReadConfig, everyday=EVAL, more=flags_of_evaluation)
+@command(
+    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+)
 def _eval(
     config: Config = None,
     preset: Preset = "default",
@@ -226,7 +179,7 @@ ENDPOINT = (
 )
 
 
-@command(app, ReadConfig, more=own_flags)
+@command(app, ReadConfig, more=find.own_flags)
 def ask(
     file: Annotated[Path, typer.Argument(help="text to read")],
     question: Annotated[str, typer.Argument()],
@@ -281,7 +234,7 @@ def show(
     run_show(path, step, task, wrong, n, agent)
 
 
-@command(app, GRPOConfig, ReadConfig, more=own_flags)
+@command(app, GRPOConfig, ReadConfig, more=find.own_flags)
 def plan(
     model: Annotated[
         str,
@@ -333,14 +286,14 @@ def base(
 ):
     """Train the embedded base policy from nothing, on generated English."""
     from config.files import make_folder
-    from config.terminal import BaseProgress
+    from config.terminal import SupervisedProgress
     from embedded.tiny import train_base
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
     base_config = BaseConfig(**config)
     make_folder(out)
-    with BaseProgress(base_config.steps + base_config.careless_steps) as log:
+    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
         train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
@@ -397,9 +350,9 @@ def look(
     sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2,
 ):
     """Print the first tasks of a file and what there is in all."""
-    from commands.taskfiles import look as run_look
+    from commands.taskfiles import show_tasks
 
-    run_look(file, form or None, pool, n, kind, sections)
+    show_tasks(file, form or None, pool, n, kind, sections)
 
 
 @command(data_app)
@@ -448,21 +401,20 @@ def build(
     ] = 0.0,
 ):
     """Build RULER-HQA sets: the same questions among 50, 200, ... documents, one file OUT/hqa_N.jsonl.gz a length."""
-    from commands.taskfiles import build as run_build
-    from tasks.hqa import Evidence
+    from commands.taskfiles import build_hqa
 
-    evidence = Evidence(evidence_order, min_distance)
-    run_build(
-        file,
-        out,
-        value_of("documents", tuple[int, ...], documents),
-        n,
-        extra,
-        split,
-        seed,
-        compat_seed4,
-        evidence,
+    config = EvalConfig(
+        suite="ruler-hqa",
+        lengths=value_of("documents", tuple[int, ...], documents),
+        n=n,
+        filler=(str(extra),) if extra else (),
+        source_split=split,
+        seed=seed,
+        compat_seed4=compat_seed4,
+        evidence_order=evidence_order,
+        min_distance=min_distance,
     )
+    build_hqa(file, out, config)
 
 
 @command(data_app)
@@ -537,10 +489,12 @@ def filter_questions(
     ] = "transformers",
 ):
     """Drop questions that a model answers without the document; says their share. Goes on where an earlier call was stopped."""
+    from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 
     EvalConfig(device=device, engine=engine, samples=samples, top_p=top_p)  # for its checks
-    run_filter(file, out, model, samples, temperature, top_p, answer_tokens, rule, device, engine)
+    test = ClosedBook(rule, samples, temperature, top_p, answer_tokens)
+    run_filter(file, out, model, test, device, engine)
 
 
 @command(data_app)

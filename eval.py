@@ -283,7 +283,7 @@ class _Suite:
     """An evaluation while it runs."""
 
     def __init__(self, config: EvalConfig, agents: Mapping[str, Agent]):
-        from tasks.suites import asked_of
+        from tasks.suites import columns_of
 
         self.config, self.agents = config, agents
         self.groups = weights_of(config)
@@ -297,7 +297,7 @@ class _Suite:
                 "say by --model whose tokenizer the server has."
             )
         thinking = any(agent.config.thinking for agent in agents.values())
-        self.unit, self.columns = asked_of(
+        self.unit, self.columns = columns_of(
             config, lambda: codec_of(config.model, thinking, config.trust_remote_code)
         )
         # generated English is not looked up: its splits share no fact, and all questions have the same words

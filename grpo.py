@@ -23,8 +23,8 @@ from data import Task, Tasks, seed_of
 from memagent import Agent, Group, Trajectory, Turn, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
-from models.logprobs import Batch, Row, logprobs, pack, score
-from models.proof import Followed, Kept, agreement, followed
+from models.logprobs import Row, TokenBatch, logprobs, pack, policy_logprobs
+from models.proof import WeightMatch, WeightSnapshot, agreement, match_weights
 from report.metrics import UPDATE_METRICS, PeakMemory, describe, describe_turns, on_gpu
 from rollout import Engine, Sampling, advance, rollout, start
 from tokens.trie import Cost
@@ -82,11 +82,11 @@ def training_rows(
 ) -> list[Row]:
     """Return the rows of all groups with a signal (without_signal = keep: of all groups), in order.
 
-    groups: this rank's share of the step (`ranks.dealt`). Advantages are normalised per trajectory and
+    groups: this rank's share of the step (`ranks.snake_order`). Advantages are normalised per trajectory and
     expanded to turns afterwards: long documents do not weigh more in the baseline.
     """
     rows = []
-    for place, group in zip(ranks.dealt(rank, world), groups, strict=False):
+    for place, group in zip(ranks.snake_order(rank, world), groups, strict=False):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
         each = advantages_of(group, config)
         signal = group.signal or any(any(of_turns) for of_turns in each)
@@ -138,7 +138,7 @@ def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> 
     """How many optimizer steps the rows of a rollout give, those of other ranks included; each has whole trajectories, of `n_trajectories`."""
     n = config.updates_per_rollout
     if config.rows_per_update:
-        n = max(1, int(ranks.total({"": len(rows)})[""]) // config.rows_per_update)
+        n = max(1, int(ranks.all_reduce_sum(len(rows))) // config.rows_per_update)
     return min(n, n_trajectories)
 
 
@@ -148,7 +148,7 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
 
     A row that stands for several (`turns_per_trajectory`) counts as so many in the normaliser too.
     """
-    n = ranks.total(
+    n = ranks.all_reduce_sum(
         {
             "tokens": sum(r.weight * len(r.response_ids) for r in rows),
             "turns": sum(r.weight for r in rows),
@@ -162,7 +162,7 @@ def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1
         "token_mean": lambda r: 1 / n["tokens"],
         "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
-        "state_mean": lambda r: (
+        "trajectory_mean": lambda r: (
             1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"])
         ),
         "constant": lambda r: 1 / (final_tokens * n["turns"]),
@@ -268,11 +268,11 @@ class GRPO(lightning.LightningModule):
         self.validation = validation
         self.validated: dict[str, float] = {}  # what the last one gave
         self.memory = PeakMemory()
-        self.kept: Kept | None = (
+        self.kept: WeightSnapshot | None = (
             None  # the weights that training began with, until the sampler was seen to leave them
         )
         self.proofs: list[
-            tuple[int, Followed]
+            tuple[int, WeightMatch]
         ] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
 
     def training_step(self, batch, batch_idx: int) -> None:
@@ -362,7 +362,7 @@ class GRPO(lightning.LightningModule):
         for group in groups.values():  # trajectories finish in any order: nothing may depend on it
             group.trajectories.sort(key=lambda t: t.sample)
         errors = [t.error for group in groups.values() for t in group.trajectories]
-        if not ranks.total({"right": sum(not error for error in errors)})["right"]:
+        if not ranks.all_reduce_sum({"right": sum(not error for error in errors)})["right"]:
             raise UserError(
                 f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}."
             )
@@ -382,9 +382,10 @@ class GRPO(lightning.LightningModule):
         """Let the agent learn from the groups of all ranks, where it has a memory that outlives a task."""
         if type(self.agent).after_group is Agent.after_group:
             return
-        shares = ranks.everywhere(groups)
+        shares = ranks.all_gather_object(groups)
         order = [
-            [*islice(ranks.dealt(k, len(shares)), len(share))] for k, share in enumerate(shares)
+            [*islice(ranks.snake_order(k, len(shares)), len(share))]
+            for k, share in enumerate(shares)
         ]
         numbered = [
             pair
@@ -401,7 +402,7 @@ class GRPO(lightning.LightningModule):
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.done_steps)
-        ids = sorted(set().union(*ranks.everywhere({r.trajectory for r in rows})))
+        ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
         n = updates_of(rows, len(ids), config)
         part_of = {t: i * n // len(ids) for i, t in enumerate(ids)}  # whole trajectories, in order
         parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
@@ -419,7 +420,7 @@ class GRPO(lightning.LightningModule):
             apart, kl = sums["apart"] / sums["tokens"], sums["mismatch_kl"] / sums["tokens"]
             if n == 1:
                 self.check_mismatch(kl)
-            norm = ranks.whole(
+            norm = ranks.full_tensor(
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
             ).item()
             if math.isfinite(norm):
@@ -437,8 +438,8 @@ class GRPO(lightning.LightningModule):
             metrics["mismatch"] = max(metrics["mismatch"], sums["mismatch"])
             metrics["computed_tokens"] += sums["computed_tokens"]
             metrics["skipped_updates"] += not math.isfinite(norm)
-        metrics["share_saved"] = (
-            1 - metrics["computed_tokens"] / ranks.total({"": sum(map(len, rows))})[""]
+        metrics["share_saved"] = 1 - metrics["computed_tokens"] / ranks.all_reduce_sum(
+            sum(map(len, rows))
         )
         self.metrics |= metrics
 
@@ -455,7 +456,7 @@ class GRPO(lightning.LightningModule):
         sums["weight"] = sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True))
         worst = 0.0
         for batch in self.passes(rows):
-            logp = score(model, batch, self.temperature)
+            logp = policy_logprobs(model, batch, self.temperature)
             if not batch.index:  # another rank still has rows
                 self.manual_backward(0.0 * logp.sum())
                 continue
@@ -481,13 +482,13 @@ class GRPO(lightning.LightningModule):
             worst = max(worst, stats.pop("mismatch").item())
             for name, value in (stats | {"loss": loss}).items():
                 sums[name] += value.item()
-        return ranks.total(sums) | {"mismatch": ranks.most(worst)}
+        return ranks.all_reduce_sum(sums) | {"mismatch": ranks.all_reduce_max(worst)}
 
-    def passes(self, rows: list[Row]) -> Iterator[Batch]:
+    def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
         """The tries that some rows go through the model as: as many on every rank, because in each pass all give their shards of the
         weights. A rank that has fewer ends with empty ones."""
         batches = list(pack(rows, self.config.micro_tokens, self.cost))
-        n = int(ranks.most(len(batches)))  # before the first one is computed with
+        n = int(ranks.all_reduce_max(len(batches)))  # before the first one is computed with
         (nothing,) = pack([Row([0], [0], [])], 2)
         nothing.index = []
         yield from batches
@@ -542,7 +543,7 @@ class GRPO(lightning.LightningModule):
         fresh = (
             self.kept is not None and not self.done_steps
         )  # what is kept is what the model has: no second copy
-        kept = self.kept if fresh else Kept(self.model.parameters())
+        kept = self.kept if fresh else WeightSnapshot(self.model.parameters())
         try:
             for scale in (0.02, 0.1, 0.5):
                 kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
@@ -575,7 +576,7 @@ class GRPO(lightning.LightningModule):
         if asked and (trained or self.done_steps) and self.follows(self.first_rows(), self.kept):
             self.kept = None
 
-    def follows(self, rows: list[Row], kept: Kept) -> bool:
+    def follows(self, rows: list[Row], kept: WeightSnapshot) -> bool:
         """Whether the sampler has been seen to have the model's weights, not the `kept` ones. UserError if it has the latter."""
         new = self.frozen(rows, inner(self.model))
         kept.exchange()
@@ -583,10 +584,10 @@ class GRPO(lightning.LightningModule):
             old = self.frozen(rows, inner(self.model))
         finally:
             kept.exchange()
-        found = followed([r.sampler for r in rows], new, old)
+        found = match_weights([r.sampler for r in rows], new, old)
         if not found.decided:
             return False
-        if not found.right:
+        if not found.new_is_nearer:
             raise UserError(
                 f"Before step {self.done_steps} the sampler's log-probs are those of the weights as they were, not of the trainer's "
                 f"(root mean square distance {found.old**0.5:.2g} and {found.new**0.5:.2g}): the weights do not reach it."
@@ -599,7 +600,7 @@ class GRPO(lightning.LightningModule):
         """Log-probs of every row under a model, without gradient: [rows][response ids]."""
         out: list[list[float]] = [[]] * len(rows)
         for batch in self.passes(rows):
-            flat = score(model, batch, self.temperature)
+            flat = policy_logprobs(model, batch, self.temperature)
             sizes = [len(rows[i].response_ids) for i in batch.index]
             for i, part in zip(batch.index, flat.split(sizes) if sizes else (), strict=True):
                 out[i] = part.tolist()
@@ -628,7 +629,7 @@ class GRPO(lightning.LightningModule):
                 )
             )
         rewards = [0.0 if t.error else self.agent.reward(t, config.outcome) for t in done]
-        n = ranks.total({"score": sum(rewards), "n": len(done)})
+        n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(done)})
         self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
         return self.validated
 
@@ -661,7 +662,7 @@ class GRPO(lightning.LightningModule):
             for model in filter(None, (self.model, *self.reference)):
                 ranks.shard(model, self.device_mesh["data_parallel"], mixed, logprobs=logprobs)
             self.sharded = True
-        self.kept = Kept(self.model.parameters())  # before a checkpoint is loaded
+        self.kept = WeightSnapshot(self.model.parameters())  # before a checkpoint is loaded
 
     @property
     def counters(self) -> dict[str, float]:

@@ -16,15 +16,15 @@ import re
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from config.errors import UserError
 from config.options import COUNT, LIMIT, check_fields
-from data import Task, score, strip_thinking
+from data import Task, grade, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
+from tokens.templates import ANSWER_REQUESTS, Wording, read_template, split_template
 
 # ---------------------------------------------------------------- what travels
 
@@ -139,47 +139,7 @@ class Group:
         return len(self.trajectories) == 1 or len({t.reward for t in self.trajectories}) > 1
 
 
-# ---------------------------------------------------------------- wording
-
 NO_MEMORY = "No previous memory"
-ANSWER_FORMS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
-    "boxed": "Give the answer inside \\boxed{}.",
-    "sentence": 'End with the sentence "Therefore, the answer is (...)".',
-}
-ALIASES = {"prompt": "problem", "chunk": "section"}  # names that published templates use
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """A prompt of ours: a head, one block per slot, a cue. `{answer}` in the head is how the answer is asked for."""
-
-    head: str
-    slots: tuple[str, ...]  # in our order, the section first (`ReadConfig.layout`)
-    cue: str = "Your answer:"
-    needs: tuple[str, ...] = ()  # slots that a template of the user's must have
-
-    def text(self, layout: str, form: str) -> str:
-        """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
-        last = layout == "paper"
-        slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
-        head = self.head.replace("{answer}", ANSWER_FORMS[form])
-        blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
-        return f"{head}\n\n{blocks}{self.cue}\n"
-
-
-@lru_cache(maxsize=64)
-def split_template(template: str, slots: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
-    """Split a template at its slots into (piece, constant?) pairs; every other brace stands for itself.
-
-    >>> split_template("Q: {problem} \\\\boxed{}", ("problem",))
-    (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
-    """
-    names = [*slots, *(alias for alias, slot in ALIASES.items() if slot in slots)]
-    parts = re.split(f"{{({'|'.join(map(re.escape, names))})}}", template) if names else [template]
-    pieces = [
-        (ALIASES.get(part, part), False) if k % 2 else (part, True) for k, part in enumerate(parts)
-    ]
-    return tuple(piece for piece in pieces if piece[0])
 
 
 # ---------------------------------------------------------------- the interface
@@ -317,7 +277,7 @@ class Agent:
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's. A failed trajectory has no answer."""
         task = trajectory.task
-        scores = score(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
+        scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 
@@ -400,8 +360,9 @@ class Agent:
         if name not in self._templates:
             path = Path(self.config.templates, f"{name}.txt")
             own = self.config.templates and path.is_file()
+            every = {slot for prompt in self.prompts for slot in self.slots_of(prompt)}
             self._templates[name] = (
-                self._of_file(name, path)
+                read_template(path, self.slots_of(name), every, self.needs_of(name))
                 if own
                 else split_template(self.wording(name), self.slots_of(name))
             )
@@ -411,7 +372,7 @@ class Agent:
         """Return our template of a prompt."""
         wording = self.prompts[name]
         if isinstance(wording, str):
-            return wording.replace("{answer}", ANSWER_FORMS[self.config.form])
+            return wording.replace("{answer}", ANSWER_REQUESTS[self.config.form])
         return wording.text(self.config.layout, self.config.form)
 
     def slots_of(self, name: str) -> tuple[str, ...]:
@@ -426,30 +387,6 @@ class Agent:
         """Return the slots that a user's template of this prompt must have."""
         wording = self.prompts[name]
         return () if isinstance(wording, str) else wording.needs
-
-    def _of_file(self, name: str, path: Path) -> tuple[tuple[str, bool], ...]:
-        try:
-            text = path.read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"The template {path} cannot be read as UTF-8 text ({error})."
-            ) from error
-        every = {slot for prompt in self.prompts for slot in self.slots_of(prompt)}
-        pieces = split_template(text, tuple(sorted({"problem", "memory", "section", *every})))
-        used = {piece for piece, constant in pieces if not constant}
-        for slot in self.needs_of(name):
-            if slot not in used:
-                also = "".join(f" (or {{{alias}}})" for alias in ALIASES if ALIASES[alias] == slot)
-                raise UserError(
-                    f"The template {path} does not show the {slot.replace('_', ' ')} to the model: "
-                    f"it needs the slot {{{slot}}}{also}."
-                )
-        if extra := sorted(used - {*self.slots_of(name)}):
-            raise UserError(
-                f"The template {path} has a slot for the {extra[0].replace('_', ' ')}, "
-                "which this prompt is given none of."
-            )
-        return pieces
 
     def _check_templates(self) -> None:
         """Refuse templates of the user's that cannot be used, before anything is loaded."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,8 @@ MAY_CHANGE = {
 # fields of GRPOConfig in files of earlier versions -> their names today
 RENAMED = {"state_reward_scale": "turn_reward_scale"}
 RENAMED_VALUES = {"state_mean": "trajectory_mean"}
+# fields of GRPOConfig there that are settings of agents today
+MOVED = {"memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words"}
 
 _LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
 
@@ -215,13 +217,11 @@ def stored_settings(path: Path) -> dict[str, dict]:
     grpo = raw.get("grpo")
     if isinstance(grpo, dict):
         grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
-        if grpo.get("aggregation") in RENAMED_VALUES:
-            grpo["aggregation"] = RENAMED_VALUES[grpo["aggregation"]]
-        moved = {
-            name for name in grpo if name in hints and name not in GRPOConfig.__dataclass_fields__
-        }
-        if moved and isinstance(raw.get("agent"), dict):
-            raw["agent"] = raw["agent"] | {name: grpo.pop(name) for name in moved}
+        if isinstance(value := grpo.get("aggregation"), str):
+            grpo["aggregation"] = RENAMED_VALUES.get(value, value)
+        own = raw.get("agent") or {}
+        if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
+            raw["agent"] = own | {name: grpo.pop(name) for name in moved}
         raw["grpo"] = grpo
     return files.typed(raw, path, run=RunConfig, grpo=GRPOConfig, eval=EvalConfig, agent=hints)
 
@@ -318,3 +318,46 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
 def settings_of(agents: Iterable[Agent]) -> dict:
     """Merge the settings of several agents, to write them down."""
     return {name: value for agent in agents for name, value in asdict(agent.config).items()}
+
+
+# ---------------------------------------------------------------- flags
+
+Panels = list[tuple[str, type]]  # (title, settings class)
+
+
+def agents_of(arguments: Sequence[str]) -> list[str]:
+    """Return the agents that a command line is about, before its flags are known.
+
+    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
+    --model.
+    """
+    given: dict[str, str] = {}
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
+    stored = stored_settings(Path(given["config"])) if "config" in given else {}
+    if "resume" in given and "name" in given:
+        stored = begun(Path(given.get("runs", RunConfig().runs), given["name"]))
+    if "agent" in given or "agents" in given:
+        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
+    elif agents := stored.get("eval", {}).get("agents"):
+        names = agents
+    else:
+        own = stored.get("run", {}).get("agent")
+        model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
+        names = [own or agent_of(given.get("preset", "default"), model)]
+    return [plain for name in names if (plain := name.partition("@")[0])]
+
+
+def own_flags(arguments: list[str]) -> Panels:
+    """Return the settings classes of the agents of a command line, each with the title of its panel."""
+    return [(f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments)]
+
+
+def flags_of_evaluation(arguments: list[str]) -> Panels:
+    """Return those of `own_flags`, and of the agents that an evaluation asks unless told otherwise."""
+    named = any(word.partition("=")[0] == "--agents" for word in arguments)
+    defaults = () if named else EvalConfig().agents[1:]
+    titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]
+    return [*own_flags(arguments), *titled]

@@ -23,11 +23,11 @@ from config.options import COUNT, LIMIT
 from data import (
     Task,
     answer_recall,
+    count_phrases,
     extract_boxed,
     extract_sentence,
     normalize_answer,
     phrases,
-    stand,
     strip_thinking,
 )
 from memagent import (
@@ -575,15 +575,20 @@ class Evidence:
 
     def __init__(self, task: Task):
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
-        self.clues = [clue for clue in phrases(task.clues) if not stand([clue], task.question)]
+        self.clues = [
+            clue for clue in phrases(task.clues) if not count_phrases([clue], task.question)
+        ]
 
     def in_text(self, text: str) -> str:
-        """Return what a text holds: answer (all of them where all are asked for), evidence (one of them, or a
-        passage that leads there), neither; unknown = there is nothing to look for."""
-        n = stand(self.answers, text)
+        """Return what a text holds of the evidence.
+
+        answer (all of them where all are asked for), evidence (one of them, or a passage that leads
+        there), neither; unknown = there is nothing to look for.
+        """
+        n = count_phrases(self.answers, text)
         if n and n >= (len(self.answers) if self.all_asked else 1):
             return "answer"
-        if n or stand(self.clues, text):
+        if n or count_phrases(self.clues, text):
             return "evidence"
         return "neither" if self.answers or self.clues else "unknown"
 

@@ -1,6 +1,9 @@
-"""Benchmarks. Each is run from the repository root, `python -m bench.NAME`; each prints a table and ends with one line of JSON.
+"""Benchmarks, run from the repository root: `python -m bench.NAME`.
 
-Holds: what has to be set before torch is imported: one thread, no network. Leaves out: what the scripts share (common.py).
+Each prints a table and ends with one line of JSON.
+
+Holds: what has to be set before torch is imported: one thread, no network.
+Leaves out: what the scripts share (common.py).
 Exercise it: `python -m bench.update`. Read next: common.py.
 """
 

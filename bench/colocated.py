@@ -1,18 +1,18 @@
-"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then real training steps.
+"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then training steps.
 
 Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives
-back, seconds of each phase; tokens a second, utilisation and peak memory of a step. Leaves out: the
-update alone (gpu.py), quality: the weights are random. Exercise it: `python -m bench.colocated` on a
-machine with a GPU and vLLM, `python -m bench.colocated --tiny` on a CPU (does it run?). Read next:
-parts.py.
+back, seconds of each phase; tokens a second, utilisation and peak memory of a step.
+Leaves out: the update alone (gpu.py), quality: the weights are random.
+Exercise it: `python -m bench.colocated` on a machine with a GPU and vLLM, `python -m
+bench.colocated --tiny` on a CPU, to see that it runs. Read next: parts.py.
 
 The parts, alone with `--part`: full-2, lora-1, full-1, full-never and lora-never are a way of
 training and a sleep level, of a small model; step-lora and step-full-4b are steps of Qwen3-4B,
-step-full-1.7b of Qwen3-1.7B. What by the plan does not fit the card is refused. Steps leave neither
-checkpoint nor export: they take the disk of the base weights alone, 8 GB.
+step-full-1.7b of Qwen3-1.7B. A step that does not fit the card by the plan is refused. Steps write
+neither checkpoint nor export: they take the disk of the base weights alone, 8 GB.
 
-A sampler that keeps old weights, or wakes with garbage, is seen: the weights move so far between
-the rounds that the old ones are `stale` from the new ones. They move by no more: with noise of .05
+A sampler that keeps old weights, or wakes with garbage, is detected: between rounds the weights
+move so far that the old ones are `stale` from the new ones. They move no further: with noise of .05
 the third round of a right sampler in bfloat16 is .02 from the trainer.
 """
 
@@ -30,32 +30,30 @@ import torch
 
 from bench.common import line, random_qwen3, table
 from bench.parts import Benchmark
-from models.plan import KNOWN, Geometry
+from config.errors import UserError
+from models.plan import KNOWN, Geometry, plan
 
 SMALL = Geometry(4, 256, 8, 4, 32, 512, 512, True)
 ENGINE = "vllm"  # of the steps
 LEVELS = [("full", "2"), ("lora", "1"), ("full", "1"), ("full", "never"), ("lora", "never")]
-BAR = {
-    "cpu": 1e-5,
-    "cuda": 0.02,
-}  # mean |log-prob of the sampler - of the trainer|: float32, bfloat16
+# mean |log-prob of the sampler - of the trainer|: float32, bfloat16
+BAR = {"cpu": 1e-5, "cuda": 0.02}
 STEP = {
-    "sections": 4,
-    "chunk": 2048,
-    "memory": 512,
-    "final": 128,
-    "tasks": 4,
-    "group": 8,
-    "steps": 3,
-}
+    "sections": 4, "chunk": 2048, "memory": 512, "final": 128, "tasks": 4, "group": 8, "steps": 3,
+}  # fmt: skip
 NOISE = 0.02  # standard deviation of what is added to every weight between rounds
 TINY = {"sections": 2, "chunk": 64, "memory": 12, "final": 12, "tasks": 2, "group": 2, "steps": 2}
+# the columns of metrics.csv that a step reports
+COLUMNS = (
+    "mismatch_mean", "read_tokens", "reused_tokens", "written_tokens", "computed_tokens",
+    "share_saved", "rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s", "mfu", "peak_gib",
+)  # fmt: skip
 
 
 def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
     """Fill a folder with a Qwen3 of random weights and the embedded tokenizer.
 
-    Nothing of it stays on the GPU.
+    Nothing of it remains on the GPU.
     """
     from embedded import tiny as embedded_tiny
 
@@ -69,26 +67,22 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
     return folder
 
 
+# ---------------------------------------------------------------- sleep levels
+
+
 def level(mode: str, sleep: str, dtype: str = "") -> dict:
-    """Go through three rounds of sampling, learning and sleeping.
+    """Run three rounds of sampling, learning and sleeping.
 
     mode: full or lora. sleep: a level of `ColocatedEngine`. dtype: empty = bfloat16 on a GPU,
     float32 on a CPU.
     """
     from config.options import GRPOConfig
     from engines.vllm_colocated import ColocatedEngine
-    from memagent import AgentConfig, memagent
-    from models.load import inner, load_model, with_lora
-    from models.logprobs import Row, differences, logprobs, pack
-    from rollout import Sampling, rollout
-    from tasks import worlds
+    from models.load import load_model, with_lora
     from tokens.codec import Codec
 
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", dtype or "bfloat16") if on_gpu else ("cpu", dtype or "float32")
-    free = lambda: torch.cuda.mem_get_info()[0] / 2**30 if on_gpu else 0.0  # noqa: E731
-    agent = AgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13)
-    tasks = list(worlds.make_tasks(0, 8, 3, "one_fact"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary), SMALL, torch.float32)
         codec, policy = Codec.load(folder), load_model(folder, dtype, device)
@@ -104,62 +98,78 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
             sleep,
             gpu_memory_utilization=0.3,
         )
-
-        def apart(turns) -> float:
-            rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
-            found = []
-            with torch.no_grad():
-                for batch in pack(rows, 4096):
-                    flat, some = (
-                        logprobs(inner(policy), batch).tolist(),
-                        [rows[i] for i in batch.index],
-                    )
-                    for row in some:
-                        mine, flat = flat[: len(row.response_ids)], flat[len(row.response_ids) :]
-                        found += differences([row], [mine])
-            return sum(found) / len(found)
-
         rounds = []
-        for step in range(3):
-            before = dict(engine.seconds)
-            asleep = free()
-            with engine.awake(policy):
-                awake = free()
-                done = list(
-                    rollout(
-                        engine, memagent, [(task, 0) for task in tasks], agent, Sampling(), step
-                    )
-                )
-            turns = [turn for t in done for turn in t.turns if turn.response_ids]
-            seconds = {phase: round(s - before[phase], 4) for phase, s in engine.seconds.items()}
-            mean = apart(turns)
-            with torch.no_grad():
-                for name, p in policy.named_parameters():
-                    if p.requires_grad and "lora_A" not in name:
-                        p.add_(NOISE * torch.randn_like(p))
-            rounds.append(
-                {
-                    "mean": mean,
-                    "stale": apart(turns),
-                    "gib_given_back": round(asleep - awake, 3),
-                    "seconds": seconds,
-                }
-            )
-            print(f"round {step}", rounds[-1], flush=True)
+        for number in range(3):
+            rounds.append(one_round(engine, policy, number))
+            print(f"round {number}", rounds[-1], flush=True)
         engine.close()
     return {"mode": mode, "sleep": sleep, "device": device, "rounds": rounds}
 
 
+def one_round(engine, policy, number: int) -> dict:
+    """Sample with the present weights, compare log-probs, then move the weights and compare again.
+
+    The second comparison shows what a sampler with stale weights would look like.
+    """
+    from memagent import AgentConfig, memagent
+    from rollout import Sampling, rollout
+    from tasks import worlds
+
+    agent = AgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13)
+    jobs = [(task, 0) for task in worlds.make_tasks(0, 8, 3, "one_fact")]
+    before = dict(engine.seconds)
+    asleep = free_gib()
+    with engine.awake(policy):
+        awake = free_gib()
+        done = list(rollout(engine, memagent, jobs, agent, Sampling(), number))
+    turns = [turn for t in done for turn in t.turns if turn.response_ids]
+    seconds = {phase: round(s - before[phase], 4) for phase, s in engine.seconds.items()}
+    mean = mean_difference(policy, turns)
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if p.requires_grad and "lora_A" not in name:
+                p.add_(NOISE * torch.randn_like(p))
+    return {
+        "mean": mean,
+        "stale": mean_difference(policy, turns),
+        "gib_given_back": round(asleep - awake, 3),
+        "seconds": seconds,
+    }
+
+
+def free_gib() -> float:
+    return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
+
+
+@torch.no_grad()
+def mean_difference(policy, turns: list) -> float:
+    """Return the mean |log-prob of the sampler - of the policy| of all response tokens."""
+    from models.load import inner
+    from models.logprobs import Row, logprobs, pack
+
+    rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
+    differences = []
+    for batch in pack(rows, 4096):
+        ours = logprobs(inner(policy), batch).tolist()
+        sampler = [logp for i in batch.index for logp in rows[i].sampler]
+        differences += [abs(a - b) for a, b in zip(sampler, ours, strict=True)]
+    return sum(differences) / len(differences)
+
+
+# ---------------------------------------------------------------- training steps
+
+
 def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
-    """Real training steps: documents of random words, made-up rewards. Medians would need more steps: every one is kept."""
+    """Measure real training steps: documents of random words, made-up rewards.
+
+    Every step is reported: medians would need more of them.
+    """
     from commands.dryrun import made_up
     from commands.train import train
-    from config.errors import UserError
     from config.options import GRPOConfig, RunConfig
     from memagent import AgentConfig
-    from models.plan import plan
 
-    shape, rng = TINY if tiny else STEP, random.Random(0)
+    shape = TINY if tiny else STEP
     config = GRPOConfig(
         steps=shape["steps"],
         tasks_per_step=(shape["tasks"],),
@@ -174,32 +184,14 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
         chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"]
     )
     sizes = SMALL if tiny else KNOWN[model]
-    if torch.cuda.is_available():
-        gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if not plan(sizes, mode, gib, 1, config, agent).fits:  # `train` says so after writing 8 GB
-            raise UserError(
-                f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights does not fit {gib:.1f} GiB."
-            )
+    check_fits(sizes, mode, config, agent)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = model_folder(
-            Path(temporary, "base"), sizes, torch.float32 if tiny else torch.bfloat16
-        )
-        tasks = Path(temporary, "tasks.jsonl")
-        words = ["Anna", "Boris", "Clara", "Lima", "Oslo", "reached", "joined"]  # each a token
-        with tasks.open("w") as file:
-            for i in range(shape["tasks"] * shape["steps"]):
-                text = " ".join(
-                    rng.choice(words) for _ in range(shape["sections"] * shape["chunk"] - 8)
-                )
-                file.write(
-                    json.dumps({"question": f"Where is {i}?", "answer": "Lima", "context": text})
-                    + "\n"
-                )
+        dtype = torch.float32 if tiny else torch.bfloat16
         run = RunConfig(
             name="step",
             runs=temporary,
-            model=str(folder),
-            data=str(tasks),
+            model=str(model_folder(Path(temporary, "base"), sizes, dtype)),
+            data=str(write_tasks(Path(temporary, "tasks.jsonl"), shape)),
             engine=ENGINE,
             keep_checkpoints=0,
             keep_trajectories=0,
@@ -207,30 +199,41 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
         )
         train(run, config, agent, rewards=made_up)
         with Path(temporary, "step", "metrics.csv").open() as file:
-            rows = [
-                {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
-            ]
-    keys = (
-        "mismatch_mean",
-        "read_tokens",
-        "reused_tokens",
-        "written_tokens",
-        "computed_tokens",
-        "share_saved",
-        "rollout_s",
-        "switch_s",
-        "update_s",
-        "step_s",
-        "tokens_per_s",
-        "mfu",
-        "peak_gib",
-    )
+            rows = list(csv.DictReader(file))
     return {
         "mode": mode,
         "model": "tiny" if tiny else model,
         "shape": shape,
-        "steps": [{key: round(row[key], 6) for key in keys if key in row} for row in rows],
+        "steps": [{key: round(float(x[key]), 6) for key in COLUMNS if key in x} for x in rows],
     }
+
+
+def check_fits(sizes: Geometry, mode: str, config, agent) -> None:
+    """Raise UserError where a training does not fit this GPU; `train` does after writing 8 GB."""
+    if not torch.cuda.is_available():
+        return
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    if not plan(sizes, mode, gib, 1, config, agent).fits:
+        raise UserError(
+            f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights "
+            f"does not fit {gib:.1f} GiB."
+        )
+
+
+def write_tasks(path: Path, shape: dict) -> Path:
+    """Write the tasks of all steps, documents of random words; returns the path."""
+    rng = random.Random(0)
+    words = ["Anna", "Boris", "Clara", "Lima", "Oslo", "reached", "joined"]  # each a token
+    n_words = shape["sections"] * shape["chunk"] - 8
+    with path.open("w") as file:
+        for i in range(shape["tasks"] * shape["steps"]):
+            text = " ".join(rng.choice(words) for _ in range(n_words))
+            task = {"question": f"Where is {i}?", "answer": "Lima", "context": text}
+            file.write(json.dumps(task) + "\n")
+    return path
+
+
+# ---------------------------------------------------------------- tables
 
 
 def show(part: str, result: dict) -> None:
@@ -245,20 +248,17 @@ def show(part: str, result: dict) -> None:
         for x in result["rounds"]
     ]
     columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
-    table(
-        f"Three rounds, {part}", ("", *columns), [(number, *row) for number, row in enumerate(rows)]
-    )
+    rows = [(number, *row) for number, row in enumerate(rows)]
+    table(f"Three rounds, {part}", ("", *columns), rows)
 
 
 def lines(part: str, result: dict) -> list[dict]:
-    """Say how far the sampler is from the trainer at most, and what was asked."""
+    """Compare the largest distance of sampler and trainer with its bar; steps have none."""
     if part.startswith("step"):
         return []
     bar = BAR[result["device"]]
-    worst, stale = (
-        max(x["mean"] for x in result["rounds"]),
-        min(x["stale"] for x in result["rounds"]),
-    )
+    worst = max(x["mean"] for x in result["rounds"])
+    stale = min(x["stale"] for x in result["rounds"])
     what = f"{result['mode']}, sleep {result['sleep']}: sampler from trainer"
     return [line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar < stale)]
 

@@ -1,7 +1,8 @@
-"""What the benchmarks share: the machine they ran on, timing side by side, the table, the line of JSON at the end.
+"""Shared by the benchmarks: the machine, timing side by side, the table, the line of JSON.
 
-Holds: `machine`, `paired`, `spread`, `table`, `line`, `write`, `finish`, `random_qwen3`. Leaves out: what is
-measured, benchmarks of several parts (parts.py). Exercise it: `python -m bench.update`. Read next: update.py.
+Holds: `machine`, `paired`, `spread`, `show`, `against`, `verdict`, `table`, `line`, `write`,
+`finish`, `random_qwen3`. Leaves out: the measurements, benchmarks of several parts (parts.py).
+Exercise it: `python -m bench.update`. Read next: update.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from models.load import cast_parameters
 from models.plan import Geometry
 
 ROOT = Path(__file__).parent.parent
@@ -33,24 +35,19 @@ torch.set_num_threads(1)
 
 
 def _git(*words: str) -> str:
+    command = ["git", "--no-optional-locks", *words]
     try:
-        run = subprocess.run(
-            ["git", "--no-optional-locks", *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return run.stdout.strip()
 
 
 def machine() -> dict:
-    """Where, when and on what code a benchmark ran. No host name and no path."""
+    """Describe where, when and on what code a benchmark ran, without host names and paths."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    texts = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [text.partition(":")[2].strip() for text in texts if text.startswith("model name")]
     versions = {"python": platform.python_version()}
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     more = ("triton", "peft", "vllm") if gpu else ()
@@ -75,7 +72,10 @@ def machine() -> dict:
 def paired(
     functions: dict[Name, Callable[[], object]], repeats: int = 7
 ) -> dict[Name, list[float]]:
-    """Seconds of every call, [repeats] per name: a warm-up each, then a, b, c, a, b, c, ..: what disturbs one disturbs all."""
+    """Time functions in turns; returns the seconds of every call, [repeats] per name.
+
+    A warm-up each, then a, b, c, a, b, c, ..: what disturbs one disturbs all.
+    """
     seconds: dict[Name, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -88,7 +88,7 @@ def paired(
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Median, least and largest."""
+    """Return median, least and largest value."""
     return {
         "median": round(median(values), digits),
         "min": round(min(values), digits),
@@ -97,12 +97,16 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
 
 
 def show(values: Sequence[float], digits: int = 3) -> str:
-    """The same for a table: "0.512 (0.490-0.630)"."""
+    """Format the same for a table: "0.512 (0.490-0.630)"."""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def against(peer: Sequence[float], ours: Sequence[float], bar: float | None = None) -> dict:
-    """How many times faster ours is: the ratio of the medians, the least and largest ratio of a round, and whether a bar is met."""
+    """Compare seconds of two sides, round by round: how many times faster is ours?
+
+    Returns `ratio` (of the medians), `ratio_min` and `ratio_max` (of a round); with a bar, also
+    `bar` and `met`.
+    """
     rounds = [a / b for a, b in zip(peer, ours, strict=True)]
     ratio = median(peer) / median(ours)
     out = {
@@ -114,33 +118,34 @@ def against(peer: Sequence[float], ours: Sequence[float], bar: float | None = No
 
 
 def verdict(result: dict) -> str:
-    """ "at least 6x: met" or "at least 6x: MISSED"."""
+    """Format the outcome of a bar: "at least 6x: met" or "at least 6x: MISSED"."""
     return f"at least {result['bar']:g}x: {'met' if result['met'] else 'MISSED'}"
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    shown = Table(title=title)
+    """Print a table."""
+    out = Table(title=title)
     for column, name in enumerate(header):
-        shown.add_column(name, justify="right" if column else "left")
+        out.add_column(name, justify="right" if column else "left")
     for row in rows:
-        shown.add_row(*map(str, row))
-    Console(width=150).print(shown)
+        out.add_row(*map(str, row))
+    Console(width=150).print(out)
 
 
 def line(what: str, measured: object, bar: str, met: bool) -> dict:
-    """A line of the table over all benchmarks."""
+    """Make a line of the table over all benchmarks."""
     return {"what": what, "measured": str(measured), "bar": bar, "met": bool(met)}
 
 
 def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
-    """The result with the machine: pretty in bench/results/NAME.json, and as the last line printed."""
+    """Write a result with its machine to bench/results/NAME.json, and print it as the last line."""
     result = {"benchmark": name, "lines": list(lines), **result, "machine": machine()}
     write(RESULTS / f"{name}.json", result)
     print(json.dumps(result))
 
 
 def write(path: Path, result: dict) -> None:
-    """Write a result, pretty: whole or not at all, however the process ends."""
+    """Write a result as indented JSON, atomically."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -166,6 +171,4 @@ def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int =
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
-    for p in model.parameters():  # the angles of the positions stay exact, as when it is loaded
-        p.data = p.data.to(dtype)
-    return model.eval()
+    return cast_parameters(model, dtype).eval()

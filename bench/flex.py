@@ -1,17 +1,18 @@
 """The packed row's attention: FlexAttention against the bucket path.
 
 Holds: `flex`, a part of gpu.py: log-probs, gradients, graphs compiled, speed of attention alone.
-Leaves out: the update. Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: tokens/trie.py.
+Leaves out: the update.
+Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: tokens/trie.py.
 
-Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: the mask,
-the layout and the graphs are tried, the kernels are not.
+Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: that
+checks the mask, the layout and the graphs, not the kernels.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from unittest.mock import patch
@@ -20,16 +21,12 @@ import torch
 
 from bench.common import line, table
 from models.load import recompute
-from models.logprobs import Batch, Row, logprobs, pack
+from models.logprobs import Row, TokenBatch, logprobs, pack
 from tokens import attention as tokens_attention
 from tokens import trie
 
-ROWS = (
-    (200, 30, 30, 4),
-    (1500, 200, 100, 4),
-    (700, 100, 60, 3),
-    (100, 20, 20, 2),
-)  # common, own, response, members
+# common, own, response, members
+ROWS = ((200, 30, 30, 4), (1500, 200, 100, 4), (700, 100, 60, 3), (100, 20, 20, 2))
 TINY_ROWS = ((40, 6, 5, 3), (700, 20, 10, 2), (20, 4, 3, 2))
 ATTENTION = {
     "shared, 16k": (2048, 512, 512, 13),
@@ -39,10 +36,13 @@ ATTENTION = {
 BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
 
 
-def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> Batch:
+def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> TokenBatch:
     """Make one group's turns as one trie; common = 0: nothing in common."""
     rng = random.Random(0)
-    some = lambda n: [rng.randrange(2, vocab) for _ in range(n)]  # noqa: E731
+
+    def some(n: int) -> list[int]:
+        return [rng.randrange(2, vocab) for _ in range(n)]
+
     section = some(common)
     rows = [Row(section + some(own), some(response), [0.0] * response) for _ in range(members)]
     (batch,) = pack(rows, 1 << 16)
@@ -57,36 +57,26 @@ def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     sizes = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=4, vocab_size=8192)
-    heads = {128: (32, 8), 64: (9, 3), 32: (4, 4)}[head]
+    heads, kv_heads = {128: (32, 8), 64: (9, 3), 32: (4, 4)}[head]
+    make_config, make_model = LlamaConfig, LlamaForCausalLM
+    if head == 128 or tiny:
+        make_config, make_model = Qwen3Config, Qwen3ForCausalLM
     if tiny:
-        sizes, head, heads = (
-            dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512),
-            16,
-            (4, 2),
-        )
+        sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512)
+        head, heads, kv_heads = 16, 4, 2
     if head == 64:
         sizes["hidden_size"] = 576
-    config, model = (
-        (Qwen3Config, Qwen3ForCausalLM)
-        if heads == (32, 8) or tiny
-        else (LlamaConfig, LlamaForCausalLM)
+    config = make_config(
+        **sizes,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head,
+        tie_word_embeddings=True,
+        max_position_embeddings=40_960,
     )
     torch.manual_seed(0)
     with torch.device(device):
-        return (
-            model(
-                config(
-                    **sizes,
-                    num_attention_heads=heads[0],
-                    num_key_value_heads=heads[1],
-                    head_dim=head,
-                    tie_word_embeddings=True,
-                    max_position_embeddings=40_960,
-                )
-            )
-            .to(dtype)
-            .eval()
-        )
+        return make_model(config).to(dtype).eval()
 
 
 @lru_cache(maxsize=1)
@@ -109,20 +99,19 @@ def path(flex: bool, device: str) -> Iterator[None]:
             yield
 
 
-def both(model, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def both(model, batch: TokenBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Compute log-probs [R], and every parameter's gradient of their sum."""
     model.zero_grad()
     logp = logprobs(model, batch)
     logp.sum().backward()
-    return logp.detach().float(), {
-        name: p.grad.float().clone() for name, p in model.named_parameters()
-    }
+    gradients = {name: p.grad.float().clone() for name, p in model.named_parameters()}
+    return logp.detach().float(), gradients
 
 
-def compare(model, batch: Batch, device: str) -> dict:
-    """Say how far the two paths are apart.
+def compare(model, batch: TokenBatch, device: str) -> dict:
+    """Measure the distance of the two paths.
 
-    `logp` on average, `grad` in relative norm; `again`: flex from itself, a second time.
+    `logp` on average, `grad` in relative norm; `again`: of two runs of flex.
     """
     from torch._dynamo.utils import counters
 
@@ -147,7 +136,7 @@ def compare(model, batch: Batch, device: str) -> dict:
     }
 
 
-def speed(batch: Batch) -> dict:
+def speed(batch: TokenBatch) -> dict:
     """Measure attention alone on a GPU, with Qwen3-4B's heads in bfloat16: milliseconds, TFLOP/s.
 
     The pairs that the mask leaves out are not counted.
@@ -167,30 +156,31 @@ def speed(batch: Batch) -> dict:
     def forward() -> torch.Tensor:
         return attention(0, q, k, v, head**-0.5)
 
-    took = {}
-    for name, function in {
-        "forward": forward,
-        "both": lambda: forward().backward(upstream),
-    }.items():
-        for _ in range(3):
-            function()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            function()
-        end.record()
-        torch.cuda.synchronize()
-        took[name] = start.elapsed_time(end) / 10
+    forward_ms = milliseconds(forward)
+    both_ms = milliseconds(lambda: forward().backward(upstream))
     pairs = sum(s.depth * len(s) + len(s) * (len(s) + 1) / 2 for s in batch.trie.segments)
     flop = 4 * heads * head * pairs
     return {
         "tokens": len(batch.trie),
         "mask_ms": round(built * 1e3, 1),
-        "forward_ms": round(took["forward"], 3),
-        "both_ms": round(took["both"], 3),
-        "forward_tflops": round(flop / took["forward"] / 1e9, 1),
-        "backward_tflops": round(2.5 * flop / (took["both"] - took["forward"]) / 1e9, 1),
+        "forward_ms": round(forward_ms, 3),
+        "both_ms": round(both_ms, 3),
+        "forward_tflops": round(flop / forward_ms / 1e9, 1),
+        "backward_tflops": round(2.5 * flop / (both_ms - forward_ms) / 1e9, 1),
     }
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    """Time a function on a GPU: the mean of ten calls, after three to warm up."""
+    for _ in range(3):
+        function()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(10):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 10
 
 
 def flex(tiny: bool) -> dict:
@@ -199,21 +189,20 @@ def flex(tiny: bool) -> dict:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = [(128, torch.float32), *[(head, torch.bfloat16) for head in (128, 64, 32)]]
-    found: list[dict] = []
+    paths: list[dict] = []
     for head, dtype in models[: 1 if tiny else None]:
         model = model_of(head, dtype, tiny, device)
         recompute(model, True)
         for rows in TINY_ROWS if tiny else ROWS:
-            with torch._dynamo.config.patch(
-                recompile_limit=64
-            ):  # four models in one process; the product has one
-                result = compare(model, batch_of(*rows, model.config.vocab_size - 8), device)
-            found.append(
-                {"head": model.config.head_dim, "dtype": str(dtype).removeprefix("torch.")} | result
-            )
-            print(found[-1], flush=True)
+            batch = batch_of(*rows, model.config.vocab_size - 8)
+            # four models in one process need more graphs than a training's one
+            with torch._dynamo.config.patch(recompile_limit=64):
+                result = compare(model, batch, device)
+            name = str(dtype).removeprefix("torch.")
+            paths.append({"head": model.config.head_dim, "dtype": name} | result)
+            print(paths[-1], flush=True)
     alone = {} if tiny else {name: speed(batch_of(*rows, 8000)) for name, rows in ATTENTION.items()}
-    return {"paths": found, "attention": alone, "graphs": found[-1]["graphs"]}
+    return {"paths": paths, "attention": alone, "graphs": paths[-1]["graphs"]}
 
 
 def show_flex(result: dict) -> None:
@@ -229,18 +218,11 @@ def show_flex(result: dict) -> None:
 
 
 def flex_lines(result: dict) -> list[dict]:
-    """Say for each type how far the gradients are apart at most."""
-    worst = {
-        bar: max((x["grad"] for x in result["paths"] if x["dtype"] == bar), default=None)
-        for bar in BARS
-    }
-    return [
-        line(
-            f"flex: gradients from the buckets', {dtype}",
-            f"{grad:.2g}",
-            f"at most {BARS[dtype]:g}",
-            grad <= BARS[dtype],
-        )
-        for dtype, grad in worst.items()
-        if grad is not None
-    ]
+    """Compare the largest distance of the gradients, for each type, with its bar."""
+    lines = []
+    for dtype, bar in BARS.items():
+        distances = [path["grad"] for path in result["paths"] if path["dtype"] == dtype]
+        if distances:
+            worst, what = max(distances), f"flex: gradients from the buckets', {dtype}"
+            lines.append(line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar))
+    return lines

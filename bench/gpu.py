@@ -2,10 +2,11 @@
 
 Holds: seconds, tokens a second, utilisation and peak memory of LoRA and of full fine-tuning, each
 as `train` does it on one GPU, in both layouts; the mean difference of log-probs between the packed
-row and one sequence at a time; the kernels that a LoRA update spends its time in. Leaves out:
-rollouts and whole steps (engines/vllm_colocated.py), the packed row's attention (flex.py, a part of this one).
-Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without one
-(does it run?). Read next: parts.py.
+row and one sequence at a time; a profile of a LoRA update.
+Leaves out: rollouts and whole steps (colocated.py), the packed row's attention (flex.py, a part of
+this one).
+Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without
+one, to see that it runs. Read next: parts.py.
 
 Tasks of G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory
 and 512 of response of each member's own. Layers are recomputed. The parts, alone with `--part`:
@@ -38,7 +39,7 @@ from config.options import GRPOConfig
 from grpo import policy_loss, token_weights
 from models import ranks
 from models.load import inner, optimizer_of, recompute, with_lora
-from models.logprobs import Row, logprobs, pack, score
+from models.logprobs import Row, logprobs, pack, policy_logprobs
 from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
@@ -52,6 +53,7 @@ SHARED_OVER_PAPER = 1.8
 REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
 LAYOUTS = ("paper", "shared")
+PHASES = ("passes_s", "clip_s", "optimizer_s")
 MOST_SHOWN = 25  # operators and kernels of a profile
 
 
@@ -65,7 +67,8 @@ def check_fits(sizes: Geometry, row_tokens: int, gib: float) -> dict[str, float]
     if state + activations > room:
         raise UserError(
             f"By the plan's figures a full update of {sizes.weights / 1e9:.3g} billion weights "
-            f"takes {state + activations:.1f} GiB, and a card of {gib:.1f} GiB has room for {room:.1f}."
+            f"takes {state + activations:.1f} GiB, "
+            f"and a card of {gib:.1f} GiB has room for {room:.1f}."
         )
     return {"state": round(state, 2), "activations": round(activations, 2)}
 
@@ -79,23 +82,25 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     """
     on_gpu = device == "cuda"
     if mode == "lora":
-        yield with_lora(
-            random_qwen3(sizes, torch.bfloat16 if on_gpu else torch.float32, device), CONFIG
-        )
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        yield with_lora(random_qwen3(sizes, dtype, device), CONFIG)
         return
     from torch.distributed.device_mesh import init_device_mesh
 
-    with ranks.joined(on_gpu):
+    with ranks.process_group(on_gpu):
         model = random_qwen3(sizes, torch.float32, device)
-        ranks.shard(
-            model, init_device_mesh(device, (1,)), mixed=on_gpu, logprobs=logprobs, alone=alone
-        )
+        mesh = init_device_mesh(device, (1,))
+        ranks.shard(model, mesh, mixed=on_gpu, logprobs=logprobs, alone=alone)
         yield model
 
 
 def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
+    """Make random turns of some groups; the same pieces in both layouts."""
     rng = random.Random(0)
-    some = lambda n: [rng.randrange(2, vocab) for _ in range(n)]  # noqa: E731
+
+    def some(n: int) -> list[int]:
+        return [rng.randrange(2, vocab) for _ in range(n)]
+
     rows = []
     for _ in range(groups):
         common = some(shape["common"])
@@ -117,16 +122,15 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, flo
     clock = [now(model.device)]
     for batch in pack(rows, row_tokens):
         tokens += len(batch.trie)
-        logp = score(model, batch)
-        sizes = torch.tensor([len(rows[i].response_ids) for i in batch.index])
-        advantage, weight = (
-            torch.tensor([of(i) for i in batch.index]).repeat_interleave(sizes).to(model.device)
-            for of in (lambda i: rows[i].advantage, weights.__getitem__)
-        )
-        loss, _ = policy_loss(logp, logp.detach(), logp.detach(), advantage, weight, CONFIG)
+        logp = policy_logprobs(model, batch)
+        batch = batch.to(model.device)
+        weight, old = batch.per_token(weights), logp.detach()
+        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, CONFIG)
         loss.backward()
     clock.append(now(model.device))
-    norm = ranks.whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)).item()
+    norm = ranks.full_tensor(
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
+    ).item()
     clock.append(now(model.device))
     optimizer.step()
     optimizer.zero_grad()
@@ -143,7 +147,7 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, flo
 
 
 def now(device: torch.device) -> float:
-    """Return the seconds of a clock, when all that was asked of the device is done."""
+    """Return the seconds of a clock, after all work queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -151,10 +155,8 @@ def now(device: torch.device) -> float:
 
 def alone(model, row: Row) -> torch.Tensor:
     """Compute log-probs of a row's response ids [R], by transformers' own attention."""
-    ids, p = (
-        torch.tensor([row.prompt_ids + row.response_ids], device=model.device),
-        len(row.prompt_ids),
-    )
+    ids = torch.tensor([row.prompt_ids + row.response_ids], device=model.device)
+    p = len(row.prompt_ids)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0, p - 1 : -1]
     return model.lm_head(hidden).float().log_softmax(-1).gather(1, ids[0, p:, None])[:, 0]
 
@@ -168,10 +170,10 @@ def rounding(policy, rows: list[Row], row_tokens: int) -> float:
     model, differences = inner(policy), []
     one = model.alone if hasattr(model, "alone") else partial(alone, model)
     for batch in pack(rows, row_tokens):
-        packed = score(model, batch).float().split([len(rows[i].response_ids) for i in batch.index])
-        differences += [
-            (ours - one(rows[i])).abs() for i, ours in zip(batch.index, packed, strict=True)
-        ]
+        sizes = [len(rows[i].response_ids) for i in batch.index]
+        packed = policy_logprobs(model, batch).float().split(sizes)
+        for i, ours in zip(batch.index, packed, strict=True):
+            differences.append((ours - one(rows[i])).abs())
     return torch.cat(differences).mean().item()
 
 
@@ -187,57 +189,63 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     shape, sizes, vocab, device = setting(tiny, model)
     out: dict = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape}
     if mode == "full" and device == "cuda":
-        out["plan_gib"] = check_fits(
-            sizes, shape["row_tokens"], torch.cuda.get_device_properties(0).total_memory / GIB
-        )
+        gib = torch.cuda.get_device_properties(0).total_memory / GIB
+        out["plan_gib"] = check_fits(sizes, shape["row_tokens"], gib)
     with policy_of(mode, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
         out["mean_dlogp"] = rounding(policy, turns("shared", 1, shape, vocab), shape["row_tokens"])
         print(f"mean |log-prob of the packed row - alone| {out['mean_dlogp']:.2g}", flush=True)
-        layers = [p for name, p in policy.named_parameters() if ".layers." in name]
-        per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
-        card = torch.cuda.get_device_name() if device == "cuda" else ""
-        peak = next(
-            (tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan
-        )
         for layout in LAYOUTS:
-            rows, found = turns(layout, 2, shape, vocab), []
-            for _ in range(REPEATS + 1):  # the first one compiles
-                if device == "cuda":
-                    torch.cuda.reset_peak_memory_stats()
-                found.append(update(policy, rows, optimizer, shape["row_tokens"]))
-            first, *found = found
-            phases = {
-                name: round(median(x[name] for x in found), 4)
-                for name in ("passes_s", "clip_s", "optimizer_s")
-            }
-            tokens, s = first["tokens"], median(x["seconds"] for x in found)
-            out[layout] = {
-                "first_s": round(first["seconds"], 4),
-                "seconds": [round(x["seconds"], 4) for x in found],
-                **phases,
-                "turn_tokens": sum(map(len, rows)),
-                "computed_tokens": tokens,
-                "tokens_per_s": round(tokens / s),
-                "conversations_per_s": round(len(rows) / s, 3),
-                "mfu": round(tokens / s * per_token / peak, 4),
-                "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)
-                if device == "cuda"
-                else None,
-            }
+            rows = turns(layout, 2, shape, vocab)
+            out[layout] = repeated(policy, rows, optimizer, shape["row_tokens"])
             print(layout, out[layout], flush=True)
-    out["shared_over_paper"] = round(
-        out["shared"]["conversations_per_s"] / out["paper"]["conversations_per_s"], 2
-    )
+    speeds = [out[layout]["conversations_per_s"] for layout in ("shared", "paper")]
+    out["shared_over_paper"] = round(speeds[0] / speeds[1], 2)
     return out
 
 
-def profile(tiny: bool) -> dict:
-    """Say where the time of a LoRA update goes.
+def repeated(policy, rows: list[Row], optimizer, row_tokens: int) -> dict:
+    """Measure one update several times, the first time apart: it compiles."""
+    device = inner(policy).device.type
+    updates = []
+    for _ in range(REPEATS + 1):
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        updates.append(update(policy, rows, optimizer, row_tokens))
+    first, *updates = updates
+    tokens, s = first["tokens"], median(x["seconds"] for x in updates)
+    peak_gib = round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else None
+    return {
+        "first_s": round(first["seconds"], 4),
+        "seconds": [round(x["seconds"], 4) for x in updates],
+        **{phase: round(median(x[phase] for x in updates), 4) for phase in PHASES},
+        "turn_tokens": sum(map(len, rows)),
+        "computed_tokens": tokens,
+        "tokens_per_s": round(tokens / s),
+        "conversations_per_s": round(len(rows) / s, 3),
+        "mfu": round(tokens / s * flop_per_token(policy) / peak_flops(device), 4),
+        "peak_gib": peak_gib,
+    }
 
-    Lists its operators by the shape of what they are given and, on a GPU, its kernels, each with
-    the milliseconds of its own. An operator's are those of the kernels that it starts; on a CPU
-    they are the processor's.
+
+def flop_per_token(policy) -> int:
+    """Count the FLOP of matrix multiplications in the layers: frozen weights have no gradient."""
+    layers = [p for name, p in policy.named_parameters() if ".layers." in name]
+    return sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
+
+
+def peak_flops(device: str) -> float:
+    """Return the card's peak FLOP/s, nan for an unknown card or a CPU."""
+    card = torch.cuda.get_device_name() if device == "cuda" else ""
+    return next((tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan)
+
+
+def profile(tiny: bool) -> dict:
+    """Profile a LoRA update.
+
+    Lists its operators by the shapes of their inputs and, on a GPU, its kernels, each with the
+    milliseconds of its own. An operator's are those of the kernels that it starts; on a CPU they
+    are the processor's.
     """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -249,36 +257,41 @@ def profile(tiny: bool) -> dict:
         measure = partial(update, policy, rows, optimizer, shape["row_tokens"])
         measure()  # compiles
         undisturbed = measure()
-        activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device == "cuda")]
+        activities = [ProfilerActivity.CPU]
+        if device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
             measure()
     events = profiler.key_averages(group_by_input_shape=True)
-    own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    out: dict = {
+    operators = [e for e in events if e.device_type == DeviceType.CPU]
+    kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
+    own_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return {
         "tokens": undisturbed["tokens"],
         "seconds": round(undisturbed["seconds"], 4),
         "shape": shape,
+        "operators": longest(operators, own_time),
+        "kernels": longest(kernels, own_time),
     }
-    for kind, on_host in (("operators", True), ("kernels", False)):
-        chosen = [e for e in events if (e.device_type == DeviceType.CPU) == on_host]
-        if not on_host:  # a range that somebody has named is no kernel
-            chosen = [e for e in chosen if not e.is_user_annotation]
-        total = sum(getattr(e, own) for e in chosen)
-        chosen = sorted(chosen, key=lambda e: -getattr(e, own))[:MOST_SHOWN]
-        out[kind] = {
-            "ms": round(total / 1e3, 3),
-            "most": [
-                {
-                    "name": e.key,
-                    "shapes": str([s for s in e.input_shapes or () if s]),
-                    "calls": e.count,
-                    "ms": round(getattr(e, own) / 1e3, 3),
-                    "share": round(getattr(e, own) / max(total, 1e-9), 4),
-                }
-                for e in chosen
-            ],
-        }
-    return out
+
+
+def longest(events: list, own_time: str) -> dict:
+    """List the profiler's events that take the most time, and the time of all."""
+    total = sum(getattr(e, own_time) for e in events)
+    events = sorted(events, key=lambda e: -getattr(e, own_time))[:MOST_SHOWN]
+    return {
+        "ms": round(total / 1e3, 3),
+        "most": [
+            {
+                "name": e.key,
+                "shapes": str([s for s in e.input_shapes or () if s]),
+                "calls": e.count,
+                "ms": round(getattr(e, own_time) / 1e3, 3),
+                "share": round(getattr(e, own_time) / max(total, 1e-9), 4),
+            }
+            for e in events
+        ],
+    }
 
 
 def show(part: str, result: dict) -> None:
@@ -286,62 +299,47 @@ def show(part: str, result: dict) -> None:
     if part == "flex":
         show_flex(result)
     elif part == "profile":
-        print(f"A LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
-        for kind in ("operators", "kernels"):
-            rows = [
-                (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
-                for x in result[kind]["most"]
-            ]
-            if rows:
-                table(
-                    f"{kind}: {result[kind]['ms']:,} ms in all",
-                    ("own time", "shapes", "calls", "ms", "share"),
-                    rows,
-                )
+        show_profile(result)
     else:
         columns = (
-            "tokens_per_s",
-            "conversations_per_s",
-            "mfu",
-            "peak_gib",
-            "passes_s",
-            "clip_s",
-            "optimizer_s",
-            "first_s",
-        )
-        rows = [
-            (f"{part}, {layout}", *(result[layout][name] for name in columns)) for layout in LAYOUTS
-        ]
+            "tokens_per_s", "conversations_per_s", "mfu", "peak_gib", *PHASES, "first_s",
+        )  # fmt: skip
+        rows = [(f"{part}, {layout}", *map(result[layout].get, columns)) for layout in LAYOUTS]
         table("Update in packed rows", ("", *columns), rows)
         print(f"{part}: mean |log-prob of the packed row - alone| = {result['mean_dlogp']:.2g}")
 
 
+def show_profile(result: dict) -> None:
+    print(f"A LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
+    for kind in ("operators", "kernels"):
+        rows = [
+            (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
+            for x in result[kind]["most"]
+        ]
+        if rows:
+            header = ("own time", "shapes", "calls", "ms", "share")
+            table(f"{kind}: {result[kind]['ms']:,} ms in all", header, rows)
+
+
 def lines(part: str, result: dict) -> list[dict]:
-    """Say what was measured and what was asked; of full-1.7b nothing was."""
+    """List what was measured against the bars; full-1.7b has none."""
     if part == "flex":
         return flex_lines(result)
     if part == "profile":
         return []
-    speed, gib = (
-        result["paper"]["tokens_per_s"],
-        max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS),
-    )
-    ratio, target = result["shared_over_paper"], TARGETS.get(part)
-    asked = [("", True)] * 3
-    if target:
-        asked = [
+    speed, ratio = result["paper"]["tokens_per_s"], result["shared_over_paper"]
+    gib = max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS)
+    bars = [("", True)] * 3
+    if target := TARGETS.get(part):
+        bars = [
             (f"at least {target['tokens_per_s']:,}", speed >= target["tokens_per_s"]),
             (f"at most {target['gib']}", gib <= target["gib"]),
             (f"at least {SHARED_OVER_PAPER}x", ratio >= SHARED_OVER_PAPER),
         ]
-    measured = {
-        "tokens/s computed": f"{speed:,}",
-        "peak GiB": gib,
-        "shared / paper, conversations/s": f"{ratio}x",
-    }
     return [
-        line(f"{part}: {what}", value, *bar)
-        for (what, value), bar in zip(measured.items(), asked, strict=True)
+        line(f"{part}: tokens/s computed", f"{speed:,}", *bars[0]),
+        line(f"{part}: peak GiB", gib, *bars[1]),
+        line(f"{part}: shared / paper, conversations/s", f"{ratio}x", *bars[2]),
     ]
 
 

@@ -1,11 +1,13 @@
-"""The length of the document: tokens a second and memory of the agent from 7 thousand to 3.5 million tokens, with the embedded policy.
+"""Document length: tokens a second and memory of the agent from 7 thousand to 3.5 million tokens.
 
-Holds: the measurement and its plot (bench/results/length.png). Leaves out: accuracy (the demo measures it up to 1,024 sections).
+Holds: the measurement with the embedded policy and its plot (bench/results/length.png).
+Leaves out: accuracy (the demo measures it up to 1,024 sections).
 Exercise it: `python -m bench.length`. Read next: loop.py.
 
-One document at a time, in sections of 1,536 tokens. Every length is read in a process of its own, whose memory is looked at after every
-turn; the short documents are read again and again, for as long as a stretch of the long one takes, before and after it. "Grown" is what
-came on top of the document, its text and token ids, while it was read.
+One document at a time, in sections of 1,536 tokens. Every length is read in a process of its own,
+whose memory is sampled after every turn; a short document is read again and again, for as long as a
+stretch of the long one takes, before and after it. "Grown" is the memory that came on top of the
+document, its text and token ids, while it was read.
 """
 
 from __future__ import annotations
@@ -30,24 +32,31 @@ from tasks import worlds
 from tokens.codec import Codec
 
 LENGTHS = (7_000, 56_000, 448_000, 3_500_000)
-SECTION_TOKENS, STRETCH = 1536, 200_000  # tokens read between two looks at the clock
+SECTION_TOKENS = 1536
+STRETCH = 200_000  # tokens that one rate is measured over
 BAR = 0.1  # tokens/s at any length within 10 % of the median of all
 
 
 def document(codec: Codec, n_tokens: int):
-    """So many tokens of generated English; a piece of 48,000 tokens over and over, it is read and not asked about."""
+    """Make n_tokens of generated English: one piece of 48,000 tokens over and over.
+
+    It is read and not asked about.
+    """
     piece = codec.encode(worlds.make_task("length", 2000, "one_fact").document)
     ids = piece * (n_tokens // len(piece) + 1)
     return codec.decode(ids[:n_tokens])
 
 
 def now_mib() -> float:
-    """Memory of this process at present."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def read(n_tokens: int) -> dict:
-    """Read documents of n_tokens until STRETCH tokens, or one document, are done; in a process of its own."""
+    """Read documents of n_tokens until STRETCH tokens, or one document, are done.
+
+    For a process of its own. Returns `tokens_per_s` of every stretch and the memory in MiB.
+    """
     codec = Codec.load(EMBEDDED)
     engine = TransformersEngine(load_model(EMBEDDED, "float32", "cpu"), codec)
     _, config = resolve("demo", EMBEDDED, {}, {"chunk_tokens": SECTION_TOKENS})
@@ -78,22 +87,21 @@ def read(n_tokens: int) -> dict:
     }
 
 
-def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(read(int(sys.argv[1]))))
-        return
+def measure() -> dict[int, list[dict]]:
+    """Read every length in processes of their own: length -> results of `read`.
+
+    Up and down again: what disturbs the machine disturbs all lengths.
+    """
     runs: dict[int, list[dict]] = {n: [] for n in LENGTHS}
-    for n in (
-        *LENGTHS,
-        *LENGTHS[-2::-1],
-    ):  # up and down again: what disturbs the machine disturbs all
-        out = subprocess.run(
-            [sys.executable, "-m", "bench.length", str(n)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        runs[n].append(json.loads(out.splitlines()[-1]))
+    for n in (*LENGTHS, *LENGTHS[-2::-1]):
+        command = [sys.executable, "-m", "bench.length", str(n)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        runs[n].append(json.loads(done.stdout.splitlines()[-1]))
+    return runs
+
+
+def cells_of(runs: dict[int, list[dict]]) -> list[dict]:
+    """Summarise the runs, one cell a length."""
     rates = {n: [r for run in runs[n] for r in run["tokens_per_s"]] for n in LENGTHS}
     middle = median(median(r) for r in rates.values())
     cells = []
@@ -111,61 +119,59 @@ def main() -> None:
                 "mib_grown_while_reading": round(max(grown), 1),
             }
         )
+    return cells
+
+
+def print_table(cells: list[dict]) -> None:
+    header = (
+        "tokens", "tokens/s", "least", "largest", "against the median", "MiB at most",
+        "grown while reading",
+    )  # fmt: skip
+    numbers = ("tokens", "tokens_per_s", "min", "max")
+    rows = [
+        (
+            *(f"{c[name]:,}" for name in numbers),
+            f"{c['against_median']:+.1%}",
+            c["mib_peak"],
+            c["mib_grown_while_reading"],
+        )
+        for c in cells
+    ]
+    table("One document, sections of 1,536 tokens, one thread, float32", header, rows)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(read(int(sys.argv[1]))))
+        return
+    runs = measure()
+    cells = cells_of(runs)
     met = {
         "speed": all(abs(c["against_median"]) <= BAR for c in cells),
         "memory": all(c["mib_grown_while_reading"] <= 0.1 * c["mib_peak"] for c in cells),
     }
-    long = runs[LENGTHS[-1]][0]["tokens_per_s"]
-    table(
-        "One document, sections of 1,536 tokens, one thread, float32",
-        (
-            "tokens",
-            "tokens/s",
-            "least",
-            "largest",
-            "against the median",
-            "MiB at most",
-            "grown while reading",
-        ),
-        [
-            (
-                f"{c['tokens']:,}",
-                f"{c['tokens_per_s']:,}",
-                f"{c['min']:,}",
-                f"{c['max']:,}",
-                f"{c['against_median']:+.1%}",
-                c["mib_peak"],
-                c["mib_grown_while_reading"],
-            )
-            for c in cells
-        ],
-    )
+    print_table(cells)
     furthest = max((c["against_median"] for c in cells), key=abs)
     grown = f"{cells[-1]['mib_grown_while_reading']} of {cells[-1]['mib_peak']} MiB"
+    what = "tokens/s from 7 thousand to 3.5 million tokens, furthest from the median"
     lines = [
-        line(
-            "tokens/s from 7 thousand to 3.5 million tokens, furthest from the median",
-            f"{furthest:+.1%}",
-            "within 10 %",
-            met["speed"],
-        ),
+        line(what, f"{furthest:+.1%}", "within 10 %", met["speed"]),
         line("memory grown while reading 3.5 million tokens", grown, "at most 10 %", met["memory"]),
     ]
+    long = runs[LENGTHS[-1]][0]["tokens_per_s"]
     plot(cells, long)
-    finish(
-        "length",
-        {
-            "met": all(met.values()),
-            "met_each": met,
-            "section_tokens": SECTION_TOKENS,
-            "cells": cells,
-            "long_document_tokens_per_s": [round(x) for x in long],
-        },
-        lines,
-    )
+    result = {
+        "met": all(met.values()),
+        "met_each": met,
+        "section_tokens": SECTION_TOKENS,
+        "cells": cells,
+        "long_document_tokens_per_s": [round(x) for x in long],
+    }
+    finish("length", result, lines)
 
 
 def plot(cells: list[dict], long: list[float]) -> None:
+    """Draw speed and memory over the length; long: rates inside the longest document."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -181,14 +187,8 @@ def plot(cells: list[dict], long: list[float]) -> None:
         axes.set(xscale="log", xlabel="tokens of the document", ylabel=label, ylim=(0, None))
         axes.grid(alpha=0.3)
     left.fill_between(x, [c["min"] for c in cells], [c["max"] for c in cells], alpha=0.2)
-    left.plot(
-        [STRETCH * (k + 1) for k in range(len(long))],
-        long,
-        ".",
-        color="gray",
-        markersize=3,
-        label="inside the longest",
-    )
+    read = [STRETCH * (k + 1) for k in range(len(long))]
+    left.plot(read, long, ".", color="gray", markersize=3, label="inside the longest")
     left.legend(loc="lower left", frameon=False)
     figure.savefig(RESULTS / "length.png", dpi=120)
 

@@ -1,10 +1,10 @@
-"""Benchmarks of several parts: each has a process of its own and is kept as it ends.
+"""Benchmarks of several parts: each part has its own process, and its result is saved at once.
 
-Holds: `Benchmark`, `streamed`. Leaves out: what is measured (gpu.py, engines/vllm_colocated.py).
+Holds: `Benchmark`, `streamed`. Leaves out: the measurements (gpu.py, colocated.py).
 Exercise it: `python -m bench.gpu --tiny --part lora`. Read next: gpu.py.
 
-Time on a GPU is lent by the minute. bench/results/NAME.json is replaced after each part, so that
-a kill loses the part that runs and no other, and the next call goes on with what is missing.
+Time on a GPU is often rented by the minute. bench/results/NAME.json is replaced after each part, so
+a kill loses no part but the running one, and the next call continues with the missing parts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from config.errors import UserError
 
 
 def streamed(command: Sequence[str]) -> tuple[dict | None, str]:
-    """Run a command and pass on what it prints, line by line, as it comes.
+    """Run a command and pass its output on, line by line, as it comes.
 
-    Returns the JSON of the last line of its output that begins with "{", or None if it failed or
-    there is none; and the last lines of its errors.
+    Returns the JSON of the last line of output that begins with "{", or None if the command failed
+    or there is none; and the last lines of its errors.
     """
     last, errors = "", deque(maxlen=20)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
@@ -59,10 +59,10 @@ def streamed(command: Sequence[str]) -> tuple[dict | None, str]:
         except BaseException:
             process.terminate()
             raise
-    said = "".join(errors).strip()
+    tail = "".join(errors).strip()
     if process.returncode or not last:
-        return None, said or f"exit code {process.returncode}, and it printed no result"
-    return json.loads(last), said
+        return None, tail or f"exit code {process.returncode}, and it printed no result"
+    return json.loads(last), tail
 
 
 @dataclass(frozen=True)
@@ -70,29 +70,31 @@ class Benchmark:
     """A benchmark of several parts. `main` is its command line."""
 
     name: str  # of its module in bench/ and of its result
-    parts: dict[str, Callable[[bool], dict]]  # name -> what measures it; the argument: tiny
+    parts: dict[str, Callable[[bool], dict]]  # name -> its measurement; the argument: tiny
     show: Callable[[str, dict], None]  # prints the table of one part
-    lines: Callable[[str, dict], list[dict]]  # of one part: against what was asked (`common.line`)
-    module: str = ""  # if it is another than bench.NAME
+    lines: Callable[[str, dict], list[dict]]  # of one part, against the bars (`common.line`)
+    module: str = ""  # empty = bench.NAME
 
-    def kept(self) -> dict[str, dict]:
+    def saved(self) -> dict[str, dict]:
         """Read the results so far: part -> result, in the order of the parts."""
         path = common.RESULTS / f"{self.name}.json"
-        found = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
-        return {part: found[part] for part in self.parts if part in found}
+        if not path.exists():
+            return {}
+        results = json.loads(path.read_text(encoding="utf-8"))["parts"]
+        return {part: results[part] for part in self.parts if part in results}
 
-    def keep(self, part: str, result: dict) -> None:
-        """Put a part's result beside the others'. A failure never replaces numbers."""
-        found = self.kept()
-        if "failed" in result and "failed" not in found.get(part, {"failed": ""}):
+    def save(self, part: str, result: dict) -> None:
+        """Save a part's result beside the others'. A failure never replaces numbers."""
+        results = self.saved()
+        if "failed" in result and "failed" not in results.get(part, {"failed": ""}):
             return
-        found[part] = result
-        parts = {name: found[name] for name in self.parts if name in found}
+        results[part] = result
+        parts = {name: results[name] for name in self.parts if name in results}
         whole = {"benchmark": self.name, "lines": self.all_lines(parts), "parts": parts}
         common.write(common.RESULTS / f"{self.name}.json", whole)
 
     def all_lines(self, results: dict[str, dict]) -> list[dict]:
-        """Say of all parts what was measured and what was asked."""
+        """List the lines of all parts; of a failed part, the end of its error."""
         out = []
         for part, result in results.items():
             if "failed" in result:
@@ -103,7 +105,7 @@ class Benchmark:
         return out
 
     def here(self, part: str, tiny: bool) -> dict:
-        """Measure one part in this process, show it and keep it."""
+        """Measure one part in this process; print its table and, unless tiny, save its result."""
         start = time.perf_counter()
         try:
             result = self.parts[part](tiny)
@@ -112,54 +114,33 @@ class Benchmark:
         result |= {"wall_s": round(time.perf_counter() - start, 1), "machine": common.machine()}
         self.show(part, result)
         if not tiny:
-            self.keep(part, result)
+            self.save(part, result)
         print(json.dumps(result), flush=True)
         return result
 
     def main(self, arguments: Sequence[str] | None = None) -> dict[str, dict]:
-        """Measure one part here, or each missing part in a process of its own; returns the results.
+        """Measure one part here, or each missing part in its own process; returns the results.
 
         Ends with exit code 1 if a part has failed.
         """
-        parser = argparse.ArgumentParser(prog=f"python -m bench.{self.name}")
-        add = parser.add_argument
-        add(
-            "--tiny",
-            action="store_true",
-            help="small, on whatever device there is; keeps no result",
-        )
-        add(
-            "--part",
-            choices=self.parts,
-            help="this one alone, here, also if there is a result of it",
-        )
-        add("--again", action="store_true", help="all parts, not only those without a result")
-        args = parser.parse_args(arguments)
+        args = self._parse(arguments)
         if not args.tiny and not torch.cuda.is_available():
             raise SystemExit(f"bench.{self.name} needs a GPU; --tiny shows on a CPU that it runs.")
         if args.part:
             return {args.part: self.here(args.part, args.tiny)}
-        results = (
-            {}
-            if args.tiny or args.again
-            else {p: r for p, r in self.kept().items() if "failed" not in r}
-        )
+        results = {}
+        if not args.tiny and not args.again:
+            results = {p: r for p, r in self.saved().items() if "failed" not in r}
         for part in self.parts:
             if part in results:
                 print(f"{part}: there is a result", flush=True)
                 continue
             print(f"{part} ...", flush=True)
-            module = self.module or f"bench.{self.name}"
-            found, said = streamed(
-                [sys.executable, "-m", module, "--part", part, *["--tiny"] * args.tiny]
-            )
-            results[part] = found or {"failed": said[-800:]}
-            if not found and not args.tiny:
-                self.keep(part, results[part])
+            results[part] = self._elsewhere(part, args.tiny)
         results = {part: results[part] for part in self.parts}
-        # what is tiny is held against nothing
-        held = {p: r for p, r in results.items() if not args.tiny or "failed" in r}
-        lines = self.all_lines(held)
+        # tiny results are compared with no bar
+        compared = {p: r for p, r in results.items() if not args.tiny or "failed" in r}
+        lines = self.all_lines(compared)
         rows = [(x["what"], x["measured"], x["bar"], "" if x["met"] else "missed") for x in lines]
         if rows:
             common.table(self.name, ("measured", "value", "asked", ""), rows)
@@ -167,3 +148,26 @@ class Benchmark:
         if any("failed" in result for result in results.values()):
             raise SystemExit(1)
         return results
+
+    def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(prog=f"python -m bench.{self.name}")
+        help = "small, on whatever device there is; saves no result"
+        parser.add_argument("--tiny", action="store_true", help=help)
+        help = "this one alone, in this process, even if there is a result of it"
+        parser.add_argument("--part", choices=self.parts, help=help)
+        help = "all parts, not only those without a result"
+        parser.add_argument("--again", action="store_true", help=help)
+        return parser.parse_args(arguments)
+
+    def _elsewhere(self, part: str, tiny: bool) -> dict:
+        """Measure one part in a process of its own, which saves its result unless it fails."""
+        command = [sys.executable, "-m", self.module or f"bench.{self.name}", "--part", part]
+        if tiny:
+            command.append("--tiny")
+        result, errors = streamed(command)
+        if result:
+            return result
+        failure = {"failed": errors[-800:]}
+        if not tiny:
+            self.save(part, failure)
+        return failure

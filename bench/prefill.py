@@ -1,11 +1,13 @@
-"""Prefill and training tokens of both layouts, counted exactly: a rollout of long sections by a real engine, no timing.
+"""Prefill and training tokens of both layouts, counted exactly over one rollout; no timing.
 
-Holds: the fixture of 8 tasks x 8 members x 14 sections of 2,048 tokens, memories of up to 512. Leaves out: speed (rollout.py, update.py).
+Holds: the fixture of 8 tasks x 8 members x 14 sections of 2,048 tokens, memories of up to 512.
+Leaves out: speed (rollout.py, update.py).
 Exercise it: `python -m bench.prefill`. Read next: length.py.
 
-A model of one narrow layer with random weights reads and writes: counts do not depend on what it says, only on when it says it. In
-`full` every memory has its 512 tokens, which is the most that the layouts cannot share, and is held against the bars; in `drawn` a memory
-ends at random, after 256 tokens on average, so that the members of a group drift apart.
+A model of one narrow layer with random weights reads and writes, on a real engine: counts do not
+depend on what it says, only on when it says it. In `full` every memory has its 512 tokens, which is
+the most that the layouts cannot share, and is compared with the bars; in `drawn` a memory ends at
+random, after 256 tokens on average, so that the members of a group drift apart.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
 
-TASKS, GROUP, SECTIONS, SECTION_TOKENS, MEMORY, ANSWER, ROW_TOKENS = 8, 8, 14, 2048, 512, 256, 16384
+TASKS, GROUP, SECTIONS, SECTION_TOKENS = 8, 8, 14, 2048
+MEMORY, ANSWER, ROW_TOKENS = 512, 256, 16384
 BARS = {"prefill": 0.35, "training": 1 / 2.2}  # shared / paper, at most
 
 
 def policy(codec: Codec, ends: float):
-    """One narrow layer; a response ends after any token with probability `ends`."""
+    """Make a model of one narrow layer whose responses end with probability `ends` at any token."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -52,7 +55,7 @@ def policy(codec: Codec, ends: float):
 
 
 def count(layout: str, ends: float) -> dict:
-    """Tokens of one rollout, and of training on all its turns."""
+    """Count the tokens of one rollout, and of training on all its turns."""
     codec = Codec.load(EMBEDDED)
     config = AgentConfig(
         chunk_tokens=SECTION_TOKENS,
@@ -62,21 +65,15 @@ def count(layout: str, ends: float) -> dict:
         over="head",
         layout=layout,
     )
-    tasks = [
-        worlds.make_task(str(i), SECTIONS * SECTION_TOKENS // 24 + 1, "one_fact")
-        for i in range(TASKS)
-    ]
+    sentences = SECTIONS * SECTION_TOKENS // 24 + 1  # six of 4 tokens make 24
+    tasks = [worlds.make_task(str(i), sentences, "one_fact") for i in range(TASKS)]
     engine = TransformersEngine(policy(codec, ends), codec)
     jobs = ((task, g) for task in tasks for g in range(GROUP))
-    done = sorted(
-        rollout(engine, memagent, jobs, config, Sampling(1.0)), key=lambda t: (t.task.id, t.sample)
-    )
+    done = list(rollout(engine, memagent, jobs, config, Sampling(1.0)))
+    done.sort(key=lambda t: (t.task.id, t.sample))
     turns = [turn for t in done for turn in t.turns]
-    assert (
-        len(done) == TASKS * GROUP
-        and len(turns) == len(done) * (SECTIONS + 1)
-        and not any(t.error for t in done)
-    )
+    assert len(done) == TASKS * GROUP and not any(t.error for t in done)
+    assert len(turns) == len(done) * (SECTIONS + 1)
     rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
     return {
         "turns": len(turns),
@@ -89,47 +86,30 @@ def count(layout: str, ends: float) -> dict:
 
 
 def main() -> None:
-    cells, shown = {}, []
+    cells, rows = {}, []
     for memories, ends in (("full", 0.0), ("drawn", 1 / 256)):
-        both = {layout: count(layout, ends) for layout in ("paper", "shared")}
+        paper, shared = count("paper", ends), count("shared", ends)
         ratios = {
-            "prefill": both["shared"]["prefilled_tokens"] / both["paper"]["prefilled_tokens"],
-            "training": both["shared"]["trained_in_tokens"] / both["paper"]["trained_in_tokens"],
+            "prefill": shared["prefilled_tokens"] / paper["prefilled_tokens"],
+            "training": shared["trained_in_tokens"] / paper["trained_in_tokens"],
         }
-        for layout, c in both.items():
-            shown.append((f"{memories}, {layout}", *(f"{c[name]:,}" for name in list(c)[1:])))
-        shown.append(
-            (
-                "shared / paper",
-                "",
-                "",
-                f"{ratios['prefill']:.3f}",
-                "",
-                "",
-                f"{ratios['training']:.3f}",
-            )
-        )
-        cells[memories] = both | {"ratios": {name: round(x, 4) for name, x in ratios.items()}}
-    table(
-        "8 tasks x 8 members x 14 sections of 2,048 tokens, memories of at most 512: exact counts",
-        ("memories, layout", "prompts", "written", "prefilled", "reused", "turns", "trained in"),
-        shown,
-    )
-    ratios = cells["full"]["ratios"]
-    lines = [
-        line(
-            f"{name} tokens, shared / paper",
-            f"{ratios[name]:.3f}",
-            f"at most {bar:.3f}",
-            ratios[name] <= bar,
-        )
-        for name, bar in BARS.items()
-    ]
-    finish(
-        "prefill",
-        {"met": all(each["met"] for each in lines), "row_tokens": ROW_TOKENS, "cells": cells},
-        lines,
-    )
+        for layout, c in (("paper", paper), ("shared", shared)):
+            rows.append((f"{memories}, {layout}", *(f"{c[name]:,}" for name in list(c)[1:])))
+        shares = {name: f"{ratio:.3f}" for name, ratio in ratios.items()}
+        rows.append(("shared / paper", "", "", shares["prefill"], "", "", shares["training"]))
+        rounded = {name: round(ratio, 4) for name, ratio in ratios.items()}
+        cells[memories] = {"paper": paper, "shared": shared, "ratios": rounded}
+    title = "8 tasks x 8 members x 14 sections of 2,048 tokens, memories up to 512: exact counts"
+    header = (
+        "memories, layout", "prompts", "written", "prefilled", "reused", "turns", "trained in",
+    )  # fmt: skip
+    table(title, header, rows)
+    lines = []
+    for name, bar in BARS.items():
+        ratio, what = cells["full"]["ratios"][name], f"{name} tokens, shared / paper"
+        lines.append(line(what, f"{ratio:.3f}", f"at most {bar:.3f}", ratio <= bar))
+    met = all(each["met"] for each in lines)
+    finish("prefill", {"met": met, "row_tokens": ROW_TOKENS, "cells": cells}, lines)
 
 
 if __name__ == "__main__":

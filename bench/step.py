@@ -1,24 +1,28 @@
-"""The whole step: rollout and update of the embedded policy, ours against TRL's with its transformers backend, one thread each.
+"""The whole step, rollout and update: ours against TRL's with its transformers backend.
 
-Holds: two shapes of a step, our GRPO module and a real TRL trainer for each, their steps side by side.
-Leaves out: the loss alone (update.py).
+Holds: two shapes of a step, our GRPO module and a real TRL trainer for each, their steps in turns,
+on the embedded policy and one thread each. Leaves out: the loss alone (update.py).
 Exercise it: `python -m bench.step` (needs `trl`). Read next: update.py.
 
-What TRL 1.16 can express. A row of its batch is one context, prompt and completion, with one reward; `tools`,
-`environment_factory` and the `env_mask` of a `rollout_func` all append to that context and mask parts of it. A memory agent's
-turns are contexts of their own. A `rollout_func` that returns a row for each turn is refused ("returned 24 rewards, but 8 were
-expected"), unless the trainer is told that a group has G x T completions, each turn with its trajectory's reward; the loop over
-turns is then the user's, trajectories of fewer than T turns need rows that are masked as a whole. So there are two shapes, and
-each is held against the bar:
+A row of TRL 1.16's batch is one context, prompt and completion, with one reward; `tools`,
+`environment_factory` and the `env_mask` of a `rollout_func` all append to that context and mask
+parts of it. A memory agent's turns are contexts of their own. A `rollout_func` that returns a row
+for each turn is refused ("returned 24 rewards, but 8 were expected"), unless the trainer is told
+that a group has G x T completions, each turn with its trajectory's reward; the loop over turns is
+then the user's, and trajectories of fewer than T turns need rows that are masked as a whole. So
+there are two shapes, and each is compared with the bar:
 
-  single  one prompt a task, G responses: TRL's own path, nothing of ours in it. The prompts are real ones, the second turn of our
-          agent, with the memory that it wrote in the first. A group shares its prompt.
-  agent   the embedded default itself: T = 3 turns (two sections and the answer), every trajectory with its own memory; on TRL's
-          side our agents driven from a `rollout_func`, all trajectories turn by turn, with TRL's own generation.
+  single  one prompt a task, G responses: TRL's own path, nothing of ours in it. The prompts are
+          real ones, the second turn of our agent, with the memory that it wrote in the first. A
+          group shares its prompt.
+  agent   the embedded default itself: T = 3 turns (two sections and the answer), every trajectory
+          with its own memory; on TRL's side our agents driven from a `rollout_func`, all
+          trajectories turn by turn, with TRL's own generation.
 
-Both sides have the same tasks, prompts, limits of tokens, temperature 1, random rewards, AdamW and clipping of the gradient, and
-a learning rate so small that the policy stays the same. TRL: no checkpointing, logging, saving or progress; of the whole step in
-one batch, an update in four batches, and continuous batching (`generate_batch`) the fastest. TRL's time is from `on_step_begin`
+Both sides have the same tasks, prompts, token limits, temperature 1, random rewards, AdamW and
+gradient clipping, and a learning rate so small that the policy stays the same. TRL: no
+checkpointing, logging, saving or progress; of the whole step in one batch, an update in four
+batches, and continuous batching (`generate_batch`) the fastest. TRL's time is from `on_step_begin`
 to `on_step_end` of its own `train()`, without the fetching of data; ours is all of `training_step`.
 """
 
@@ -57,33 +61,32 @@ STEPS = {"single": 15, "agent": 9}
 TRIAL = 2  # steps with each way that TRL has
 WHAT = {
     "single": "single turn, TRL's own path: one prompt a task, G responses",
-    "agent": "memory agents of 3 turns in a rollout_func of ours; TRL takes a turn for a completion of its own (G x 3 a group)",
+    "agent": "memory agents of 3 turns in a rollout_func of ours; TRL takes a turn for a "
+    "completion of its own (G x 3 a group)",
 }
-# the embedded policy's own settings, but for a policy that stays the same, sampled as it is evaluated
+# the embedded policy's own settings, except that it stays the same and is sampled at temperature 1
 CONFIG, _ = find.resolve("demo", EMBEDDED, {"temperature": (1.0,), "lr": 1e-9}, {})
 CODEC = Codec.load(EMBEDDED)
 
 
 @dataclass(slots=True)
 class Shape:
-    """A kind of step: the tasks of every step, the agent that answers them, the contexts that it makes of each."""
+    """A kind of step: its tasks and agent. For GRPO it is the source of tasks."""
 
     name: str
     agent: Agent
     tasks: list[Task]  # TASKS a step, step after step
-    turns: int
+    turns: int  # of a trajectory
     max_tokens: int  # of the longest response
 
-    levels = 0  # for GRPO: the tasks do not grow
+    levels = 0  # the tasks do not grow
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         return self.tasks[step * n : (step + 1) * n]
 
 
 def make_shapes() -> list[Shape]:
-    def tasks(
-        name: str,
-    ) -> list[Task]:  # those of the demo, step after step; the first step is a warm-up
+    def tasks(name: str) -> list[Task]:  # those of the demo; the first step is a warm-up
         world = WorldTasks((SECTIONS,), ("one_fact", "two_hop"), seed=0)
         return [task for step in range(1 + STEPS[name]) for task in world.batch(step, 0, TASKS)]
 
@@ -107,13 +110,13 @@ COIN = random.Random(0)
 
 
 def score(*_) -> float:
-    """The reward: random, so that every group has a signal and none is left out of the update."""
+    """Draw a random reward: every group has a signal and none is left out of the update."""
     return COIN.random()
 
 
 @dataclass(slots=True)
 class Times:
-    """Of every step of one side."""
+    """Seconds and sampled tokens of every step of one side."""
 
     step: list[float] = field(default_factory=list)
     rollout: list[float] = field(default_factory=list)
@@ -131,7 +134,7 @@ class Times:
 
 
 def our_step(shape: Shape, times: Times) -> Callable[[], None]:
-    """One call = one `training_step` of the real module, without a Lightning Trainer around it."""
+    """Return a function that runs one `training_step` of the real module, without Lightning."""
     model = load_model(EMBEDDED, device="cpu")
     engine = TransformersEngine(model, CODEC, max_rows=CONFIG.in_flight)
     grpo = GRPO(model, engine, shape.agent, score, shape, CONFIG, tiny.AGENT)
@@ -144,10 +147,8 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
         times.step.append(grpo.metrics["step_s"])
         times.rollout.append(grpo.metrics["rollout_s"])
         times.written.append(grpo.metrics["written_tokens"])
-        assert (
-            grpo.metrics["trained_rows"] == TASKS * GROUP * shape.turns
-            and not grpo.metrics["skipped_updates"]
-        )
+        assert grpo.metrics["trained_rows"] == TASKS * GROUP * shape.turns
+        assert not grpo.metrics["skipped_updates"]
 
     return step
 
@@ -156,7 +157,7 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
 
 
 class Timed(GRPOTrainer):
-    """TRL's trainer, its rollout timed."""
+    """TRL's trainer with a timed rollout."""
 
     times: Times
 
@@ -169,7 +170,7 @@ class Timed(GRPOTrainer):
 
 
 class SideBySide(TrainerCallback):
-    """Times TRL's steps, and after each of them lets `other` do one."""
+    """Time TRL's steps, and call `other` after each of them."""
 
     def __init__(self, times: Times, other: Callable[[], None]):
         self.times, self.other, self.start = times, other, 0.0
@@ -183,32 +184,34 @@ class SideBySide(TrainerCallback):
 
 
 def agents_in_trl(shape: Shape):
-    """TRL's `rollout_func`: the prompts are task ids, each G x T times; every T of them are one trajectory, a row for each turn."""
+    """Make TRL's `rollout_func` for our agents.
+
+    Its prompts are task ids, each G x T times; T of them in a row are one trajectory, and a turn of
+    it is a row of the batch.
+    """
     tasks = {task.id: task for task in shape.tasks}
 
     def rollout(names: list[str], trainer: GRPOTrainer) -> dict[str, list | None]:
-        assert all(
-            len(set(names[k : k + shape.turns])) == 1 for k in range(0, len(names), shape.turns)
-        )
-        agents = [shape.agent(tasks[name], tiny.AGENT, CODEC) for name in names[:: shape.turns]]
-        asked = [next(agent) for agent in agents]
+        starts = range(0, len(names), shape.turns)
+        assert all(len(set(names[k : k + shape.turns])) == 1 for k in starts)
+        agents = [shape.agent(tasks[names[k]], tiny.AGENT, CODEC) for k in starts]
+        prompts = [next(agent) for agent in agents]
         turns: list[list[Turn]] = [[] for _ in agents]
         for n in range(1, shape.turns + 1):
-            trainer.generation_config.max_new_tokens = asked[0].max_tokens
-            prompts = [CODEC.chat(prompt.pieces) for prompt in asked]
-            responses, _ = trainer._generate_single_turn(prompts, None, {}, 1)
-            for k, (ids, response) in enumerate(zip(prompts, responses, strict=True)):
-                turns[k].append(
-                    Turn(asked[k], ids, response, [], Finish.STOP, CODEC.response(response))
-                )
+            trainer.generation_config.max_new_tokens = prompts[0].max_tokens
+            prompt_ids = [CODEC.chat(prompt.pieces) for prompt in prompts]
+            responses, _ = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+            for k, (ids, response) in enumerate(zip(prompt_ids, responses, strict=True)):
+                text = CODEC.response(response)
+                turns[k].append(Turn(prompts[k], ids, response, [], Finish.STOP, text))
                 if n < shape.turns:
-                    asked[k] = agents[k].send(turns[k][-1])
-        flat = [turn for of_one in turns for turn in of_one]
+                    prompts[k] = agents[k].send(turns[k][-1])
+        rewards = [score() for _ in agents]
         return {
-            "prompt_ids": [turn.prompt_ids for turn in flat],
-            "completion_ids": [turn.response_ids for turn in flat],
+            "prompt_ids": [turn.prompt_ids for of_one in turns for turn in of_one],
+            "completion_ids": [turn.response_ids for of_one in turns for turn in of_one],
             "logprobs": None,
-            "reward": [reward for of_one in turns for reward in [score()] * len(of_one)],
+            "reward": [reward for reward in rewards for _ in range(shape.turns)],
         }
 
     return rollout
@@ -217,7 +220,7 @@ def agents_in_trl(shape: Shape):
 def reward_in_trl(
     completion_ids: list[list[int]], reward: list[float] | None = None, **_
 ) -> list[float]:
-    """What `agents_in_trl` gave every turn, or a reward for every response."""
+    """Return the rewards of `agents_in_trl`, or draw one for every response."""
     return reward or [score() for _ in completion_ids]
 
 
@@ -238,20 +241,38 @@ def trl_run(
     parts: int = 1,
     cache: dict | None = None,
 ) -> None:
-    """`steps` steps of TRL's own `train()`, one step of `other` after each of them. parts: batches that the update is made in."""
+    """Run `steps` steps of TRL's own `train()`, and one step of `other` after each of them.
+
+    parts: batches of one update. cache: of continuous batching, None = padded batches.
+    """
     if shape.turns == 1:
         prompts = [next(shape.agent(task, tiny.AGENT, CODEC)) for task in shape.tasks]
         names = [prompt.text for prompt in prompts]
-        assert CODEC.tokenizer(text=names)["input_ids"] == [
-            CODEC.chat(p.pieces) for p in prompts
-        ], "TRL would read other tokens"
+        ids = [CODEC.chat(p.pieces) for p in prompts]
+        assert CODEC.tokenizer(text=names)["input_ids"] == ids, "TRL would read other tokens"
     else:
         names = [task.id for task in shape.tasks]
-    args = TRLConfig(
+    trainer = Timed(
+        load_model(EMBEDDED, device="cpu"),
+        reward_funcs=reward_in_trl,
+        args=trl_config(shape, steps, folder, parts, cache),
+        train_dataset=Dataset.from_dict({"prompt": names}),
+        processing_class=Codec.load(EMBEDDED).tokenizer,
+        rollout_func=agents_in_trl(shape) if shape.turns > 1 else None,
+        callbacks=[SideBySide(times, other)],
+    )
+    trainer.times = times
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+def trl_config(shape: Shape, steps: int, folder: str, parts: int, cache: dict | None) -> TRLConfig:
+    """Make TRL's settings: ours where it has them, and nothing that only costs time."""
+    return TRLConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
+        bf16=False,  # TRL's defaults are bf16 and checkpointing
+        gradient_checkpointing=False,
         loss_type="dapo",
         beta=0.0,
         epsilon=CONFIG.clip_low,
@@ -276,24 +297,13 @@ def trl_run(
         logging_strategy="no",
         save_strategy="no",
     )
-    trainer = Timed(
-        load_model(EMBEDDED, device="cpu"),
-        reward_funcs=reward_in_trl,
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": names}),
-        processing_class=Codec.load(EMBEDDED).tokenizer,
-        rollout_func=agents_in_trl(shape) if shape.turns > 1 else None,
-        callbacks=[SideBySide(times, other)],
-    )
-    trainer.times = times
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
 
 
 # ---------------------------------------------------------------- side by side
 
 
 def cell(shape: Shape, folder: str) -> dict:
+    """Try each of TRL's variants, then run the fastest and our module in turns."""
     trials = {}
     for name, variant in VARIANTS.items():
         times = Times()
@@ -325,58 +335,34 @@ def cell(shape: Shape, folder: str) -> dict:
     }
 
 
+def print_table(cells: list[dict]) -> None:
+    """Print the cells; takes the times of their steps out of them."""
+    header = (
+        "side", "TRL's way", "rows", "written", "step", "rollout", "update", "TRL/ours", "steps",
+        "bar",
+    )  # fmt: skip
+    rows = []
+    for c in cells:
+        for side, t in c.pop("shown").items():
+            variant, ratios = c["trl_variant"], ("", "", "")
+            if side == "ours":
+                rounds = f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}"
+                variant, ratios = "", (f"{c['ratio']:.2f}", rounds, verdict(c))
+            written = f"{median(t.written):.0f}"
+            times = [show(values) for values in (t.step, t.rollout, t.update)]
+            rows.append((f"{c['shape']}: {side}", variant, c["rows"], written, *times, *ratios))
+    table("Step: rollout and update, seconds, median (least-largest)", header, rows)
+
+
 def main() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         cells = [cell(shape, folder) for shape in make_shapes()]
-    rows = []
+    print_table(cells)
+    lines = []
     for c in cells:
-        for side, t in c.pop("shown").items():
-            times = [show(values) for values in (t.step, t.rollout, t.update)]
-            name = c["trl_variant"] if side == "trl" else ""
-            rows.append(
-                (
-                    f"{c['shape']}: {side}",
-                    name,
-                    c["rows"],
-                    f"{median(t.written):.0f}",
-                    *times,
-                    "",
-                    "",
-                    "",
-                )
-            )
-        rows[-1] = (
-            *rows[-1][:-3],
-            f"{c['ratio']:.2f}",
-            f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}",
-            verdict(c),
-        )
-    table(
-        "Step: rollout and update, seconds, median (least-largest)",
-        (
-            "side",
-            "TRL's way",
-            "rows",
-            "written",
-            "step",
-            "rollout",
-            "update",
-            "TRL/ours",
-            "steps",
-            "bar",
-        ),
-        rows,
-    )
-    lines = [
-        line(
-            f"step, {c['shape']}: TRL / ours",
-            f"{c['ratio']:.2f}x",
-            f"at least {c['bar']:g}x",
-            c["met"],
-        )
-        for c in cells
-    ]
+        ratio, bar = f"{c['ratio']:.2f}x", f"at least {c['bar']:g}x"
+        lines.append(line(f"step, {c['shape']}: TRL / ours", ratio, bar, c["met"]))
     finish("step", {"met": all(c["met"] for c in cells), "unit": "s", "cells": cells}, lines)
 
 

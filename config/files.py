@@ -1,6 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `replacing`, `is_file`, `make_folder`, `dump`, `load`, `run_path`. Leaves out: the settings (config/options.py).
+Holds: `replacing`, `replacing_output`, `is_file`, `make_folder`, `dump`, `read_yaml`, `typed`, `run_path`.
+Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
 
@@ -9,16 +10,19 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from config.errors import UserError, clip
+from config.errors import UserError, clip, first_line
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a file is there. A path that the system does not take at all (too long, a NUL byte, a loop of links) is a UserError."""
+    """Tell whether a file exists at the path.
+
+    UserError: the system rejects the path as such (too long, a NUL byte, a loop of links).
+    """
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -32,7 +36,10 @@ def is_file(path: str | Path) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to, and rename it to `path` when the block ends well: at no moment is there half a file."""
+    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
+
+    The rename is atomic: no reader ever sees half a file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -41,15 +48,34 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing_output(path: Path) -> Iterator[Path]:
+    """Do as `replacing` for a path given by the user: errors of the system become UserErrors."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}.")
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {first_line(error)}.") from error
+
+
 def make_folder(path: Path) -> None:
+    """Create a folder and its parents unless they exist; UserError if that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The folder {path} cannot be made: {error.strerror}.") from error
 
 
+# ---------------------------------------------------------------- settings as YAML
+
+
 def dump(path: Path, **sections) -> None:
-    """Write settings as YAML, one section per dataclass; whole or not at all, a killed run is resumed from them."""
+    """Write settings as YAML, one section per dataclass.
+
+    The file appears whole or not at all: a killed run is resumed from it.
+    """
     import yaml
 
     plain = {
@@ -57,67 +83,72 @@ def dump(path: Path, **sections) -> None:
         for name, value in sections.items()
     }
     with replacing(path) as temporary:
-        temporary.write_text(yaml.safe_dump(_lists(plain), sort_keys=False), encoding="utf-8")
+        text = yaml.safe_dump(_tuples_as_lists(plain), sort_keys=False)
+        temporary.write_text(text, encoding="utf-8")
 
 
-def _lists(value):
+def _tuples_as_lists(value):
     if isinstance(value, dict):
-        return {k: _lists(v) for k, v in value.items()}
-    return [_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {key: _tuples_as_lists(item) for key, item in value.items()}
+    return [_tuples_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_yaml(path: str | Path) -> dict:
-    """Read a YAML file of sections. A file that cannot be read, or holds something else, is a UserError."""
+    """Read a YAML file of sections. UserError if it cannot be read or holds something else."""
     import yaml
 
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"The settings {path} cannot be read: {error.strerror}.") from error
+    # A ValueError: not UTF-8, or a number with too many digits
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # a ValueError: not UTF-8, or a number of too many digits
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is no valid YAML: {reason}.") from error
+        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no settings: it must have sections with fields.")
     return data
 
 
-def typed(data: dict, path: str | Path, **classes: type | dict[str, object]) -> dict[str, dict]:
-    """Check the sections of `read_yaml` and convert their values: section name -> fields.
+Fields = type | Mapping[str, object]  # a dataclass, or field names -> types
 
-    classes: section name -> the dataclass that it belongs to, or field names -> types. A wrong section,
-    field or type is a UserError.
+
+def typed(data: dict, path: str | Path, **classes: Fields) -> dict[str, dict]:
+    """Check the sections of `read_yaml` and convert their values: section name -> dict of fields.
+
+    classes: section name -> its fields. UserError: a wrong section, field or type.
     """
-    out: dict[str, dict] = {}
+    settings = {}
     for section, values in data.items():
         if section not in classes:
-            raise UserError(
-                f"{path} has an unknown section {section!r}; known are {', '.join(classes)}."
-            )
-        if not isinstance(values, dict | None):
-            raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
-        known = classes[section]
-        known = known if isinstance(known, dict) else typing.get_type_hints(known)
-        out[section] = {}
-        for name, value in (values or {}).items():
-            if name not in known:
-                names = ", ".join(known)
-                raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
-            try:
-                out[section][name] = _typed(value, known[name])
-            except ValueError as error:
-                raise UserError(
-                    f"{path}: {section}.{name} must be {error}, not {value!r}."
-                ) from None
-    return out
+            names = ", ".join(classes)
+            raise UserError(f"{path} has an unknown section {section!r}; known are {names}.")
+        settings[section] = _section(path, section, values, classes[section])
+    return settings
+
+
+def _section(path: str | Path, section: str, values: object, known: Fields) -> dict:
+    """Check the values of one section against its fields."""
+    if not isinstance(values, dict | None):
+        raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
+    hints = known if isinstance(known, Mapping) else typing.get_type_hints(known)
+    fields = {}
+    for name, value in (values or {}).items():
+        if name not in hints:
+            names = ", ".join(hints)
+            raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
+        try:
+            fields[name] = _convert(value, hints[name])
+        except ValueError as error:
+            what = f"{section}.{name} must be {error}, not {value!r}"
+            raise UserError(f"{path}: {what}.") from None
+    return fields
 
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
-def _typed(value: object, kind: object) -> object:
-    """A value of a YAML file as the annotation of its field wants it; a ValueError says in words what that is."""
+def _convert(value: object, kind: object) -> object:
+    """Convert a value from YAML to the annotated type of its field; a ValueError names the type."""
     parts = typing.get_args(kind)
     if typing.get_origin(kind) is typing.Literal:
         if value not in parts:
@@ -126,35 +157,39 @@ def _typed(value: object, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"a list, each item {WORDS[parts[0]]}")
-        return tuple(_typed(item, parts[0]) for item in value)
+        return tuple(_convert(item, parts[0]) for item in value)
     if isinstance(kind, types.UnionType):  # X | None
-        return None if value is None else _typed(value, parts[0])
+        return None if value is None else _convert(value, parts[0])
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML 1.1 takes 1e-3 for text
         except (ValueError, OverflowError):
             pass
-    elif type(value) is kind and not (
-        kind is str and "\0" in value
-    ):  # of a text with a NUL byte the system sees a part
+    # The system would cut a text at its NUL byte
+    elif type(value) is kind and not (kind is str and "\0" in value):
         return value
     raise ValueError(WORDS[kind])
 
 
+# ---------------------------------------------------------------- the folder of a run
+
+
 def run_path(runs: str, name: str) -> Path:
-    """RUNS/NAME. UserError unless that is a folder inside RUNS: with an empty name it would be RUNS itself, with all runs in it."""
+    """Return RUNS/NAME, which must be a folder inside RUNS, else UserError.
+
+    With an empty name it would be RUNS itself, with all runs in it.
+    """
     folder = Path(runs, name)
     try:
         inside = Path(runs).resolve() in folder.resolve().parents
-        for part in Path(
-            name
-        ).parts:  # of its own: while RUNS is not there, nothing looks at what follows
-            Path(os.sep, part).exists()  # an OSError where the system takes no such name
+        # `resolve` stops checking at the first missing folder, RUNS itself maybe: each part of the
+        # name is therefore checked on its own, with an OSError if the system rejects it
+        for part in Path(name).parts:
+            Path(os.sep, part).exists()
     except (OSError, RuntimeError) as error:  # the latter: links in a loop
         reason = getattr(error, "strerror", None) or "its links go round in a circle"
-        raise UserError(
-            f"The folder {clip(str(folder), 200)} cannot be there: {reason}."
-        ) from error
+        where = clip(str(folder), 200)
+        raise UserError(f"The folder {where} cannot be there: {reason}.") from error
     if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder

@@ -411,6 +411,17 @@ class EvalConfig:
             )
 
 
+EVERYDAY = {  # command -> the flags of the first panel
+    "train": (
+        "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
+        "temperature lora_rank devices engine validation save_every seed"
+    ).split(),
+    "eval": (
+        "config preset name model untrained agents data suite lengths n samples temperatures engine "
+        "endpoint seed"
+    ).split(),
+}
+
 # title of a panel of `--help` -> the flags in it; everyday flags stand before all panels
 PANELS: dict[str, str] = {
     "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts",

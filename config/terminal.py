@@ -1,6 +1,7 @@
-"""Progress in the terminal: bars with rate and remaining time for training, the base policy and evaluations.
+"""Progress in the terminal: bars with rate and remaining time.
 
-Holds: `BaseProgress`, `bar`, the console. Leaves out: GRPO's progress (commands/train.py). No torch.
+Holds: `bar`, `SupervisedProgress`, the console. Leaves out: GRPO's progress (commands/train.py).
+No torch. Exercise it: `pytest tests/config/test_terminal.py`. Read next: config/options.py.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ console = Console(highlight=False)
 
 
 class Rate(ProgressColumn):
-    """Things per second, or seconds per thing where it takes longer."""
+    """Show items per second, or seconds per item if that is slower."""
 
     def render(self, task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(
-            "" if not speed else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each"
-        )
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
 
 
-class Shrinking(TextColumn):
-    """Text that gives way, with an ellipsis, where the terminal has no room for all columns: numbers never do."""
+class Elided(TextColumn):
+    """Show text that ends in an ellipsis where the terminal is too narrow; numbers never do."""
 
     def __init__(self, text: str):
-        super().__init__(text, table_column=Column(no_wrap=False))  # such columns give way first
+        super().__init__(text, table_column=Column(no_wrap=False))  # such columns shrink first
 
     def render(self, task) -> Text:
         text = super().render(task)
@@ -43,37 +44,44 @@ class Shrinking(TextColumn):
         return text
 
 
-WIDE = 120  # columns of a terminal that has room for everything
+WIDE = 120  # columns of a terminal with room for everything
 
 
 def bar(unit: str, to: Console = console) -> Progress:
-    """A bar for things counted in `unit`; `fields[note]` is free text behind it, the most important first. On a narrow terminal the bar is
-    short and unit and elapsed time are left out."""
+    """Make a progress bar for items counted in `unit`.
+
+    `fields[note]` is free text behind it, the most important part first. On a narrow terminal the
+    bar is short, and unit and elapsed time are omitted.
+    """
     wide = to.width >= WIDE
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
     return Progress(
-        Shrinking("{task.description}"),
+        Elided("{task.description}"),
         BarColumn(24 if wide else 8),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        MofNCompleteColumn(table_column=whole()),
         *([TextColumn(unit)] if wide else []),
-        Rate(Column(no_wrap=True)),
-        *([TimeElapsedColumn(table_column=Column(no_wrap=True))] if wide else []),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        Rate(whole()),
+        *([TimeElapsedColumn(table_column=whole())] if wide else []),
+        TimeRemainingColumn(table_column=whole()),
         TextColumn("left"),
-        Shrinking("{task.fields[note]}"),
+        Elided("{task.fields[note]}"),
         console=to,
         refresh_per_second=2,
-        speed_estimate_period=1800,  # seconds: a step may take minutes, and the rate is that between two of them
+        speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them
     )
 
 
-class BaseProgress:
-    """A bar for supervised training; called with (step, mean loss)."""
+class SupervisedProgress:
+    """Show supervised training; call it with (step, mean loss)."""
 
     def __init__(self, steps: int):
         self.progress = bar("steps")
         self.task = self.progress.add_task("base policy", total=steps, note="")
 
-    def __enter__(self) -> BaseProgress:
+    def __enter__(self) -> SupervisedProgress:
         self.progress.start()
         return self
 

@@ -1,10 +1,12 @@
-"""Compare what two commits compute: trained weights, metrics, trajectories and evaluation rows, bit for bit.
+"""Compare what two commits compute, bit for bit: weights, metrics, trajectories, evaluation rows.
 
-Holds: the runs that are compared, their digest, the comparison. Leaves out: how fast they are (bench/).
-Exercise it: `python dev/golden.py --against HEAD~1` (about five minutes on one core). A rebuilding that changes no result shows no line.
+Holds: the runs that are compared, their digest, the comparison. Leaves out: speed (bench/).
+Exercise it: `python dev/golden.py --against HEAD~1` (about five minutes on one core). A refactoring
+that changes no result prints no difference. Read next: dev/LOG.md.
 
-Either commit is driven through its own `cli.py` in a process of its own, one after the other on the same machine, because another kind of
-processor rounds differently. Times, paths, memory and the identity of settings are left out: everything else has to be the same.
+Each commit runs through its own `cli.py` in processes of its own, one after the other on the same
+machine, because another kind of processor rounds differently. Times, paths, memory and the identity
+of settings are left out: everything else has to be the same.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ COMMANDS = {
     "memagent": f"{TRAIN} --name memagent",
     "rememr1": f"{TRAIN} --agent rememr1 --name rememr1",
     "eval": "eval --agents memagent,rememr1,full,bm25,none,oracle --lengths 2,4 --n 8 --name eval",
-    "trained": "eval --model {runs}/rememr1/model --agents rememr1,memagent --lengths 4 --n 8 --name trained",
+    "trained": "eval --model {runs}/rememr1/model --agents rememr1,memagent --lengths 4 --n 8 "
+    "--name trained",
 }
 UNEQUAL = ("seconds", "mib", "settings")  # of a row or a record
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
@@ -37,50 +40,43 @@ TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 def run(checkout: Path, runs: Path) -> None:
     """Run every command with the code of a checkout."""
     for arguments in COMMANDS.values():
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "cli.py", *arguments.format(runs=runs).split(), "--runs", str(runs)],
             cwd=checkout,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
         )
-        if told.returncode:
-            raise SystemExit(
-                f"{checkout}: cli.py {arguments} failed:\n{told.stdout[-2000:]}{told.stderr[-4000:]}"
-            )
+        if done.returncode:
+            output = f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            raise SystemExit(f"{checkout}: cli.py {arguments} failed:\n{output}")
 
 
 def digest(runs: Path) -> dict[str, object]:
     """Describe the results of `run`: name -> a value or a hash that has to be the same."""
     from safetensors.torch import load_file
 
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name in ("memagent", "rememr1"):
         for key, tensor in load_file(runs / name / "model" / "model.safetensors").items():
-            found[f"{name}: weights of {key}"] = hashlib.sha256(
-                tensor.numpy().tobytes()
-            ).hexdigest()
-        for number, line in enumerate(csv.DictReader((runs / name / "metrics.csv").open())):
-            found |= {
-                f"{name}: step {number}, {COLUMNS.get(column, column)}": value
-                for column, value in line.items()
-                if not column.endswith(TIMES) and column not in NEW_COLUMNS
-            }
+            sha256 = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            values[f"{name}: weights of {key}"] = sha256
+        with (runs / name / "metrics.csv").open() as file:
+            for number, line in enumerate(csv.DictReader(file)):
+                for column, value in line.items():
+                    if not column.endswith(TIMES) and column not in NEW_COLUMNS:
+                        column = COLUMNS.get(column, column)
+                        values[f"{name}: step {number}, {column}"] = value
         with gzip.open(runs / name / "trajectories.jsonl.gz", "rt", encoding="utf-8") as lines:
             for number, record in enumerate(map(json.loads, lines)):
-                found[f"{name}: trajectory {number}"] = _without(record)
+                values[f"{name}: trajectory {number}"] = _without(record)
+    parts = ("agent", "question", "temperature", "length", "id", "sample")
     for name in ("eval", "trained"):
-        rows = [
-            json.loads(line)
-            for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
-        for row in rows:
-            key = " ".join(
-                str(row[part])
-                for part in ("agent", "question", "temperature", "length", "id", "sample")
-            )
-            found[f"{name}: row {key}"] = _without(row)
-    return found
+        for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            key = " ".join(str(row[part]) for part in parts)
+            values[f"{name}: row {key}"] = _without(row)
+    return values
 
 
 # ---- records of commits before and after agents became objects, in one form
@@ -137,7 +133,7 @@ def _turn(turn: dict) -> dict:
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """List what is not the same, a line each."""
+    """List the differences of two digests, a line each."""
     lines = []
     for name in dict.fromkeys([*before, *after]):
         one, other = before.get(name), after.get(name)
@@ -169,17 +165,12 @@ def main(
         if before:
             old = json.loads(before.read_text(encoding="utf-8"))
         else:
-            checkout = Path(folder, "checkout")
-            subprocess.run(
-                ["git", "-C", HERE, "worktree", "add", "--detach", "-q", checkout, against],
-                check=True,
-            )
+            checkout, git = Path(folder, "checkout"), ["git", "-C", HERE, "worktree"]
+            subprocess.run([*git, "add", "--detach", "-q", checkout, against], check=True)
             try:
                 run(checkout, Path(folder, "before"))
             finally:
-                subprocess.run(
-                    ["git", "-C", HERE, "worktree", "remove", "--force", checkout], check=True
-                )
+                subprocess.run([*git, "remove", "--force", checkout], check=True)
             old = digest(Path(folder, "before"))
     lines = differences(old, json.loads(json.dumps(after)))
     typer.echo("\n".join(lines[:100]) or f"{len(after)} values, all the same")

@@ -1,12 +1,15 @@
-"""Compare the text functions with those of the originals, on generated pairs of response and answers.
+"""Compare the text functions with those of the originals, on generated responses and answers.
 
-    python -m dev.truth --memagent FOLDER --rememr1 FOLDER --ruler FOLDER     # from the repository's root; one folder is enough
+    python -m dev.truth --memagent FOLDER --rememr1 FOLDER --ruler FOLDER
 
-Each FOLDER is a checkout (BytedTsinghua-SIA/MemAgent, syr-cn/ReMemR1, NVIDIA/RULER). Its functions are imported from there and run as they
-are; what they import beside the standard library is replaced by stubs. No file of an original and no data set is needed or kept here.
+is run from the repository's root; one folder is enough. Each is a checkout
+(BytedTsinghua-SIA/MemAgent, syr-cn/ReMemR1, NVIDIA/RULER), whose functions are imported and run
+unchanged; what they import beside the standard library is replaced by stubs. No file of an original
+and no data set is needed or kept here.
 
-Printed for each function: pairs compared, pairs that differ, and of these how many each rule explains. A rule is no guess: it holds for a
-pair only if the two agree once its cause is taken away. What no rule explains is printed with examples, and the exit code is 1.
+Printed for each function: pairs compared, pairs that differ, and of these how many each rule
+explains. A rule holds for a pair only if the two sides agree once its cause is taken away. Pairs
+that no rule explains are printed with examples, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ from data import (
     _bare,
     answer_recall,
     boxed_reward,
+    count_phrases,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
+    grade,
     normalize_answer,
     phrases,
     ruler_match,
-    score,
-    stand,
     strip_thinking,
     sub_em_upstream,
 )
@@ -52,150 +55,44 @@ Pair = tuple[str, list[str]]  # response, accepted answers
 # ---------------------------------------------------------------- pairs
 
 ANSWERS = [
-    ["Lima"],
-    ["Paris", "Lutetia"],
-    ["New York City", "New York"],
-    ["the Beatles"],
-    ["The Old Mill"],
-    ["yes"],
-    ["no"],
-    ["1994"],
-    ["7 May 1812"],
-    ["12.5"],
-    ["1,200", "1200"],
-    ["U.S.A.", "United States"],
-    ["O'Brien"],
-    ["AT&T"],
-    ["Jean-Luc Moreau"],
-    ["Washington, D.C."],
-    ["A"],
-    ["a cat"],
-    ["Montréal"],
-    ["noanswer"],
-    ["3:45 p.m."],
-    ["$40"],
-    ["7%"],
-    ["John Q. Public, Jr."],
-    ['"Heat"'],
-    ["Chicago (IL)"],
-    ["Ida Cole and Otto Berg"],
-    ["x^2"],
-    ["N/A"],
-    ["The Art of the Long Walk Home, Volume II"],
-]
+    ["Lima"], ["Paris", "Lutetia"], ["New York City", "New York"], ["the Beatles"],
+    ["The Old Mill"], ["yes"], ["no"], ["1994"], ["7 May 1812"], ["12.5"], ["1,200", "1200"],
+    ["U.S.A.", "United States"], ["O'Brien"], ["AT&T"], ["Jean-Luc Moreau"], ["Washington, D.C."],
+    ["A"], ["a cat"], ["Montréal"], ["noanswer"], ["3:45 p.m."], ["$40"], ["7%"],
+    ["John Q. Public, Jr."], ['"Heat"'], ["Chicago (IL)"], ["Ida Cole and Otto Berg"], ["x^2"],
+    ["N/A"], ["The Art of the Long Walk Home, Volume II"],
+]  # fmt: skip
 FORMS = [
-    "{a}",
-    "{a}",
-    "{l}",
-    "{u}",
-    "the {a}",
-    "{a}.",
-    "{a}, France",
-    "old {a}",
-    "{first}",
-    "{last}",
-    "{a} or Rome",
-    "Rome",
-    "yes",
-    "no",
-    "",
-    " ",
-    "\n",
-    ".",
-    "...",
-    "The",
-    "a",
-    "{a}{a}",
-    "{spaced}",
-    "\\text{{{a}}}",
-    "\\left {a} \\right",
-    "{{{a}}}",
-    "{{{a}",
-    "**{a}**",
-    "{a}\n",
-    "  {a} ",
-    "{alias}",
-    ".5 {a}",
-    '"{a}"',
-]
+    "{a}", "{a}", "{l}", "{u}", "the {a}", "{a}.", "{a}, France", "old {a}", "{first}", "{last}",
+    "{a} or Rome", "Rome", "yes", "no", "", " ", "\n", ".", "...", "The", "a", "{a}{a}", "{spaced}",
+    "\\text{{{a}}}", "\\left {a} \\right", "{{{a}}}", "{{{a}", "**{a}**", "{a}\n", "  {a} ",
+    "{alias}", ".5 {a}", '"{a}"',
+]  # fmt: skip
 WRAPPINGS = [
-    "\\boxed{{{x}}}",
-    "So it is \\boxed{{{x}}}.",
-    "$\\boxed{{{x}}}$",
-    "\\boxed {x}",
-    "$\\boxed {x}$ is it",
-    "\\boxed{{{x}",
-    "\\BOXED{{{x}}}",
-    "\\fbox{{{x}}}",
-    "\\boxed\\text{{{x}}}",
-    "\\boxed{{Rome}} or rather \\boxed{{{x}}}",
-    "\\boxed{{{x}}} or rather \\boxed{{Rome}}",
-    "{x}",
-    "It is {x}.",
-    "the answer is {x}",
-    "Therefore, the answer is {x}.",
-    "the answer is **{x}**.",
-    "the answer is ..{x}..",
-    "The answer is {x}",
-    "the answer is Rome. No, the answer is {x}",
-    "the answer is ({x})<｜end▁of▁sentence｜>",
-    "the answer is <｜Assistant｜>{x}",
-    "\\boxed{{{x}}} the answer is {x}",
-    "<think>{x}</think>\\boxed{{{x}}}, the answer is {x}",
-    "<think>the answer is {x} \\boxed{{{x}}}</think>",
-    "<think>the answer is {x} \\boxed{{{x}}}",
+    "\\boxed{{{x}}}", "So it is \\boxed{{{x}}}.", "$\\boxed{{{x}}}$", "\\boxed {x}",
+    "$\\boxed {x}$ is it", "\\boxed{{{x}", "\\BOXED{{{x}}}", "\\fbox{{{x}}}",
+    "\\boxed\\text{{{x}}}", "\\boxed{{Rome}} or rather \\boxed{{{x}}}",
+    "\\boxed{{{x}}} or rather \\boxed{{Rome}}", "{x}", "It is {x}.", "the answer is {x}",
+    "Therefore, the answer is {x}.", "the answer is **{x}**.", "the answer is ..{x}..",
+    "The answer is {x}", "the answer is Rome. No, the answer is {x}",
+    "the answer is ({x})<｜end▁of▁sentence｜>", "the answer is <｜Assistant｜>{x}",
+    "\\boxed{{{x}}} the answer is {x}", "<think>{x}</think>\\boxed{{{x}}}, the answer is {x}",
+    "<think>the answer is {x} \\boxed{{{x}}}</think>", "<think>the answer is {x} \\boxed{{{x}}}",
     "hm</think>the answer is {x} \\boxed{{{x}}}",
     "<think>\\boxed{{{x}}}</think>the answer is Rome \\boxed{{Rome}}",
-    "the answer is {x} \\boxed{{{x}}}<think>or",
-    "<think>the answer is {x}</think>\n",
-    "\\boxed{{{x}}}{tail}",
-    "{tail}\\boxed{{{x}}}",
-    "the answer is {x}{tail}",
-    "",
-    " ",
-    "<update>{x}</update>",
-    "I do not know",
-]
+    "the answer is {x} \\boxed{{{x}}}<think>or", "<think>the answer is {x}</think>\n",
+    "\\boxed{{{x}}}{tail}", "{tail}\\boxed{{{x}}}", "the answer is {x}{tail}", "", " ",
+    "<update>{x}</update>", "I do not know",
+]  # fmt: skip
 LATEX = [
-    "\\boxed{",
-    "\\boxed ",
-    "\\boxed",
-    "\\fbox{",
-    "{",
-    "}",
-    "}",
-    "}",
-    "$",
-    "\\text{",
-    "\\left",
-    "\\right",
-    "\\!",
-    "\\\\",
-    "tfrac",
-    "dfrac",
-    "^{\\circ}",
-    "^\\circ",
-    "\\$",
-    "\\%",
-    " .",
-    "{.",
-    " ",
-    "\n",
-    "Lima",
-    "lima",
-    "the ",
-    "5",
-    ".",
-    ",",
-    "yes",
-    "no",
-    "a",
-    "-",
-]
+    "\\boxed{", "\\boxed ", "\\boxed", "\\fbox{", "{", "}", "}", "}", "$", "\\text{", "\\left",
+    "\\right", "\\!", "\\\\", "tfrac", "dfrac", "^{\\circ}", "^\\circ", "\\$", "\\%", " .", "{.",
+    " ", "\n", "Lima", "lima", "the ", "5", ".", ",", "yes", "no", "a", "-",
+]  # fmt: skip
 
 
 def wrapped(n: int, seed: int) -> Iterator[Pair]:
-    """n responses, an answer in one of the forms in one of the wrappings."""
+    """Yield n responses: an answer in one of the forms in one of the wrappings."""
     rng = random.Random(seed)
     for _ in range(n):
         answers = rng.choice(ANSWERS)
@@ -213,20 +110,18 @@ def wrapped(n: int, seed: int) -> Iterator[Pair]:
 
 
 def fuzz(n: int, seed: int) -> Iterator[Pair]:
-    """n strings of pieces of LaTeX, and an answer of the same kind."""
+    """Yield n strings of pieces of LaTeX, and an answer of the same kind."""
     rng = random.Random(f"fuzz {seed}")
     for _ in range(n):
-        yield (
-            "".join(rng.choices(LATEX, k=rng.randint(1, 12))),
-            ["".join(rng.choices(LATEX[4:], k=rng.randint(1, 3)))],
-        )
+        response = "".join(rng.choices(LATEX, k=rng.randint(1, 12)))
+        yield response, ["".join(rng.choices(LATEX[4:], k=rng.randint(1, 3)))]
 
 
 # ---------------------------------------------------------------- the originals
 
 
 def imported(file: Path, stubs: Iterable[str] = ()) -> ModuleType:
-    """An original's module, from its file. Modules beside it are found; those in `stubs` answer anything to anyone."""
+    """Import an original's module from its file, with modules beside it; `stubs` are mocked."""
     if not file.is_file():
         sys.exit(f"{file} is not there: is this a checkout of the right repository?")
     name = f"original_{file.parent.name}_{file.stem}"
@@ -242,7 +137,7 @@ def imported(file: Path, stubs: Iterable[str] = ()) -> ModuleType:
 
 
 def quietly(function: Callable) -> Callable:
-    """The function, without what it prints; what it raises is `RAISED`."""
+    """Wrap a function: nothing is printed, and an exception becomes `RAISED`."""
 
     def call(*args):
         with contextlib.redirect_stdout(io.StringIO()):
@@ -257,41 +152,35 @@ def quietly(function: Callable) -> Callable:
 def pipeline_of(
     memagent: Path, utils: ModuleType, script: str = "ruler_hqa"
 ) -> Callable[[str, Sequence[str], str], dict | str | None]:
-    """MemAgent's whole `get_pred` for one response: the fields that it writes, None where it writes nothing, `RAISED` where it ends."""
+    """Return a function (response, answers, api) that runs MemAgent's whole `get_pred`.
+
+    It gives the fields that are written, None where nothing is, `RAISED` where it fails.
+    """
     stubs = (
-        "tqdm",
-        "datasets",
-        "transformers",
-        "tiktoken",
-        "torch",
-        "torch.multiprocessing",
+        "tqdm", "datasets", "transformers", "tiktoken", "torch", "torch.multiprocessing",
         "utils.envs",
-    )
+    )  # fmt: skip
     with mock.patch.dict(sys.modules, {"utils": utils}):
         module = imported(memagent / f"taskutils/memory_eval/{script}.py", stubs)
     module.AutoTokenizer = mock.MagicMock()
-    said: list[str] = []
-    engine = SimpleNamespace(run=lambda outputs: [*said])
-    lent = {"utils": utils, "uvloop": engine} | {
-        f"utils.{name}": mock.MagicMock() for name in ("aio", "recurrent", "recurrent_boxed")
-    }
+    responses: list[str] = []
+    engine = SimpleNamespace(run=lambda outputs: [*responses])
+    names = ("utils.aio", "utils.recurrent", "utils.recurrent_boxed")
+    modules = {"utils": utils, "uvloop": engine} | {name: mock.MagicMock() for name in names}
     out = Path(tempfile.mkdtemp()) / "out.jsonl"
 
     def get_pred(response: str, answers: Sequence[str], api: str) -> dict | None:
-        said[:] = [response]
+        responses[:] = [response]
         module.args = SimpleNamespace(
             model="m", tokenizer="t", api=api, n_proc=1, force=True, length=0, split="niah"
         )
-        with mock.patch.dict(sys.modules, lent), contextlib.suppress(ZeroDivisionError):
-            module.get_pred(
-                [{"answers": [*answers], "outputs": [*answers], "context": ""}],
-                module.args,
-                str(out),
-            )
+        items = [{"answers": [*answers], "outputs": [*answers], "context": ""}]
+        with mock.patch.dict(sys.modules, modules), contextlib.suppress(ZeroDivisionError):
+            module.get_pred(items, module.args, str(out))
         lines = out.read_text(encoding="utf-8").splitlines()
         return json.loads(lines[0]) if lines else None
 
-    once = cache(quietly(get_pred))  # several fields of one response are asked for
+    once = cache(quietly(get_pred))  # several fields of one response are compared
     return lambda response, answers, api: once(response, tuple(answers), api)
 
 
@@ -301,9 +190,9 @@ Rule = Callable[[str, list[str], object, object], bool]  # response, answers, ou
 
 
 class Comparison:
-    """Counts of one function, printed as a line of the table."""
+    """The comparison of one function with its original, a line of the table."""
 
-    missed = 0  # pairs that no rule explains, of all comparisons
+    unexplained = 0  # pairs that no rule explains, of all comparisons
 
     def __init__(
         self,
@@ -313,13 +202,8 @@ class Comparison:
         rules: dict[str, Rule] | None = None,
         same: Callable = lambda a, b: a == b,
     ):
-        self.name, self.ours, self.theirs, self.rules, self.same = (
-            name,
-            ours,
-            quietly(theirs),
-            rules or {},
-            same,
-        )
+        self.name, self.ours, self.theirs = name, ours, quietly(theirs)
+        self.rules, self.same = rules or {}, same
 
     def run(self, pairs: Iterable[Pair]) -> None:
         n, why, examples = 0, Counter(), []
@@ -328,33 +212,27 @@ class Comparison:
             ours, theirs = self.ours(response, answers), self.theirs(response, answers)
             if self.same(ours, theirs):
                 continue
-            rule = next(
-                (
-                    name
-                    for name, holds in self.rules.items()
-                    if holds(response, answers, ours, theirs)
-                ),
-                "UNEXPLAINED",
+            holding = (
+                name for name, holds in self.rules.items() if holds(response, answers, ours, theirs)
             )
+            rule = next(holding, "UNEXPLAINED")
             why[rule] += 1
             if rule == "UNEXPLAINED":
                 examples.append((response, answers, ours, theirs))
-        Comparison.missed += len(examples)
-        print(
-            f"{self.name:<58} {n:>7,} {why.total():>7,}  {'; '.join(f'{count:,} {rule}' for rule, count in why.most_common())}",
-            flush=True,
-        )
+        Comparison.unexplained += len(examples)
+        rules = "; ".join(f"{count:,} {rule}" for rule, count in why.most_common())
+        print(f"{self.name:<58} {n:>7,} {why.total():>7,}  {rules}", flush=True)
         for example in examples[:5]:
             print("    ", *map(repr, example), sep="  ")
 
 
 def close(a: object, b: object) -> bool:
-    """Numbers that are the same but for the order of the arithmetic."""
+    """Return whether numbers are equal up to the order of the arithmetic."""
     return RAISED not in (a, b) and math.isclose(float(a), float(b), abs_tol=1e-9)
 
 
 def near(a: object, b: object) -> bool:
-    """Numbers that are the same once MemAgent has rounded one of them to .01."""
+    """Return whether numbers are equal once one is rounded to .01, as MemAgent does."""
     return None not in (a, b) and RAISED not in (a, b) and abs(a - b) <= 0.005 + 1e-9
 
 
@@ -372,9 +250,12 @@ def without_tokens(text: str) -> str:
 
 
 def tidied(response: str) -> str:
-    """The response without what MemAgent takes off a sentence's answer: DeepSeek's special tokens, and dots before it."""
-    before, said, answer = response.replace("*", "").rpartition("the answer is")
-    return before + said + without_tokens(answer.strip()).strip().lstrip(".")
+    """Strip from a sentence's answer what MemAgent strips.
+
+    That is DeepSeek's special tokens, and dots before the answer.
+    """
+    before, phrase, answer = response.replace("*", "").rpartition("the answer is")
+    return before + phrase + without_tokens(answer.strip()).strip().lstrip(".")
 
 
 # ---------------------------------------------------------------- what is compared
@@ -418,7 +299,10 @@ def extractions(utils: ModuleType) -> list[Comparison]:
 
 
 def metrics(utils: ModuleType) -> list[Comparison]:
-    """On the prediction itself: what stands in the box, else the whole response; empty ones are left out."""
+    """Compare metrics on the prediction itself: the box's content, else the whole response.
+
+    Empty predictions are left out.
+    """
 
     def on_pred(function: Callable) -> Callable:
         return lambda r, a: function(extract_boxed(r) or r, a[0]) if r else 0
@@ -456,137 +340,125 @@ def metrics(utils: ModuleType) -> list[Comparison]:
     ]
 
 
+APIS = {"sentence": "recurrent", "boxed": "recurrent-boxed"}  # form of the answer -> MemAgent's
+EMPTY = "empty output (theirs leaves it out of n)"
+Grader = Callable[[str, list[str]], float | str | None]
+
+
+def judged(pipeline: Callable, api: str, field: str, more: Sequence[str] = ()) -> Grader:
+    """Return a function that reads one field of MemAgent's `get_pred`, with `more` answers."""
+
+    def theirs(r: str, a: list[str]) -> float | str | None:
+        item = pipeline(r, [*a, *more], api)
+        return item if item in (None, RAISED) else float(item[field])
+
+    return theirs
+
+
+def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> dict[str, Rule]:
+    """Return the rules of a whole pipeline; thinking: the name of the rule on thoughts."""
+
+    def thought(r: str, a: list[str], mine: float, _) -> bool:
+        without = theirs(strip_thinking(r), a)
+        return thinks(r) and (near(without, mine) or (without in (None, RAISED) and mine == 0))
+
+    def token(r: str, a: list[str], _, other: object) -> bool:
+        return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
+
+    return {
+        EMPTY: lambda r, a, mine, other: other is None and mine == 0,
+        "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
+        thinking: thought,
+        "special tokens, dots before the answer": token,
+    }
+
+
+def blank_box(r: str, a: list[str], mine: float, other: object) -> bool:
+    """Hold where a box of blanks counts as equal to an answer of articles only."""
+    empty = not normalize_answer(a[0]) and not (extract_boxed(strip_thinking(r)) or "x").strip()
+    return mine == 0 and other == 1 and empty
+
+
 def pipelines(pipeline: Callable) -> list[Comparison]:
-    found = []
-    for form, api in (("sentence", "recurrent"), ("boxed", "recurrent-boxed")):
+    """Compare the whole grading of one answer, field by field."""
+    comparisons = []
+    thinking = "thinking (theirs grades thoughts without an end or an answer)"
+    box = "a box of blanks equals an answer of articles (ours 0)"
+    for form, api in APIS.items():
         for field in ("sub_em", "em", "f1"):
 
-            def theirs(r: str, a: list[str], api=api, field=field) -> float | str | None:
-                item = pipeline(r, a, api)
-                return item if item in (None, RAISED) else float(item[f"judge_{field}"])
-
             def ours(r: str, a: list[str], form=form, field=field) -> float:
-                scores = score(r, a[:1], form)
+                scores = grade(r, a[:1], form)
                 return {"sub_em": scores.sub_em_upstream, "em": scores.em, "f1": scores.f1}[field]
 
-            def thought(r: str, a: list[str], mine: float, _, theirs=theirs) -> bool:
-                without = theirs(strip_thinking(r), a)
-                return thinks(r) and (
-                    near(without, mine) or (without in (None, RAISED) and mine == 0)
-                )
-
-            def token(r: str, a: list[str], _, other: object, form=form, ours=ours) -> bool:
-                return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
-
-            rules = {
-                "empty output (theirs leaves it out of n)": lambda r, a, mine, other: (
-                    other is None and mine == 0
-                ),
-                "theirs ends with an error": lambda r, a, mine, other: (
-                    other == RAISED and mine == 0
-                ),
-                "thinking (theirs grades thoughts without an end or an answer)": thought,
-                "special tokens, dots before the answer": token,
-                "a box of blanks equals an answer of articles (ours 0)": lambda r, a, mine, other: (
-                    mine == 0
-                    and other == 1
-                    and not normalize_answer(a[0])
-                    and not (extract_boxed(strip_thinking(r)) or "x").strip()
-                ),
-            }
-            found.append(
-                Comparison(
-                    f"score, {form}: {field} / get_pred judge_{field}", ours, theirs, rules, near
-                )
-            )
-    return found
+            theirs = judged(pipeline, api, f"judge_{field}")
+            rules = pipeline_rules(form, ours, theirs, thinking) | {box: blank_box}
+            name = f"score, {form}: {field} / get_pred judge_{field}"
+            comparisons.append(Comparison(name, ours, theirs, rules, near))
+    return comparisons
 
 
 def asked_for_all(pipeline: Callable) -> list[Comparison]:
-    """RULER's own tasks, every answer asked for; their mean is rounded to .01 for each item."""
-    found = []
-    for form, api in (("sentence", "recurrent"), ("boxed", "recurrent-boxed")):
+    """Compare the grading of RULER's own tasks, which ask for every answer.
 
-        def theirs(r: str, a: list[str], api=api) -> float | str | None:
-            item = pipeline(r, [*a, "Rome"], api)
-            return item if item in (None, RAISED) else float(item["judge_sub_em"])
+    Their mean is rounded to .01 for each item.
+    """
+    comparisons = []
+    for form, api in APIS.items():
 
         def ours(r: str, a: list[str], form=form) -> float:
-            return score(r, [*a, "Rome"], form, all_asked=True).sub_em
+            return grade(r, [*a, "Rome"], form, all_asked=True).sub_em
 
-        def thought(r: str, a: list[str], mine: float, _, theirs=theirs) -> bool:
-            without = theirs(strip_thinking(r), a)
-            return thinks(r) and (near(without, mine) or (without in (None, RAISED) and mine == 0))
-
-        def token(r: str, a: list[str], _, other: object, form=form, ours=ours) -> bool:
-            return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
-
-        rules = {
-            "empty output (theirs leaves it out of n)": lambda r, a, mine, other: (
-                other is None and mine == 0
-            ),
-            "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
-            "thinking": thought,
-            "special tokens, dots before the answer": token,
-        }
-        found.append(
-            Comparison(
-                f"score, {form}: all asked / ruler_general get_pred", ours, theirs, rules, near
-            )
-        )
-    return found
+        theirs = judged(pipeline, api, "judge_sub_em", more=["Rome"])
+        rules = pipeline_rules(form, ours, theirs, "thinking")
+        name = f"score, {form}: all asked / ruler_general get_pred"
+        comparisons.append(Comparison(name, ours, theirs, rules, near))
+    return comparisons
 
 
 def headline(pipeline: Callable) -> list[Comparison]:
-    found = []
-    for form, api in (("sentence", "recurrent"), ("boxed", "recurrent-boxed")):
-
-        def theirs(r: str, a: list[str], api=api) -> float:
-            item = pipeline(r, a, api)
-            return item if item in (None, RAISED) else float(item["judge_sub_em"])
+    """Compare our headline metric with MemAgent's."""
+    comparisons = []
+    for form, api in APIS.items():
 
         def two_way(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return score(r, a, form).sub_em_upstream == other
+            return grade(r, a, form).sub_em_upstream == other
 
         def alias(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return score(r, a[:1], form).sub_em == other
+            return grade(r, a[:1], form).sub_em == other
+
+        def as_above(r: str, a: list[str], _, other: object) -> bool:
+            return other in (None, RAISED) or thinks(r) or without_tokens(r) != r or ".." in r
+
+        def ours(r: str, a: list[str], form=form) -> float:
+            return grade(r, a, form).sub_em
 
         rules = {
             "another accepted answer": alias,
             "their other direction: the prediction in the answer": two_way,
-            "as for sub_em_upstream above": lambda r, a, mine, other: (
-                other in (None, RAISED) or thinks(r) or without_tokens(r) != r or ".." in r
-            ),
+            "as for sub_em_upstream above": as_above,
         }
-        found.append(
-            Comparison(
-                f"score, {form}: headline sub_em / judge_sub_em",
-                lambda r, a, form=form: score(r, a, form).sub_em,
-                theirs,
-                rules,
-            )
-        )
-    return found
+        name = f"score, {form}: headline sub_em / judge_sub_em"
+        comparisons.append(Comparison(name, ours, judged(pipeline, api, "judge_sub_em"), rules))
+    return comparisons
 
 
 def filters(memagent: Path) -> list[Comparison]:
+    """Compare the filter of training tasks that the model knows already."""
     folder = memagent / "taskutils/memory_data"
     verifier = imported(folder / "hotpotqa_verifier.py")
     with mock.patch.dict(sys.modules, {"hotpotqa_verifier": verifier}):
-        script = imported(
-            folder / "filter.py", ("openai", "rich", "fire", "memory_data", "memory_data.utils")
-        )
+        stubs = ("openai", "rich", "fire", "memory_data", "memory_data.utils")
+        script = imported(folder / "filter.py", stubs)
 
     def one(function: Callable, response: str, answers: list[str]) -> bool:
         return bool(function(([response], {"ground_truth": answers}))[0])
 
-    boxed, contains = partial(one, quietly(script.scores)), partial(one, script.contains)
+    right, contains = partial(one, quietly(script.scores)), partial(one, script.contains)
 
     def known(rule: str, response: str, answers: list[str]) -> bool:
-        return is_known(
-            {"response": response, "reward": boxed_reward(response, answers), "answers": answers},
-            rule,
-        )
+        reward = boxed_reward(response, answers)
+        return is_known({"response": response, "reward": reward, "answers": answers}, rule)
 
     def thought(theirs: Callable) -> dict[str, Rule]:
         def holds(r: str, a: list[str], ours: object, _) -> bool:
@@ -598,59 +470,94 @@ def filters(memagent: Path) -> list[Comparison]:
         Comparison(
             "data filter --rule right / filter.py scores",
             partial(known, "right"),
-            boxed,
-            thought(lambda r, a, rest: boxed(rest, a)),
+            right,
+            thought(lambda r, a, rest: right(rest, a)),
         ),
         Comparison(
             "data filter --rule contains / filter.py scores or contains",
             partial(known, "contains"),
-            lambda r, a: boxed(r, a) or contains(r, a),
-            thought(lambda r, a, rest: boxed(rest, a) or contains(r, a)),
+            lambda r, a: right(r, a) or contains(r, a),
+            thought(lambda r, a, rest: right(rest, a) or contains(r, a)),
         ),
     ]
 
 
-def held(n: int, seed: int) -> None:
-    """The answers that are seen in memories as ReMemR1's code keeps them, tags and all. Ours alone: upstream does not look."""
+MEMORIES = [
+    "<update>{}</update>", "<update>Otto is in {}</update>", "<update>{}.</update>",
+    "<update>so \\boxed{{{}}}</update>", "<update>({}) it is</update>",
+]  # fmt: skip
+
+
+def memories_with_tags(n: int, seed: int) -> None:
+    """Check that answers are found in memories as ReMemR1's code keeps them, tags and all.
+
+    Of our functions alone: upstream does not look for them.
+    """
     rng, missed = random.Random(seed), Counter()
+    searched = [a for answers in ANSWERS for a in answers]
+    searched = [a for a in searched if normalize_answer(a) not in ("", "yes", "no")]
     for _ in range(n):
-        answer = rng.choice(
-            [
-                a
-                for answers in ANSWERS
-                for a in answers
-                if normalize_answer(a) not in ("", "yes", "no")
-            ]
-        )
-        memory = rng.choice(
-            [
-                "<update>{}</update>",
-                "<update>Otto is in {}</update>",
-                "<update>{}.</update>",
-                "<update>so \\boxed{{{}}}</update>",
-                "<update>({}) it is</update>",
-            ]
-        )
-        memory = memory.format(answer)
+        answer = rng.choice(searched)
+        memory = rng.choice(MEMORIES).format(answer)
         missed.update(
-            stand=not stand(phrases([answer]), memory), recall=answer_recall([answer], memory) != 1
+            stand=not count_phrases(phrases([answer]), memory),
+            recall=answer_recall([answer], memory) != 1,
         )
-    Comparison.missed += missed.total()
-    print(
-        f"{'memories with tags: the answer is not seen by stand; recall':<58} {n:>7,} {missed['stand']:>7,}  {missed['recall']:,} by answer_recall"
-    )
+    Comparison.unexplained += missed.total()
+    what = "memories with tags: the answer is not seen by stand; recall"
+    print(f"{what:<58} {n:>7,} {missed['stand']:>7,}  {missed['recall']:,} by answer_recall")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def compare_memagent(checkout: Path, pairs: list[Pair], strings: list[Pair]) -> None:
+    theirs = imported(checkout / "verl/utils/reward_score/hotpotqa.py").compute_score
+    utils = imported(checkout / "taskutils/memory_eval/utils/__init__.py")
+    rewards("MemAgent compute_score", quietly(theirs)).run(pairs)
+    rewards("MemAgent compute_score, fuzz", quietly(theirs)).run(strings)
+    for comparison in (*extractions(utils), *metrics(utils)):
+        comparison.run(pairs)
+        comparison.name += ", fuzz"
+        comparison.run(strings)
+    pipeline = pipeline_of(checkout, utils)
+    for comparison in (
+        *pipelines(pipeline),
+        *asked_for_all(pipeline_of(checkout, utils, "ruler_general")),
+        *headline(pipeline),
+        *filters(checkout),
+    ):
+        comparison.run(pairs)
+
+
+def compare_rememr1(checkout: Path, pairs: list[Pair], strings: list[Pair]) -> None:
+    theirs = imported(checkout / "verl/utils/reward_score/hotpotqa.py").compute_score
+    rewards("ReMemR1 compute_score, em", quietly(theirs)).run(pairs)
+    rewards("ReMemR1 compute_score, em, fuzz", quietly(theirs)).run(strings)
+    for comparison in metrics(imported(checkout / "taskutils/memory_eval/utils/__init__.py")):
+        comparison.name += ", ReMemR1's"
+        comparison.run(pairs)
+
+
+def compare_ruler(checkout: Path, pairs: list[Pair]) -> None:
+    match = imported(checkout / "scripts/eval/synthetic/constants.py").string_match_all
+    Comparison(
+        "ruler_match / NVIDIA string_match_all, in percent",
+        lambda r, a: round(100 * ruler_match(r, a), 2),
+        lambda r, a: match([r], [a]),
+    ).run([(response, [*answers, "Rome"]) for response, answers in pairs])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, repository in (
-        ("memagent", "BytedTsinghua-SIA/MemAgent"),
-        ("rememr1", "syr-cn/ReMemR1"),
-        ("ruler", "NVIDIA/RULER"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=Path, metavar="FOLDER", help=f"a checkout of {repository}"
-        )
+    checkouts = {
+        "memagent": "BytedTsinghua-SIA/MemAgent",
+        "rememr1": "syr-cn/ReMemR1",
+        "ruler": "NVIDIA/RULER",
+    }
+    for name, repository in checkouts.items():
+        help = f"a checkout of {repository}"
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=help)
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--fuzz", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -660,42 +567,15 @@ def main() -> int:
     pairs, strings = [*wrapped(args.pairs, args.seed)], [*fuzz(args.fuzz, args.seed)]
     print(f"{'function: ours / theirs':<58} {'pairs':>7} {'differ':>7}  of which")
     if args.memagent:
-        theirs = imported(args.memagent / "verl/utils/reward_score/hotpotqa.py").compute_score
-        utils = imported(args.memagent / "taskutils/memory_eval/utils/__init__.py")
-        rewards("MemAgent compute_score", quietly(theirs)).run(pairs)
-        rewards("MemAgent compute_score, fuzz", quietly(theirs)).run(strings)
-        for comparison in (*extractions(utils), *metrics(utils)):
-            comparison.run(pairs)
-            comparison.name += ", fuzz"
-            comparison.run(strings)
-        pipeline = pipeline_of(args.memagent, utils)
-        for comparison in (
-            *pipelines(pipeline),
-            *asked_for_all(pipeline_of(args.memagent, utils, "ruler_general")),
-            *headline(pipeline),
-            *filters(args.memagent),
-        ):
-            comparison.run(pairs)
+        compare_memagent(args.memagent, pairs, strings)
     if args.rememr1:
-        module = imported(args.rememr1 / "verl/utils/reward_score/hotpotqa.py")
-        rewards("ReMemR1 compute_score, em", quietly(module.compute_score)).run(pairs)
-        rewards("ReMemR1 compute_score, em, fuzz", quietly(module.compute_score)).run(strings)
-        for comparison in metrics(
-            imported(args.rememr1 / "taskutils/memory_eval/utils/__init__.py")
-        ):
-            comparison.name += ", ReMemR1's"
-            comparison.run(pairs)
+        compare_rememr1(args.rememr1, pairs, strings)
     if args.ruler:
-        match = imported(args.ruler / "scripts/eval/synthetic/constants.py").string_match_all
-        all_asked = [(response, [*answers, "Rome"]) for response, answers in pairs]
-        Comparison(
-            "ruler_match / NVIDIA string_match_all, in percent",
-            lambda r, a: round(100 * ruler_match(r, a), 2),
-            lambda r, a: match([r], [a]),
-        ).run(all_asked)
-    held(args.pairs, args.seed)
-    print(f"{Comparison.missed:,} unexplained" if Comparison.missed else "all explained")
-    return int(Comparison.missed > 0)
+        compare_ruler(args.ruler, pairs)
+    memories_with_tags(args.pairs, args.seed)
+    n = Comparison.unexplained
+    print(f"{n:,} unexplained" if n else "all explained")
+    return int(n > 0)
 
 
 if __name__ == "__main__":

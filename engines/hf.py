@@ -47,7 +47,7 @@ from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.load import inner
 from models.logprobs import logits_of
-from models.ranks import whole
+from models.ranks import full_tensor
 from rollout import Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
 from tokens.codec import Codec
@@ -799,7 +799,7 @@ class TransformersEngine:
         own = dict(self.model.named_parameters())
         for name, p in policy.named_parameters():
             if p.requires_grad:
-                own[name].copy_(whole(p))
+                own[name].copy_(full_tensor(p))
 
     def counts(self) -> dict[str, int]:
         names = ("prefilled_tokens", "reused_tokens", "generated_tokens")

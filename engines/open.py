@@ -6,8 +6,8 @@ Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engin
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,15 +155,28 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: 
     import torch
 
     from engines import vllm_colocated
+    from engines.frozen import WithFrozen
     from engines.hf import TransformersEngine
-    from models.load import dtype_of, inner, on_gpu, policy_of, sharded, unpacked
+    from models.load import dequantised_folder, dtype_of, inner, on_gpu, policy_of, sharded
 
     dtype = dtype_of(run, config)
     dtype = "bfloat16" if dtype == "mixed" else dtype
     if run.engine == "transformers":
         shards = sharded(run, config)
         model = policy_of(run, config, mixed=dtype).requires_grad_(False) if shards else policy
-        return TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
+        engine = TransformersEngine(inner(model), codec, max_rows=config.in_flight, copy=shards)
+        if not agent.frozen_turns:
+            return engine
+        before = model
+        if not config.lora_rank:
+            before = policy_of(run, config, mixed=dtype).requires_grad_(False)
+        frozen = TransformersEngine(inner(before), codec, max_rows=config.in_flight)
+        return WithFrozen(engine, frozen, getattr(before, "disable_adapter", nullcontext))
+    if agent.frozen_turns and not config.lora_rank:
+        raise UserError(
+            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds one "
+            "set of weights: give a --lora-rank, or --engine transformers."
+        )
     window = min(
         run.engine_window or agent.turn_tokens(),
         inner(policy).config.max_position_embeddings,
@@ -189,9 +202,9 @@ def engine_for(run: RunConfig, config: GRPOConfig, agent: Agent, policy, codec: 
     elif sleep == "auto":
         sleep = "1"  # nothing is given up on a CPU, but the calls are the same
     with (
-        unpacked(policy, dtype)
+        dequantised_folder(policy, dtype)
         if config.quantise
-        else contextlib.nullcontext(run.model or EMBEDDED) as weights
+        else nullcontext(run.model or EMBEDDED) as weights
     ):
         return vllm_colocated.ColocatedEngine(
             weights,

@@ -37,7 +37,7 @@ import torch
 
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from models.ranks import whole, world
+from models.ranks import full_tensor, world
 from rollout import Sampling, refusal
 from tokens.codec import Codec
 
@@ -251,7 +251,10 @@ class ColocatedEngine:
         )
         name = str(self._keys)
         self._engine.add_request(
-            name, {"prompt_token_ids": ids}, params, lora_request=self._adapter
+            name,
+            {"prompt_token_ids": ids},
+            params,
+            lora_request=None if prompt.frozen else self._adapter,
         )
         self._prompts[name] = self._keys, prompt, ids
         return self._keys
@@ -332,11 +335,13 @@ class ColocatedEngine:
         old weights until `forget`.
         """
         if not self.lora_rank:
-            names = ((name, whole(p, self.dtype)) for name, p in policy.named_parameters())
+            names = ((name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
             return
         weights = {
-            name: whole(p, self.dtype) for name, p in policy.named_parameters() if p.requires_grad
+            name: full_tensor(p, self.dtype)
+            for name, p in policy.named_parameters()
+            if p.requires_grad
         }
         if self._folder is None:
             self._folder = adapter_folder(sum(p.nbytes for p in weights.values()))

@@ -1,8 +1,13 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `best`. Leaves out: when they are written
-(report/runlog.py).
+Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `done_steps`, `best_step`,
+and the table of validations. Leaves out: when they are written (report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
+
+A checkpoint is a folder `checkpoints/step-N`:
+
+    .metadata, __RANK_0.distcp   trained weights and optimizer state (torch.distributed.checkpoint)
+    state.json                   counters, dtype, position in the trajectories, base fingerprint
 """
 
 from __future__ import annotations
@@ -19,24 +24,23 @@ from config.errors import UserError
 from config.files import replacing
 from models import ranks
 
-# ---------------------------------------------------------------- checkpoints
+# ---------------------------------------------------------------- what a run's folder holds
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a run: steps done -> folder."""
-    found = (folder / "checkpoints").glob("step-*")
-    return {
-        int(number): path for path in found if (number := path.name.removeprefix("step-")).isdigit()
-    }
+    """List the checkpoints of a run: steps done -> folder."""
+    paths = (folder / "checkpoints").glob("step-*")
+    numbered = {path.name.removeprefix("step-"): path for path in paths}
+    return {int(number): path for number, path in numbered.items() if number.isdigit()}
 
 
 def done_steps(folder: Path) -> int:
-    """Steps of the last checkpoint, 0 without one."""
+    """Return the step of the last checkpoint, 0 without one."""
     return max(checkpoints(folder), default=0)
 
 
 def validations(folder: Path) -> list[dict]:
-    """What was measured on the validation tasks: step, score, n."""
+    """Read the scores on the validation tasks: step, score, n; empty where there are none."""
     path = folder / "validation.csv"
     if not path.exists():
         return []
@@ -47,134 +51,105 @@ def validations(folder: Path) -> list[dict]:
         ]
 
 
-def _write_csv(path: Path, rows: list[dict]) -> None:
+def write_validations(path: Path, rows: list[dict]) -> None:
+    """Write such rows as CSV, atomically."""
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["step", "score", "n"])
         writer.writeheader()
         writer.writerows(rows)
 
 
-def best(folder: Path) -> int | None:
-    """The step with the best validation of those that there is a checkpoint of, the last of equals; None without any."""
+def best_step(folder: Path) -> int | None:
+    """Return the step with the best validation score among the checkpoints, the last of equals.
+
+    None where no checkpoint was validated.
+    """
     saved = checkpoints(folder)
     scores = [(row["score"], row["step"]) for row in validations(folder) if row["step"] in saved]
     return max(scores)[1] if scores else None
 
 
-def _trained(model) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# ---------------------------------------------------------------- save and load
 
-
-def base_mark(model) -> list[float]:
-    """A few numbers that tell one set of frozen weights from another, in whatever type they are: [] if all are trained."""
-    frozen = [
-        p
-        for p in model.parameters()
-        if not p.requires_grad and p.ndim > 1 and p.is_floating_point()
-    ]
-    return [ranks.whole(p)[:64].double().abs().mean().item() for p in frozen[:1] + frozen[-1:]]
-
-
-def _alone(model) -> bool:
-    """Whether this process has all weights itself, and reads or writes a checkpoint without the others."""
-    return not any(hasattr(p, "full_tensor") for p in model.parameters())
-
-
-def _optimizer_state(model, optimizer) -> dict:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-    return get_optimizer_state_dict(
-        model, optimizer, options=StateDictOptions(ignore_frozen_params=True)
-    )
+# Errors of a damaged or foreign checkpoint; torch unpickles parts of it, which fails in many ways.
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
 
 
 def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
-    """A folder with the trained weights, the optimizer's state and `state`, plain numbers: whole or not at all. Each rank writes its
-    shards; any number of ranks reads them. UserError, on all ranks, where it cannot be written."""
+    """Write trained weights, optimizer state and `state` (plain numbers) to a folder, atomically.
+
+    A collective: each rank writes its shards, and any number of ranks can read them. UserError, on
+    all ranks, where the folder cannot be written.
+    """
     import torch.distributed.checkpoint as dcp
 
-    temporary, base = path.with_name(f".{path.name}.tmp"), base_mark(model)
+    temporary = path.with_name(f".{path.name}.tmp")
+    state = state | {"base": base_fingerprint(model)}
     try:
         if ranks.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         ranks.barrier()
-        state_dict = {"weights": _trained(model)}
-        if optimizer.state:  # asked for earlier, the library would make a step to have one
+        state_dict = {"weights": _trained_weights(model)}
+        if optimizer.state:  # before the first step torch would make one to fill the state
             state_dict["optimizer"] = _optimizer_state(model, optimizer)
-        dcp.save(state_dict, checkpoint_id=temporary, no_dist=_alone(model))
+        dcp.save(state_dict, checkpoint_id=temporary, no_dist=_has_all_weights(model))
         if ranks.rank() == 0:
-            (temporary / "state.json").write_text(
-                json.dumps(state | {"base": base}), encoding="utf-8"
-            )
+            (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
-    except (
-        OSError,
-        RuntimeError,
-        dcp.CheckpointException,
-    ) as error:  # torch says with a RuntimeError that the disk is full
+    except (OSError, RuntimeError, dcp.CheckpointException) as error:
+        # torch reports a full disk as a RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(
-            f"{path} cannot be written, the one before it is kept; --resume when it can: {_reason(error)}."
+            f"{path} cannot be written, the one before it is kept; --resume when it can: "
+            f"{_reason(error)}."
         ) from error
     ranks.barrier()
 
 
 def load_checkpoint(path: Path, model, optimizer=None) -> dict:
-    """The weights, and the optimizer's state if one is given, into place; returns `state`. UserError if it is damaged or another model's."""
+    """Load weights, and optimizer state if an optimizer is given, in place; returns `state`.
+
+    UserError if the checkpoint is damaged or belongs to another model.
+    """
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     state = read_state(path)
     try:
-        there = {
-            name.removeprefix("weights.")
-            for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        }
-        weights = _trained(model)
-        if other := {name for name in there if not name.startswith("optimizer.")} ^ set(weights):
-            raise ValueError(f"its weights have other names, such as {min(other)}")
-        was, now = state["base"], base_mark(model)
-        if len(was) != len(now) or any(
-            abs(a - b) > 0.02 * abs(a) for a, b in zip(was, now, strict=True)
-        ):
-            raise ValueError("its adapters belong to other base weights")
-        dcp.load({"weights": weights}, checkpoint_id=path, no_dist=_alone(model))
-        if optimizer and len(there) > len(weights):
+        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        names = {name.removeprefix("weights.") for name in saved}
+        weights = _trained_weights(model)
+        _check_same_model(names, weights, state["base"], base_fingerprint(model))
+        alone = _has_all_weights(model)
+        dcp.load({"weights": weights}, checkpoint_id=path, no_dist=alone)
+        if optimizer and len(names) > len(weights):
             moments = {"optimizer": _optimizer_state(model, optimizer)}
-            dcp.load(moments, checkpoint_id=path, no_dist=_alone(model))
-            set_optimizer_state_dict(
-                model,
-                optimizer,
-                moments["optimizer"],
-                options=StateDictOptions(ignore_frozen_params=True),
-            )
+            dcp.load(moments, checkpoint_id=path, no_dist=alone)
+            _set_optimizer_state(model, optimizer, moments["optimizer"])
         return state
-    except (
-        OSError,
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        dcp.CheckpointException,
-    ) as error:
+    except (*_UNREADABLE, dcp.CheckpointException) as error:
         raise UserError(
-            f"{path} is damaged or is no checkpoint of this model, give another --name: {_reason(error)}."
+            f"{path} is damaged or is no checkpoint of this model, give another --name: "
+            f"{_reason(error)}."
         ) from error
 
 
 def read_state(path: Path) -> dict:
-    """What a checkpoint holds beside weights and optimizer: counters, the trajectories' position, the type and a mark of the base weights."""
+    """Read a checkpoint's plain numbers: counters, `position`, `dtype`, `base`; else UserError."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if (
-            not isinstance(state, dict)
-            or not {"base", "dtype", "position", "done_steps"} <= state.keys()
-        ):
+        required = {"base", "dtype", "position", "done_steps"}
+        if not isinstance(state, dict) or not required <= state.keys():
             raise ValueError("state.json does not hold what it should")
         return state
     except (OSError, ValueError) as error:
@@ -183,7 +158,59 @@ def read_state(path: Path) -> dict:
         ) from error
 
 
+def base_fingerprint(model) -> list[float]:
+    """Return mean magnitudes of the first and last frozen weight: [] if all weights are trained.
+
+    They tell one base model from another, whatever type its weights have been cast to.
+    """
+    frozen = [
+        p
+        for p in model.parameters()
+        if not p.requires_grad and p.ndim > 1 and p.is_floating_point()
+    ]
+    first_and_last = frozen[:1] + frozen[-1:]
+    return [ranks.full_tensor(p)[:64].double().abs().mean().item() for p in first_and_last]
+
+
+def _check_same_model(
+    names: set[str], weights: dict, base: list[float], our_base: list[float]
+) -> None:
+    """Raise ValueError if a checkpoint's names or base fingerprint are not the model's."""
+    saved_weights = {name for name in names if not name.startswith("optimizer.")}
+    if other := saved_weights ^ set(weights):
+        raise ValueError(f"its weights have other names, such as {min(other)}")
+    # within 2 %: the base may have been cast to another type
+    if len(base) != len(our_base) or any(
+        abs(a - b) > 0.02 * abs(a) for a, b in zip(base, our_base, strict=True)
+    ):
+        raise ValueError("its adapters belong to other base weights")
+
+
+def _trained_weights(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _has_all_weights(model) -> bool:
+    """Return whether nothing is sharded: this process then reads and writes without the others."""
+    return not any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def _optimizer_state(model, optimizer) -> dict:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(ignore_frozen_params=True)
+    return get_optimizer_state_dict(model, optimizer, options=options)
+
+
+def _set_optimizer_state(model, optimizer, state: dict) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    options = StateDictOptions(ignore_frozen_params=True)
+    set_optimizer_state_dict(model, optimizer, state, options=options)
+
+
 def _reason(error: Exception) -> str:
-    failures = getattr(error, "failures", None)  # of the ranks: rank -> (exception, trace)
+    """Return the first line of an error, of one rank's error where several ranks failed."""
+    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
     cause = next(iter(failures.values()))[0] if failures else error
     return str(cause).strip().split("\n")[0].rstrip(".") or "it is empty"

@@ -1,6 +1,7 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `inner`, `settle_threads`, `logits_of`, `optimizer_of`, `merged`. Leaves out: what is trained and how (grpo.py), files of a run (commands/train.py).
+Holds: `load_model`, `with_lora`, `inner`, `merge_adapters`, `settle_threads`, `optimizer_of`,
+`recompute`, `policy_of`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -30,10 +31,12 @@ def load_model(
     trust_remote_code: bool = False,
     quantise: bool = False,
 ):
-    """A causal LM from safetensors, on its device; on the device "unset" its weights are memory of the host
-    that nobody has written to, and that costs nothing until somebody does. UserError where that cannot be.
+    """Load a causal LM from safetensors onto a device; UserError where that fails.
 
-    quantise: its linear layers but the lm_head in 4 bits, NF4 with doubly quantised scales, computing in `dtype` (arXiv 2305.14314).
+    device: cpu, cuda, auto, or "unset": the model is built in uninitialised host memory, which is
+    committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
+    quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
+    scales, computing in `dtype` (arXiv 2305.14314).
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -41,42 +44,14 @@ def load_model(
 
     hf_logging.disable_progress_bar()
     if device == "unset":
-        from accelerate import init_empty_weights
-        from transformers import AutoConfig
-
-        with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            model = AutoModelForCausalLM.from_config(
-                config,
-                dtype=getattr(torch, dtype),
-                trust_remote_code=trust_remote_code,
-                attn_implementation="sdpa",
-            )
-        buffers = {
-            name: b.clone() for name, b in model.named_buffers()
-        }  # they are not in the weights' files
-        model.to_empty(device="cpu").tie_weights()
-        for name, b in model.named_buffers():
-            b.copy_(buffers[name])
-        return model.eval()
+        return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("No CUDA device is at hand; use --device cpu.")
-    more: dict = {}
-    if quantise:
-        from transformers import BitsAndBytesConfig
-
-        import_bitsandbytes()
-        four = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, dtype),
-        )
-        more = {"quantization_config": four, "device_map": {"": device}}
+    quantisation = _four_bits(dtype, device) if quantise else {}
     with loading(f"The model {path}"):
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -84,102 +59,143 @@ def load_model(
                 attn_implementation="sdpa",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **more,
+                **quantisation,
             )
         except SafetensorError as error:
             raise UserError(
                 f"The weights of {path} are no valid safetensors file: {error}."
             ) from error
         model = model if quantise else model.to(device)
-        for module in model.modules():
-            # without gradient it would repack its weights and compute in bfloat16: not what is trained, nor what can be saved
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-    # the library would draw at random what it does not find
-    wrong = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    for module in model.modules():
+        # In passes without gradient bitsandbytes would repack its weights and compute in bfloat16:
+        # neither what is trained nor what can be saved.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    # transformers initialises missing weights at random
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise UserError(
-            f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) is missing or of another shape."
+            f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) "
+            f"is missing or of another shape."
         )
     return model
 
 
-def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
-    """Most tokens that a model takes, by its config."""
+def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
+    """Build a model in uninitialised host memory, with its buffers, from its config alone."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+        )
+    # buffers, such as rotary frequencies, are computed by the model and never sent
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    model.to_empty(device="cpu").tie_weights()
+    for name, b in model.named_buffers():
+        b.copy_(buffers[name])
+    return model.eval()
+
+
+def _four_bits(dtype: str, device: str) -> dict:
+    """Return the arguments of `from_pretrained` for 4-bit weights."""
+    from transformers import BitsAndBytesConfig
+
+    import_bitsandbytes()
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _config_of(path: str | Path, trust_remote_code: bool):
     from transformers import AutoConfig
 
     with loading(f"The model {path}"):
-        return AutoConfig.from_pretrained(
-            path, trust_remote_code=trust_remote_code
-        ).max_position_embeddings
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
+    """Return the longest context of a model in tokens, by its config."""
+    return _config_of(path, trust_remote_code).max_position_embeddings
 
 
 def stored_dtype(path: str | Path, trust_remote_code: bool = False) -> str:
-    """The type that a model's weights are stored in, by its config: float32 or bfloat16; float16 counts as bfloat16."""
-    from transformers import AutoConfig
+    """Return the type of a model's stored weights, by its config.
 
-    with loading(f"The model {path}"):
-        dtype = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).dtype
+    float32 or bfloat16; float16 counts as bfloat16.
+    """
+    dtype = _config_of(path, trust_remote_code).dtype
     return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else "float32"
 
 
 def import_bitsandbytes() -> None:
-    """peft imports bitsandbytes, which on some CPUs fetches compiled code from the hub if the package `kernels` is there, and complains if
-    it is not. Imported here first, with that package hidden: nobody asked for either."""
+    """Import bitsandbytes, if it is installed, without its downloads and complaints.
+
+    peft imports it anyway. On some CPUs it then fetches compiled code from the hub if the package
+    `kernels` is installed, and warns if it is not. Imported here first, with `kernels` hidden, it
+    does neither.
+    """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    there = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # what an import takes for "not there"
+    hidden = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # importing it now fails
     try:
         with contextlib.suppress(ImportError):
             importlib.import_module("bitsandbytes")
     finally:
         del sys.modules["kernels"]
-        sys.modules.update(there)
+        sys.modules.update(hidden)
+
+
+# ---------------------------------------------------------------- adapters
 
 
 class _Adapter(torch.nn.Linear):
-    """One matrix of an adapter: its weight learns in float32 and is multiplied in the type of what comes in."""
+    """One matrix of an adapter: a float32 weight that computes in the type of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight.to(x.dtype))
 
 
 def with_lora(model, config: GRPOConfig):
-    """The model with LoRA adapters on the linear layers that config.lora_targets names; never on the lm_head.
+    """Add LoRA adapters to the linear layers named by config.lora_targets, never to the lm_head.
 
-    They learn in float32 and compute in the model's type: vLLM rounds them to it too, and peft's way, which widens every layer's
-    input, took 1.36 times as long for Qwen3-4B's geometry on an H100 (bench/results/h100.json).
+    They learn in float32 and compute in the model's type. vLLM rounds them to that type too, and
+    peft's way, widening every layer's input, took 1.36 times as long for Qwen3-4B's geometry on an
+    H100 (bench/results/h100.json).
     """
     import_bitsandbytes()
     from peft import LoraConfig, get_peft_model
 
-    alpha = config.lora_alpha or 2 * config.lora_rank
-    targets = (
-        config.lora_targets
-        if config.lora_targets == "all-linear"
-        else config.lora_targets.split(",")
-    )
+    targets = config.lora_targets
+    if targets != "all-linear":
+        targets = targets.split(",")
     if "lm_head" in targets:
         raise UserError(
-            "lora_targets cannot name the lm_head: it has no adapter, many models share its weights with the embedding."
+            "lora_targets cannot name the lm_head: it has no adapter, many models share its "
+            "weights with the embedding."
         )
     lora = LoraConfig(
-        r=config.lora_rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
     )
     torch.manual_seed(config.seed)
     try:
         policy = get_peft_model(model, lora)
     except ValueError as error:
-        layers = sorted(
-            {
-                name.rsplit(".")[-1]
-                for name, m in model.named_modules()
-                if isinstance(m, torch.nn.Linear)
-            }
-            - {"lm_head"}
-        )
         raise UserError(
-            f"lora_targets {config.lora_targets!r} do not fit this model; its linear layers are {', '.join(layers)}."
+            f"lora_targets {config.lora_targets!r} do not fit this model; its linear layers are "
+            f"{', '.join(_linear_layers(model))}."
         ) from error
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
@@ -189,48 +205,49 @@ def with_lora(model, config: GRPOConfig):
     return policy
 
 
-SMALL = 50_000_000
-"""Weights below which a second thread gains nothing on a CPU: to wake it takes as long as its share of the work."""
-
-
-def settle_threads(model) -> None:
-    """Compute with one thread if the model is small and on a CPU; OMP_NUM_THREADS, where it is set, decides instead."""
-    small = sum(p.numel() for p in model.parameters()) < SMALL and model.device.type == "cpu"
-    if small and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+def _linear_layers(model) -> list[str]:
+    """List the last names of a model's linear layers except the lm_head."""
+    linear = (name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear))
+    return sorted({name.rsplit(".")[-1] for name in linear} - {"lm_head"})
 
 
 def inner(model):
-    """The causal LM inside a peft wrapper, adapters included; the model itself if there is none."""
+    """Return the causal LM inside a peft wrapper, adapters included, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
-def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:
-    """AdamW, or with config.optimizer = adamw8bit the one of bitsandbytes, whose two moments take a byte each instead of four."""
-    settings = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
-    if (
-        config.optimizer == "adamw"
-    ):  # fused: torch would take shards one by one (H100, 1.7 billion weights: 55 ms, fused 27)
-        return torch.optim.AdamW(
-            parameters, **settings, fused=all(p.device.type == "cuda" for p in parameters) or None
-        )
-    import_bitsandbytes()
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(parameters, **settings)
-
-
 @torch.no_grad()
-def merged(model):
-    """The model inside a peft wrapper anew, for `save_pretrained`: on the host in float32, 4-bit weights unpacked, adapters added.
+def merge_adapters(model):
+    """Build the plain model that a peft model computes, for `save_pretrained`.
 
-    All arithmetic is in float32, and nothing is merged in place: in 16 bits that would wear the base weights down.
+    On the host in float32, 4-bit weights dequantised, adapters added. All arithmetic is in float32
+    and nothing is merged in place: in 16 bits that would wear the base weights down.
     """
+    weights = _merged_weights(inner(model))
+    config = copy.deepcopy(inner(model).config)
+    config.dtype = torch.float32
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        plain = type(inner(model))(config)
+    missing, unexpected = plain.load_state_dict(weights, strict=False, assign=True)
+    plain.tie_weights()
+    unset = [name for name, p in plain.named_parameters() if p.is_meta]
+    if unexpected or unset:
+        raise RuntimeError(
+            f"An export does not fit the model: {unexpected[:1] or unset[:1]}, "
+            f"{len(missing)} missing."
+        )
+    plain.generation_config = inner(model).generation_config
+    return plain
+
+
+def _merged_weights(lm) -> dict[str, torch.Tensor]:
     weights = {}
-    for name, module in inner(model).named_modules():
+    for name, module in lm.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
             continue
-        base = getattr(module, "base_layer", module)
+        base = getattr(module, "base_layer", module)  # of a layer with an adapter
         for key, value in base.named_parameters(recurse=False):
             if hasattr(value, "quant_state"):
                 from bitsandbytes.functional import dequantize_4bit
@@ -242,28 +259,68 @@ def merged(model):
                     module.get_delta_weight(adapter).float() for adapter in module.active_adapters
                 )
             weights[f"{name}.{key}"] = value.cpu()
-    config = copy.deepcopy(inner(model).config)
-    config.dtype = torch.float32
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    with torch.device("meta"):
-        whole = type(inner(model))(config)
-    missing, unexpected = whole.load_state_dict(weights, strict=False, assign=True)
-    whole.tie_weights()
-    left = [name for name, p in whole.named_parameters() if p.is_meta]
-    if unexpected or left:
-        raise RuntimeError(
-            f"An export does not fit the model: {unexpected[:1] or left[:1]}, {len(missing)} missing."
-        )
-    whole.generation_config = inner(model).generation_config
-    return whole
+    return weights
+
+
+def cast_parameters(model, dtype: torch.dtype = torch.bfloat16):
+    """Cast parameters only, in place; rotary tables, which are buffers, stay in float32."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
+
+
+@contextlib.contextmanager
+def dequantised_folder(policy, dtype: str) -> Iterator[Path]:
+    """Provide a temporary model folder with the dequantised weights of a 4-bit policy.
+
+    vLLM would quantise them itself, and not to the same values.
+    """
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+        model = cast_parameters(merge_adapters(policy), getattr(torch, dtype))
+        model.config.dtype = getattr(torch, dtype)
+        # config and weights apart: the model's own save_pretrained writes on rank 0 alone
+        model.config.save_pretrained(folder)
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        save_file(weights, Path(folder, "model.safetensors"), {"format": "pt"})
+        yield Path(folder)
+
+
+# ---------------------------------------------------------------- training
+
+SMALL = 50_000_000
+"""Weights below which a second CPU thread gains nothing: waking it takes as long as its work."""
+
+
+def settle_threads(model) -> None:
+    """Use one thread for a small model on a CPU, unless OMP_NUM_THREADS is set."""
+    small = sum(p.numel() for p in model.parameters()) < SMALL and model.device.type == "cpu"
+    if small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:
+    """Make AdamW, or for config.optimizer = adamw8bit that of bitsandbytes.
+
+    Its two moments take one byte each instead of four.
+    """
+    settings = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw":
+        # Unfused, torch steps through shards one by one: 55 ms instead of 27 for 1.7 billion
+        # weights on an H100. On a CPU None leaves the choice to torch.
+        fused = all(p.device.type == "cuda" for p in parameters) or None
+        return torch.optim.AdamW(parameters, **settings, fused=fused)
+    import_bitsandbytes()
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(parameters, **settings)
 
 
 def recompute(model, on: bool) -> None:
-    """Whether layers drop their activations and compute them anew in the backward pass, from now on until somebody calls eval().
+    """Switch activation checkpointing of the layers on or off, until the next eval().
 
-    transformers does so in training mode alone, which would switch dropout on: the sampler's and the trainer's log-probs would differ.
-    So only the layers themselves are put into it, nothing inside them.
+    transformers checkpoints in training mode alone, which would switch dropout on as well, and the
+    sampler's and trainer's log-probs would differ. So only the layers themselves are put into that
+    mode, nothing inside them.
     """
     if on and not model.is_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -272,19 +329,28 @@ def recompute(model, on: bool) -> None:
             module.training = on
 
 
+# ---------------------------------------------------------------- the policy of a run's settings
+
+
 def on_gpu(run: RunConfig) -> bool:
+    """Return whether a run's device is a GPU."""
     return run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
 
 
 def dtype_of(run: RunConfig, config: GRPOConfig) -> str:
-    """float32, bfloat16 or mixed, where the setting is auto."""
+    """Return a run's dtype, float32, bfloat16 or mixed, with `auto` resolved."""
     if run.dtype != "auto":
         return run.dtype
-    return "float32" if not on_gpu(run) else "bfloat16" if config.lora_rank else "mixed"
+    if not on_gpu(run):
+        return "float32"
+    return "bfloat16" if config.lora_rank else "mixed"
 
 
 def policy_of(run: RunConfig, config: GRPOConfig, device: str = "", mixed: str = "float32"):
-    """The untrained policy: a causal LM, in a peft model if it has adapters. mixed: the type of its weights where the setting is mixed."""
+    """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
+
+    device: instead of the run's. mixed: the type of the weights where the run's dtype is mixed.
+    """
     dtype = dtype_of(run, config)
     dtype = mixed if dtype == "mixed" else dtype
     model = load_model(
@@ -294,29 +360,5 @@ def policy_of(run: RunConfig, config: GRPOConfig, device: str = "", mixed: str =
 
 
 def sharded(run: RunConfig, config: GRPOConfig) -> bool:
-    """Whether FSDP2 holds the weights: on several ranks, and where they are computed with in another type."""
+    """Return whether FSDP2 holds the weights: on several ranks, and for the dtype mixed."""
     return run.devices * run.num_nodes > 1 or dtype_of(run, config) == "mixed"
-
-
-@contextlib.contextmanager
-def unpacked(policy, dtype: str) -> Iterator[Path]:
-    """A folder with the weights that a 4-bit policy's stand for: vLLM would round its own, and not to the same."""
-    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-        model = rounded(merged(policy), getattr(torch, dtype))
-        model.config.dtype = getattr(torch, dtype)
-        model.config.save_pretrained(
-            folder
-        )  # the model's own save_pretrained writes on rank 0 alone
-        save_file(
-            {name: p.detach() for name, p in model.named_parameters()},
-            Path(folder, "model.safetensors"),
-            {"format": "pt"},
-        )
-        yield Path(folder)
-
-
-def rounded(model, dtype: torch.dtype = torch.bfloat16):
-    """The model with its weights, and nothing else, in `dtype`: the angles of the positions stay exact."""
-    for p in model.parameters():
-        p.data = p.data.to(dtype)
-    return model

@@ -1,14 +1,18 @@
 """Log-probs of many turns through one prefix tree.
 
-Holds: `Row`, `Batch`, `pack`, `logprobs`, `score`, `logits_of`. Leaves out: the loss (grpo.py).
-Exercise it: `pytest tests/test_grpo.py`. Read next: grpo.py.
+Holds: `Row`, `TokenBatch`, `pack`, `logprobs`, `policy_logprobs`, `differences`, `logits_of`.
+Leaves out: the loss (grpo.py). Exercise it: `pytest tests/test_grpo.py`. Read next: grpo.py.
+
+Turns of a group share long prefixes. Packed into a trie, a prefix goes through the model once:
+
+    turn 0   section memory-0 response-0         section -+- memory-0 response-0
+    turn 1   section memory-1 response-1   ->             +- memory-1 response-1
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +24,7 @@ from tokens.trie import Cost, Trie, split_into_tries
 
 @dataclass(slots=True)
 class Row:
-    """One turn as training sees it."""
+    """One turn, ready for training."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -33,36 +37,72 @@ class Row:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-# ---------------------------------------------------------------- log-probs
+# ---------------------------------------------------------------- packing
 
 
 @dataclass(slots=True)
-class Batch:
-    """Turns that go through the model as one trie."""
+class TokenBatch:
+    """Rows that go through the model as one trie; R response tokens, row after row."""
 
-    index: list[int]  # which rows
+    index: list[int]  # indices of the rows
     trie: Trie
-    at: np.ndarray  # [R] places of the response ids in the trie, row after row
+    places: np.ndarray  # [R] places of the response ids in the trie
+    row: torch.Tensor  # [R] each token's row, as an index of all rows (int64)
+    sampler: torch.Tensor  # [R] the sampler's log-probs (float32)
+    advantage: torch.Tensor  # [R] (float32)
+
+    def per_token(self, values: Sequence[float]) -> torch.Tensor:
+        """Repeat a value for each response token of its row: [all rows] -> [R]."""
+        return torch.tensor(values, dtype=torch.float32, device=self.row.device)[self.row]
+
+    def flat(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
+        """Concatenate the rows' values of each response token: [all rows][response ids] -> [R]."""
+        flat = [value for i in self.index for value in values[i]]
+        return torch.tensor(flat, dtype=torch.float32, device=self.row.device)
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch with its tensors on a device."""
+        tensors = (x.to(device) for x in (self.row, self.sampler, self.advantage))
+        return TokenBatch(self.index, self.trie, self.places, *tensors)
 
 
-def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[Batch]:
-    """Every row in exactly one trie of at most `max_tokens` tokens (a longer row stands alone)."""
+def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[TokenBatch]:
+    """Pack every row into exactly one trie of at most `max_tokens` tokens.
+
+    A longer row gets a trie of its own. cost: decides how much the rows of a trie share; None =
+    every common prefix.
+    """
     for index, trie in split_into_tries(
         [r.prompt_ids + r.response_ids for r in rows], max_tokens, cost
     ):
-        at = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
-        yield Batch(index, trie, np.concatenate(at))
+        places = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
+        sizes = torch.tensor([len(rows[i].response_ids) for i in index])
+        sampler = [logp for i in index for logp in rows[i].sampler]
+        advantage = torch.tensor([rows[i].advantage for i in index], dtype=torch.float32)
+        yield TokenBatch(
+            index,
+            trie,
+            np.concatenate(places),
+            row=torch.tensor(index).repeat_interleave(sizes),
+            sampler=torch.tensor(sampler, dtype=torch.float32),
+            advantage=advantage.repeat_interleave(sizes),
+        )
 
 
-def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
-    """Log-probs [R] of the tokens at the places `batch.at`.
+# ---------------------------------------------------------------- log-probs
 
-    Each is read at its parent: that is where the model predicts it. Only those parents reach the lm_head, each once, `chunk` at a time
-    and recomputed in the backward pass: no [T, V] tensor is ever alive.
+
+def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 512) -> torch.Tensor:
+    """Compute log-probs [R] of a batch's response tokens.
+
+    A token's log-prob is read at its parent in the trie, where the model predicts it. Only those
+    parents reach the lm_head, each once, `chunk` at a time and recomputed in the backward pass, so
+    no [T, V] tensor (tokens x vocabulary) is ever alive.
     """
-    nodes, again = np.unique(
-        batch.at, return_inverse=True
-    )  # the same token at the same place of several turns
+    # Several turns may have the same token at the same place of the trie: N <= R distinct nodes,
+    # U <= N parents.
+    #   batch.places [R]  --again-->  nodes [N]  --row-->  parents [U]
+    nodes, again = np.unique(batch.places, return_inverse=True)
     parents, row = np.unique(batch.trie.parent()[nodes], return_inverse=True)
     order = np.argsort(row, kind="stable")
 
@@ -75,31 +115,34 @@ def logprobs(model, batch: Batch, temperature: float = 1.0, chunk: int = 512) ->
     def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.log_softmax(logits_of(model, h) / temperature, -1)[row, targets]
 
+    # below 8 million logits (32 MiB in float32) one call is cheaper than chunks
     large = len(parents) * model.config.vocab_size > 1 << 23
     size = chunk if large else len(parents)
     parts = []
     for start in range(0, len(parents), size):
-        a, b = np.searchsorted(row, (start, start + size))
+        a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
         arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
-        parts.append(
-            checkpoint(head, *arguments, use_reentrant=False)
-            if large and torch.is_grad_enabled()
-            else head(*arguments)
-        )
+        if large and torch.is_grad_enabled():
+            parts.append(checkpoint(head, *arguments, use_reentrant=False))
+        else:
+            parts.append(head(*arguments))
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return torch.cat(parts)[put(back[again])]
 
 
-def score(model, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
-    """`logprobs`, for a model whose weights are in shards too."""
-    return (model.logprobs if hasattr(model, "logprobs") else partial(logprobs, model))(
-        batch, temperature
-    )
+def policy_logprobs(model, batch: TokenBatch, temperature: float = 1.0) -> torch.Tensor:
+    """Compute `logprobs` of a model that may be sharded.
+
+    `ranks.shard` makes `logprobs` a method of a sharded model, which gathers its weights.
+    """
+    if hasattr(model, "logprobs"):
+        return model.logprobs(batch, temperature)
+    return logprobs(model, batch, temperature)
 
 
 def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
-    """How far the sampler's log-probs of each response token are from `logps` [rows][response ids]."""
+    """List |sampler's log-prob - ours| of every response token; logps: [rows][response ids]."""
     return [
         abs(a - b)
         for row, ours in zip(rows, logps, strict=True)
@@ -107,14 +150,20 @@ def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[f
     ]
 
 
+# ---------------------------------------------------------------- logits
+
+
 class _Float32Logits(torch.autograd.Function):
-    """hidden [N, D] times weight [V, D] in 16 bits -> logits [N, V] in float32, never rounded on the way out. The gradients
-    have the operands' own type, as those of a plain linear layer."""
+    """Multiply hidden [N, D] by weight [V, D] in 16 bits to logits [N, V] that are float32.
+
+    The logits are never rounded to 16 bits; gradients have the operands' type, as those of a plain
+    linear layer.
+    """
 
     @staticmethod
     def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight)
-        if hidden.is_cuda:  # accumulated in float32 anyway: no copy of the weight is made
+        if hidden.is_cuda:  # accumulates in float32 anyway, and makes no copy of the weight
             return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         return hidden.float() @ weight.float().t()
 
@@ -129,10 +178,12 @@ class _Float32Logits(torch.autograd.Function):
 
 
 def logits_of(model, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [N, V] in float32 of last hidden states [N, D].
+    """Compute logits [N, V] in float32 from last hidden states [N, D].
 
-    In 16 bits a logit of 16 is rounded to 0.125, once in the sampler and once, differently, in the trainer: on SmolLM2 a fifth of
-    the distance between their log-probs (bench/results/h100.json). vLLM does the same under head_dtype (engines/vllm_colocated.py).
+    In 16 bits a logit of 16 is rounded to 0.125, once in the sampler and once, differently, in the
+    trainer: on SmolLM2 that is a fifth of the distance between their log-probs
+    (bench/results/h100.json). vLLM computes float32 logits under its setting head_dtype
+    (engines/vllm_colocated.py).
     """
     head = model.lm_head
     if head.weight.dtype == torch.float32:

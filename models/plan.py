@@ -1,16 +1,18 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
-Holds: `Geometry` and the sizes of common models, `Plan` and `plan` (memory of each phase, what the sampler does meanwhile, seconds a
-step), the tables that `cli.py plan` prints. Leaves out: the training itself (commands/train.py). No torch.
+Holds: `Geometry` and the sizes of common models, `plan` (memory of each phase, what the sampler
+does during the update), `step_seconds`, `longest_section`.
+Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
-Every figure is a formula in `FORMULAS`; what is no arithmetic but experience (a kernel's share of a card's peak, room for graphs and
-fragments) is a named constant here.
+Every figure is a formula in `FORMULAS`. What is experience rather than arithmetic (a kernel's share
+of a card's peak, room for CUDA graphs and fragmentation) is a named constant here.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,43 +22,32 @@ from memagent import Agent
 
 GIB = 2**30
 CONTEXT_GIB = 1.0  # CUDA's context and libraries
-FRAGMENTS = 0.06  # share of the card that the allocator cannot use
+FRAGMENTS = 0.06  # share of the card lost to fragmentation
 GRAPHS_GIB = 2.0  # the sampler's workspace, CUDA graphs, logits of all turns
-SPARED = 0.1  # share of the room for the sampler's cache that stays free: it is taken anew at every wake-up, from what is left by then
-NF4_BYTES = (
-    0.516  # a weight of 4 bits and its share of the doubly quantised scales (arXiv 2305.14314)
-)
+# Share of the sampler's cache room that stays free: the cache is allocated anew at every wake-up,
+# from what is left by then.
+CACHE_SLACK = 0.1
+# of a 4-bit weight and its share of the doubly quantised scales (arXiv 2305.14314)
+NF4_BYTES = 0.516
 MODES = ("qlora", "lora", "full")
+MIN_TURNS = 4  # in flight; with fewer, decoding reads the weights for hardly anything
+SIZES_GIB = (24, 48, 80, 141)  # of common cards
 
 # card -> (dense bfloat16 TFLOP/s, memory TB/s), by the makers' data sheets
 CARDS = {
-    "H200": (989, 4.8),
-    "H100": (989, 3.35),
-    "A100": (312, 2.0),
-    "L40S": (362, 0.86),
-    "RTX 4090": (165, 1.0),
-    "L4": (121, 0.3),
-    "A10": (125, 0.6),
-}
+    "H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86),
+    "RTX 4090": (165, 1.0), "L4": (121, 0.3), "A10": (125, 0.6),
+}  # fmt: skip
 CARD_GIB = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "RTX 4090": 24, "L4": 24, "A10": 24}
-OF_SIZE = (
-    "RTX 4090",
-    "L40S",
-    "H100",
-    "H200",
-)  # the card that a size stands for, where none is named; in the order of `SIZES_GIB`
-FEWEST_TURNS = 4  # side by side; with fewer the weights are read for hardly anything
-SIZES_GIB = (24, 48, 80, 141)  # of common cards
-PREFILL, DECODE, UPDATE = (
-    0.5,
-    0.6,
-    0.25,
-)  # shares of the card's peak: floating point, memory, floating point
+# the card assumed for a memory size without a name, in the order of SIZES_GIB
+CARD_OF_SIZE = ("RTX 4090", "L40S", "H100", "H200")
+PREFILL, UPDATE = 0.5, 0.25  # shares reached of a card's peak FLOP/s
+DECODE = 0.6  # share reached of its peak memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of a decoder with gated feed-forward layers."""
+    """Sizes of a decoder with gated feed-forward layers."""
 
     layers: int
     hidden: int
@@ -69,13 +60,13 @@ class Geometry:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices."""
+        """Count the weights of one layer's matrices."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def linear(self) -> int:
-        """Weights that adapters and quantisation reach: all layers' matrices."""
+        """Count the weights that adapters and quantisation reach: all layers' matrices."""
         return self.layers * self.layer
 
     @property
@@ -88,11 +79,11 @@ class Geometry:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of one token in 16 bits."""
+        """Return the bytes of one token's keys and values in 16 bits."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     def adapter(self, rank: int) -> int:
-        """Weights of LoRA adapters on all linear layers: rank x (inputs + outputs) of each."""
+        """Count LoRA weights on all linear layers: rank x (inputs + outputs) of each."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         per_layer = (
             2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.intermediate)
@@ -113,27 +104,15 @@ KNOWN = {
 
 
 def geometry(model: str, download: bool = True) -> Geometry:
-    """The sizes of a model: of the table above, of a folder's config.json, or of the hub's (a few kilobytes; without `download` what was
-    downloaded before). UserError otherwise."""
+    """Return a model's sizes: of a name in `KNOWN`, of a folder, or of the hub's config.json.
+
+    download: fetch that file (a few kilobytes); else only what was downloaded before counts.
+    UserError where the sizes cannot be read.
+    """
     if model in KNOWN:
         return KNOWN[model]
-    path = Path(model or EMBEDDED, "config.json")
     try:
-        if path.is_file():
-            config = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            import logging
-
-            from huggingface_hub import hf_hub_download
-
-            logging.getLogger("huggingface_hub").setLevel(
-                logging.CRITICAL
-            )  # it reports every retry
-            config = json.loads(
-                Path(
-                    hf_hub_download(model, "config.json", local_files_only=not download)
-                ).read_text(encoding="utf-8")
-            )
+        config = _read_config(model, download)
         heads = config["num_attention_heads"]
         return Geometry(
             config["num_hidden_layers"],
@@ -145,32 +124,44 @@ def geometry(model: str, download: bool = True) -> Geometry:
             config["vocab_size"],
             bool(config.get("tie_word_embeddings", False)),
         )
-    except Exception as error:  # of a file, of JSON, or any of the hub's: what went wrong is said in one line all the same
+    except Exception as error:  # of files, of JSON, or any of the hub's: one sentence for all
         reason = str(error).strip().split("\n")[0]
         known = ", ".join(name.split("/")[1] for name in KNOWN)
         raise UserError(
-            f"The sizes of {model!r} cannot be read ({reason}); known without a download are {known}."
+            f"The sizes of {model!r} cannot be read ({reason}); "
+            f"known without a download are {known}."
         ) from error
+
+
+def _read_config(model: str, download: bool) -> dict:
+    path = Path(model or EMBEDDED, "config.json")
+    if not path.is_file():
+        from huggingface_hub import hf_hub_download
+
+        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
+        path = Path(hf_hub_download(model, "config.json", local_files_only=not download))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- memory
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Memory of one GPU in GiB, by what takes it, and what follows from it."""
+    """Memory of one GPU in GiB, item by item, and what follows from it."""
 
     mode: str
     weights: float  # the trainer's
     gradients: float
     optimizer: float
-    activations: float  # of micro_tokens
+    activations: float  # of a pass over micro_tokens
     sampler: float  # its weights
     cache: float  # its keys and values
-    sleep: str  # what the sampler does while the trainer updates
+    sleep: str  # the sampler's level of sleep during the update: never, 1 or 2
     micro_tokens: int  # most tokens of one forward and backward pass; 0 = not even a turn fits
     turns: int  # turns in flight that the cache holds without sharing; 0 = too few
     rollout: float  # peak of the phase
     update: float  # peak of the phase
-    rollout_s: float  # of one step
-    update_s: float
 
     @property
     def fits(self) -> bool:
@@ -178,15 +169,21 @@ class Plan:
 
 
 FORMULAS = """\
-W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs; bytes:
-weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A         gradients  4/N a trained weight
-optimizer    AdamW 8/N a trained weight, in 8 bits 2                      sampler    2W
+W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs;
+bytes:
+weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A
 reference    full with --kl 2W/N, else the base weights, which are there
-activations  with recomputation: layers x T x hidden x 2, one layer of T tokens in full, two gathered layers in 16 bits (full),
-             three chunks of 512 x vocabulary x 4; T = micro_tokens
+gradients    4/N a trained weight
+optimizer    AdamW 8/N a trained weight, in 8 bits 2
+activations  with recomputation: layers x T x hidden x 2, one layer of T tokens in full,
+             two gathered layers in 16 bits (full), three chunks of 512 x vocabulary x 4;
+             T = micro_tokens
+sampler      2W
 cache        turns x window x 4 x layers x kv_heads x head_dim
-rollout      weights + optimizer + sampler + cache                        update     weights + gradients + optimizer + activations + what sleep leaves
-seconds      prefill 2L, decode (sampler + cache read) / bandwidth a token of all turns, update (6L full, 4L adapters) + 2L recomputed, each a token"""
+rollout      weights + optimizer + sampler + cache
+update       weights + gradients + optimizer + activations + what sleep leaves
+seconds      prefill 2L a token, decode (sampler + cache read) / bandwidth a token of all turns,
+             update (6L full, 4L adapters) + 2L recomputed a token"""
 
 
 def _gib(n_bytes: float) -> float:
@@ -194,17 +191,16 @@ def _gib(n_bytes: float) -> float:
 
 
 def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
-    """Of a forward and backward pass over a packed row with recomputed layers."""
-    kept = g.layers * tokens * g.hidden * 2
-    # of one layer, forward and its gradients: norms, q k v and the attention's output, gate, up, their product, in 16 bits
-    inside = (
-        tokens
-        * (6 * g.hidden + 2 * (2 * g.heads + 2 * g.kv_heads) * g.head_dim + 6 * g.intermediate)
-        * 2
-    )
+    """Return GiB of a forward and backward pass over a packed row with recomputed layers."""
+    stored = g.layers * tokens * g.hidden * 2  # the layers' inputs
+    # one layer in 16 bits, forward and gradients: norms, q k v and attention's output, gate, up,
+    # their product
+    per_token = 6 * g.hidden + 2 * (2 * g.heads + 2 * g.kv_heads) * g.head_dim + 6 * g.intermediate
+    layer = tokens * per_token * 2
     gathered = 2 * g.layer * 2 + g.embedding * 2 if mode == "full" else 0
-    unpacked = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
-    return _gib(kept + inside + gathered + unpacked + 3 * 512 * g.vocab * 4 + tokens * g.hidden * 6)
+    dequantised = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
+    logits = 3 * 512 * g.vocab * 4
+    return _gib(stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6)
 
 
 def plan(
@@ -214,80 +210,46 @@ def plan(
     devices: int,
     grpo: GRPOConfig,
     agent: Agent,
-    sections: int = 15,
-    card: str = "H100",
 ) -> Plan:
-    """What a training of `mode` (qlora, lora, full) takes of each of `devices` GPUs of `gpu_gib` GiB.
+    """Plan the memory of a training of `mode` (qlora, lora, full) on `devices` GPUs of `gpu_gib`.
 
-    sections: of a document, for the time alone. Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
+    Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
+    UserError for a mode or number that makes no sense.
     """
     if mode not in MODES:
         raise UserError(f"The mode must be one of {', '.join(MODES)}, not {mode!r}.")
     if grpo.optimizer == "adamw8bit" and devices > 1:
         raise UserError("AdamW in 8 bits works on one GPU only.")
-    if devices < 1 or gpu_gib <= 0 or sections < 1:
-        raise UserError(
-            "A plan needs at least one GPU, of more than 0 GiB, and documents of at least one section."
-        )
-    if card not in CARDS:
-        raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
-    shards = 1 if mode == "qlora" else devices  # every rank has all of the quantised weights
-    trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
-    frozen = {
-        "full": 2.0 * g.weights * bool(grpo.kl),
-        "lora": 2.0 * g.weights,
-        "qlora": NF4_BYTES * g.linear + 2 * (g.weights - g.linear),
-    }[mode]
-    weights, gradients = _gib((frozen + 4 * trained) / shards), _gib(4 * trained / shards)
-    optimizer = _gib((2 if grpo.optimizer == "adamw8bit" else 8) * trained / shards)
-    sampler = _gib(2 * g.weights)  # with 4-bit weights, too: it is given what they stand for
-
-    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
-    state = weights + gradients + optimizer
+    if devices < 1 or gpu_gib <= 0:
+        raise UserError("A plan needs at least one GPU, of more than 0 GiB.")
     window = agent.turn_tokens()
-    shown, answered = agent.limits().shown, agent.limits().written
-    wanted = max(grpo.tasks_per_step) * grpo.group_size // devices or 1
-    wanted = min(wanted, grpo.in_flight)
+    weights, gradients, optimizer = _trainer_gib(g, mode, devices, grpo)
+    sampler = _gib(2 * g.weights)  # in 16 bits; of a 4-bit policy the dequantised weights
+    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
+
+    # The rollout: gradients are freed, the optimizer stays, the cache takes what is left.
     one_turn = _gib(window * g.kv_bytes)
-
-    def most_tokens(left: float) -> int:
-        sizes = [1 << k for k in range(10, 17)]
-        return max(
-            (n for n in sizes if state + activations_gib(g, n, mode) + left <= room), default=0
-        )
-
-    # the rollout: gradients are dropped, the optimizer stays. What is left after the weights is the cache's
-    free = (room - weights - optimizer - sampler - GRAPHS_GIB) * (1 - SPARED)
+    wanted = min(max(grpo.tasks_per_step) * grpo.group_size // devices or 1, grpo.in_flight)
+    free = (room - weights - optimizer - sampler - GRAPHS_GIB) * (1 - CACHE_SLACK)
     turns = max(0, min(wanted, int(free / one_turn)))
-    turns *= turns >= min(wanted, FEWEST_TURNS)
+    if turns < min(wanted, MIN_TURNS):
+        turns = 0
     cache = turns * one_turn
-    # the update: as little sleep as leaves room for full passes
-    resident = {"never": sampler + cache + GRAPHS_GIB, "1": GRAPHS_GIB, "2": GRAPHS_GIB}
-    enough = min(grpo.micro_tokens, 1 << 15)
+
+    # The update: the lightest sleep that leaves room for full passes. Level 2 drops the sampler's
+    # weights, which full training sends anew anyway; level 1 moves them to the host.
+    state = weights + gradients + optimizer
+    full_pass = min(grpo.micro_tokens, 1 << 15)
+    awake = sampler + cache + GRAPHS_GIB
+    sleep, resident = "1", GRAPHS_GIB
     if mode == "full":
         sleep = "2"
-    else:
-        sleep = "never" if most_tokens(resident["never"]) >= max(enough, window) else "1"
-    in_a_pass = most_tokens(resident[sleep])
-    micro_tokens = min(in_a_pass, enough) * (
-        in_a_pass >= window
-    )  # a turn is never cut: longer ones stand in a pass alone
+    elif _most_tokens(g, mode, room, state, awake) >= max(full_pass, window):
+        sleep, resident = "never", awake
+    most_tokens = _most_tokens(g, mode, room, state, resident)
+    # a turn is never cut: one longer than a full pass gets a pass of its own
+    micro_tokens = min(most_tokens, full_pass) if most_tokens >= window else 0
     activations = activations_gib(g, micro_tokens or 1024, mode)
-
-    flops, bandwidth = (x * 1e12 for x in CARDS[card])
-    groups = max(grpo.tasks_per_step) / devices
-    prompts = (
-        groups
-        * sections
-        * _tokens_of_group(agent.config.layout, grpo.group_size, agent.config.chunk_tokens, shown)
-    )
-    written = (
-        groups * grpo.group_size * (sections * answered + agent.config.final_tokens) * 0.7
-    )  # memories are not always full
-    per_step = (sampler * GIB + max(turns, 1) * window * g.kv_bytes) / (bandwidth * DECODE)
-    rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / max(turns, 1) * per_step
-    factor = (6 if mode == "full" else 4) + 2
-    update_s = (prompts + written) * factor * g.linear / (flops * UPDATE)
     return Plan(
         mode,
         weights,
@@ -299,11 +261,36 @@ def plan(
         sleep,
         micro_tokens,
         turns,
-        CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache,
-        CONTEXT_GIB + state + activations + resident[sleep],
-        rollout_s,
-        update_s,
+        rollout=CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache,
+        update=CONTEXT_GIB + state + activations + resident,
     )
+
+
+def _trainer_gib(
+    g: Geometry, mode: str, devices: int, grpo: GRPOConfig
+) -> tuple[float, float, float]:
+    """Return GiB of the trainer's weights, gradients and optimizer on each GPU."""
+    shards = 1 if mode == "qlora" else devices  # quantised weights are replicated, not sharded
+    trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
+    if mode == "full":
+        frozen = 2.0 * g.weights if grpo.kl else 0.0  # the reference
+    elif mode == "lora":
+        frozen = 2.0 * g.weights
+    else:
+        frozen = NF4_BYTES * g.linear + 2 * (g.weights - g.linear)
+    moments = 2 if grpo.optimizer == "adamw8bit" else 8
+    return (
+        _gib((frozen + 4 * trained) / shards),
+        _gib(4 * trained / shards),
+        _gib(moments * trained / shards),
+    )
+
+
+def _most_tokens(g: Geometry, mode: str, room: float, state: float, resident: float) -> int:
+    """Return the most tokens of a pass, a power of two from 1,024 to 65,536; 0 = none fits."""
+    sizes = [1 << k for k in range(10, 17)]
+    fitting = (n for n in sizes if state + activations_gib(g, n, mode) + resident <= room)
+    return max(fitting, default=0)
 
 
 def longest_section(
@@ -314,20 +301,62 @@ def longest_section(
     grpo: GRPOConfig,
     agent: Agent,
 ) -> int:
-    """Most tokens of a section, a power of two up to 32,768, with which a training still fits; 0 = none. How many sections a document has
-    takes no memory."""
+    """Return the most tokens of a section that still fit, a power of two up to 32,768; 0 = none.
+
+    The number of sections does not matter: it takes no memory.
+    """
     sizes = [1 << k for k in range(9, 16)]
-    return max(
-        (
-            n
-            for n in sizes
-            if plan(g, mode, gpu_gib, devices, grpo, agent.with_settings(chunk_tokens=n)).fits
-        ),
-        default=0,
+
+    def fits(n: int) -> bool:
+        longer = agent.with_settings(chunk_tokens=n)
+        return plan(g, mode, gpu_gib, devices, grpo, longer).fits
+
+    return max(filter(fits, sizes), default=0)
+
+
+# ---------------------------------------------------------------- time
+
+
+def step_seconds(
+    g: Geometry,
+    p: Plan,
+    devices: int,
+    grpo: GRPOConfig,
+    agent: Agent,
+    sections: int = 15,
+    card: str = "H100",
+) -> tuple[float, float]:
+    """Estimate the seconds of one training step by a plan: (rollout, update).
+
+    sections: of a document. UserError for an unknown card.
+    """
+    if card not in CARDS:
+        raise UserError(f"Unknown card {card!r}: choose one of {', '.join(CARDS)}.")
+    if sections < 1:
+        raise UserError("A plan needs documents of at least one section.")
+    window = agent.turn_tokens()
+    shown, answered = agent.limits().shown, agent.limits().written
+    flops, bandwidth = (x * 1e12 for x in CARDS[card])
+    groups = max(grpo.tasks_per_step) / devices
+    group_tokens = _tokens_of_group(
+        agent.config.layout, grpo.group_size, agent.config.chunk_tokens, shown
     )
+    prompts = groups * sections * group_tokens
+    responses = sections * answered + agent.config.final_tokens
+    written = groups * grpo.group_size * responses * 0.7  # responses rarely use all their tokens
+    # every decoding step reads the sampler's weights and the cache of all turns in flight
+    turns = max(p.turns, 1)
+    decode_s = (p.sampler * GIB + turns * window * g.kv_bytes) / (bandwidth * DECODE)
+    rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / turns * decode_s
+    factor = (6 if p.mode == "full" else 4) + 2  # 2: layers are recomputed
+    update_s = (prompts + written) * factor * g.linear / (flops * UPDATE)
+    return rollout_s, update_s
 
 
 def _tokens_of_group(layout: str, members: int, section: int, shown: int) -> float:
-    """Prompt tokens of one section of a group that are computed: with the section first all members share it."""
+    """Return computed prompt tokens of one section of a group.
+
+    With the section first (layout `shared`) it is computed once for all members.
+    """
     memory = shown * 0.7 + 128  # question and template beside it
     return section + members * memory if layout == "shared" else members * (section + memory)

@@ -1,10 +1,13 @@
-"""Ranks: the processes that train one policy together, what they tell each other, and how they are started.
+"""Ranks: the processes that train one policy together, their collectives, and how they are started.
 
-Holds: `world`, `rank`, `share`, `total`, `most`, `everywhere`, `barrier`; `shard` and `whole` (FSDP2); `launch`, `launched`, `started`, `first`, `joined`.
-Leaves out: what is trained (grpo.py), Lightning's part in it (commands/train.py).
-Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`. Read next: grpo.py.
+Holds: `world`, `rank`, `share`, `all_reduce_sum`, `all_reduce_max`, `all_gather_object`, `barrier`;
+`shard` and `full_tensor` (FSDP2); `launch`, `is_launched`, `launched_world`, `is_first`,
+`process_group`. Leaves out: the algorithm (grpo.py), Lightning's part in it (commands/train.py).
+Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`.
+Read next: grpo.py.
 
-Without a process group there is one rank, and everything here says so: no caller asks how many there are before it sums.
+Without a process group there is one rank and every collective returns its own input, so a caller
+never asks how many ranks there are before it sums.
 """
 
 from __future__ import annotations
@@ -30,55 +33,64 @@ from models.load import inner
 
 T = TypeVar("T")
 
-# ---------------------------------------------------------------- who, and sums over all
+# ---------------------------------------------------------------- ranks and collectives
 
 
-def _grouped() -> bool:
+def _has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def world() -> int:
-    """How many ranks there are."""
-    return dist.get_world_size() if _grouped() else 1
+    """Return the number of ranks."""
+    return dist.get_world_size() if _has_process_group() else 1
 
 
 def rank() -> int:
-    """Which of them this process is: 0 writes files and speaks to the user."""
-    return dist.get_rank() if _grouped() else 0
+    """Return this process's rank; rank 0 writes files and prints to the user."""
+    return dist.get_rank() if _has_process_group() else 0
 
 
-def _reduced(values: dict[str, float], op) -> dict[str, float]:
-    if world() == 1:
-        return dict(values)
-    tensor = torch.tensor(list(values.values()), dtype=torch.float64)
-    dist.all_reduce(tensor, op)
-    return dict(zip(values, tensor.tolist(), strict=True))
+def snake_order(rank: int, world: int) -> Iterator[int]:
+    """Yield the indices of a list that belong to a rank, without end, dealt in snake order.
 
+        index  0 1 2 3 4 5 6 7
+        rank   0 1 1 0 0 1 1 0
 
-def dealt(rank: int, world: int) -> Iterator[int]:
-    """Number the items of a list that are a rank's, without end: they are dealt to and fro (ranks 0 1 1 0 0 1 1 0 ..), so that of things
-    that take turns, such as two kinds of question, no rank gets all of one kind."""
+    Kinds of question often alternate in a list: dealt in plain turns, each of two ranks would get
+    one kind only.
+    """
     for block in count():
         yield block * world + (world - 1 - rank if block % 2 else rank)
 
 
 def share(items: Sequence[T]) -> list[T]:
-    """This rank's items of a list, by `dealt`."""
-    return [items[i] for i in takewhile(lambda i: i < len(items), dealt(rank(), world()))]
+    """Return this rank's items of a list, in `snake_order`."""
+    return [items[i] for i in takewhile(lambda i: i < len(items), snake_order(rank(), world()))]
 
 
-def total(values: dict[str, float]) -> dict[str, float]:
-    """Sums over all ranks. Every rank must give the same names."""
-    return _reduced(values, dist.ReduceOp.SUM)
+def _all_reduce(values: list[float], op) -> list[float]:
+    if world() == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, op)
+    return tensor.tolist()
 
 
-def most(value: float) -> float:
-    """The largest of all ranks' values."""
-    return _reduced({"": value}, dist.ReduceOp.MAX)[""]
+def all_reduce_sum(values):
+    """Sum a number over all ranks, or each value of a dict with the same keys on every rank."""
+    if isinstance(values, dict):
+        sums = _all_reduce(list(values.values()), dist.ReduceOp.SUM)
+        return dict(zip(values, sums, strict=True))
+    return _all_reduce([values], dist.ReduceOp.SUM)[0]
 
 
-def everywhere(value) -> list:
-    """What each rank gives, in the order of the ranks, on all of them. Any picklable object."""
+def all_reduce_max(value: float) -> float:
+    """Return the largest value of all ranks."""
+    return _all_reduce([value], dist.ReduceOp.MAX)[0]
+
+
+def all_gather_object(value) -> list:
+    """Return the picklable objects of all ranks, in the order of ranks, on every rank."""
     if world() == 1:
         return [value]
     out = [None] * world()
@@ -87,19 +99,21 @@ def everywhere(value) -> list:
 
 
 def barrier() -> None:
-    """Nobody goes on before everybody is here."""
-    total({"": 0.0})
+    """Block until every rank has arrived."""
+    all_reduce_sum(0.0)
 
 
-# ---------------------------------------------------------------- weights in shards
+# ---------------------------------------------------------------- sharded weights
 
 
 def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
-    """Each rank keeps its part of every weight and has a layer's in full only while it computes with it (FSDP2), in place.
+    """Shard a model's weights over the ranks in place (FSDP2): each layer is gathered for its pass.
 
-    model: a causal LM or a peft model around one; rank 0's weights count, the others' need not be set. mixed: weights, gradients and
-    optimizer in float32, what is computed with in bfloat16. methods: functions of the causal LM, made methods of it, during which its own
-    weights (embedding, lm_head) are there too; it is never called as a whole. 4-bit weights have no shards: every rank has them all.
+    model: a causal LM or a peft model around one. Rank 0's weights count; those of other ranks
+    need not be initialised. mixed: keep weights, gradients and optimizer in float32 and compute in
+    bfloat16. methods: functions of the causal LM that become its methods, during which its own
+    weights (embedding, lm_head) are gathered too; the model itself is never called as a whole.
+    4-bit weights cannot be sharded: every rank holds all of them.
     """
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,
@@ -109,27 +123,25 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     lm = inner(model)
-    policy = (
-        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
-    )
-    whole_everywhere = {p for p in lm.parameters() if hasattr(p, "quant_state")}
-    weights = (
-        {}
-        if rank()
-        else {name: p.detach() for name, p in lm.named_parameters() if p not in whole_everywhere}
-    )
+    policy = MixedPrecisionPolicy()
+    if mixed:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    replicated = {p for p in lm.parameters() if hasattr(p, "quant_state")}
+    weights = {}
+    if rank() == 0:
+        weights = {name: p.detach() for name, p in lm.named_parameters() if p not in replicated}
     for module in (*lm.model.layers, lm):
-        # after a pass without gradient, too: whoever looks at the parameters between two passes finds the shards
+        # reshard after passes without gradient too: between passes the parameters are shards
         fully_shard(
             module,
             mesh=mesh,
             mp_policy=policy,
-            ignored_params=whole_everywhere,
+            ignored_params=replicated,
             reshard_after_forward=True,
         )
     with torch.no_grad():
-        for name, p in lm.named_parameters():  # one at a time is whole on a device
-            if p not in whole_everywhere:
+        for name, p in lm.named_parameters():  # one full weight at a time on a device
+            if p not in replicated:
                 full = weights.pop(name) if rank() == 0 else torch.empty(p.shape, dtype=p.dtype)
                 p.copy_(distribute_tensor(full.to(mesh.device_type), p.device_mesh, p.placements))
     for name, function in methods.items():
@@ -137,9 +149,11 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
         register_fsdp_forward_method(lm, name)
 
 
-def whole(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A weight without its gradient, from the shards of all ranks: every rank must ask for it. dtype: its type; rounded before it
-    is gathered, which halves what travels."""
+def full_tensor(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Gather a weight from its shards, detached; a collective: every rank must call it.
+
+    dtype: round to this type before gathering, which halves the traffic of 16-bit copies.
+    """
     p = p.detach() if dtype is None else p.detach().to(dtype)
     return p.full_tensor() if hasattr(p, "full_tensor") else p
 
@@ -147,38 +161,33 @@ def whole(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 # ---------------------------------------------------------------- processes
 
 
-def launched() -> bool:
-    """Whether this process was started as one of several, by `launch` or by torchrun."""
+def is_launched() -> bool:
+    """Return whether this process is one of several started by `launch` or torchrun."""
     return "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def started() -> int:
-    """How many were started with it."""
+def launched_world() -> int:
+    """Return how many processes `launch` or torchrun started."""
     return int(os.environ["WORLD_SIZE"])
 
 
-def first() -> bool:
-    """Whether this process is, or will be, rank 0."""
-    return not launched() or os.environ.get("RANK", "0") == "0"
+def is_first() -> bool:
+    """Return whether this process is, or will be, rank 0."""
+    return not is_launched() or os.environ.get("RANK", "0") == "0"
 
 
 def launch(function: Callable, n: int, *args):
-    """function(*args) in n new processes of this machine; returns what rank 0 does. Function and arguments are pickled.
+    """Run function(*args) in n new processes of this machine; returns the result of rank 0.
 
-    If one fails all are ended. A UserError of any of them is raised here, once.
+    Function and arguments are pickled. If one process fails, all are ended. A UserError of any of
+    them is raised here, once; another failure is a RuntimeError.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in (
-        logging.root.manager.loggerDict
-    ):  # each has a level of its own, and their report of a failure is a page
-        if name.startswith(
-            ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
-        ):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+    _silence_launcher()
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder, _launcher_contained(folder):
         config = LaunchConfig(
             run_id="memagent",
             min_nodes=1,
@@ -190,41 +199,57 @@ def launch(function: Callable, n: int, *args):
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        before, tempfile.tempdir = (
-            tempfile.tempdir,
-            folder,
-        )  # where torch leaves files of processes that have failed
-        caught = (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-            signal.SIGQUIT,
-        )  # torch takes them over
-        handlers = {s: signal.getsignal(s) for s in caught}
         try:
-            return elastic_launch(config, _body)(folder, n, function, *args)[0]
-        except SignalException as error:  # all have ended
+            return elastic_launch(config, _run_rank)(folder, n, function, *args)[0]
+        except SignalException as error:  # all processes have ended
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + error.sigval) from None
         except ChildFailedError as error:
-            if said := sorted(path for path in Path(folder).iterdir() if path.name.isdigit()):
-                raise UserError(said[0].read_text(encoding="utf-8")) from None
-            number, failure = error.get_first_failure()
-            told = failure.message
-            if isinstance(told, dict):
-                told = told.get("extraInfo", {}).get("py_callstack", "")
-            raise RuntimeError(
-                f"Rank {number} of {n} ended with exit code {failure.exitcode}: {told}"
-            ) from None
-        finally:
-            tempfile.tempdir = before
-            for s, handler in handlers.items():
-                if signal.getsignal(s) is not handler:
-                    signal.signal(s, handler)
+            raise _failure_of(error, folder, n) from None
 
 
-def _body(folder: str, n: int, function: Callable, *args):
+def _silence_launcher() -> None:
+    """Mute torch's launcher, whose report of a failed process fills a page."""
+    noisy = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
+    for name in logging.root.manager.loggerDict:  # each logger has a level of its own
+        if name.startswith(noisy):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _launcher_contained(folder: str) -> Iterator[None]:
+    """Undo what torch's launcher changes in this process.
+
+    It replaces signal handlers, and leaves files of failed processes in the folder for temporary
+    files: that is `folder` inside this context.
+    """
+    tempdir, tempfile.tempdir = tempfile.tempdir, folder
+    replaced = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
+    handlers = {s: signal.getsignal(s) for s in replaced}
+    try:
+        yield
+    finally:
+        tempfile.tempdir = tempdir
+        for s, handler in handlers.items():
+            if signal.getsignal(s) is not handler:
+                signal.signal(s, handler)
+
+
+def _failure_of(error, folder: str, n: int) -> Exception:
+    """Return what to raise for torch's ChildFailedError: a rank's UserError if one left a file."""
+    messages = sorted(path for path in Path(folder).iterdir() if path.name.isdigit())
+    if messages:
+        return UserError(messages[0].read_text(encoding="utf-8"))
+    number, failure = error.get_first_failure()
+    trace = failure.message
+    if isinstance(trace, dict):
+        trace = trace.get("extraInfo", {}).get("py_callstack", "")
+    return RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {trace}")
+
+
+def _run_rank(folder: str, n: int, function: Callable, *args):
+    """Run one rank's share of `launch`; a UserError is left in folder/RANK for the parent."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
@@ -234,26 +259,32 @@ def _body(folder: str, n: int, function: Callable, *args):
             path.write_text(str(error), encoding="utf-8")
         raise SystemExit(2) from None
     except (KeyboardInterrupt, SystemExit):
-        # what was open has been closed; the signal comes twice, from the terminal and from `launch`, and may hit Python's own end
+        # Files are closed by now. The signal arrives twice, from the terminal and from `launch`,
+        # and the second one may interrupt Python's own shutdown.
         os._exit(130)
 
 
 @contextmanager
-def joined(on_gpu: bool) -> Iterator[None]:
-    """Be the rank that the environment says, or the only one where it says nothing."""
+def process_group(on_gpu: bool) -> Iterator[None]:
+    """Join the process group of the environment, or a group of one where there is none."""
+    # Lightning sets those of these variables that are missing
     names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}  # Lightning sets what is missing
+    before = {name: os.environ.get(name) for name in names}
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    alone = {} if launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    # A rank may sample, or export, for long while the others wait; one that has ended is noticed without a timeout. No device_id:
-    # with one, every group that vLLM makes is split off from this one, and a rank outside it waits (pytorch issue 134314).
+    alone = {} if is_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    # The timeout is long because one rank may sample, or export, for hours while the others wait; a
+    # rank that has died is noticed without it. No device_id: with one, every group that vLLM makes
+    # is split off from this one, and a rank outside it waits (pytorch issue 134314).
     dist.init_process_group(backend, timeout=timedelta(hours=6), **alone)
     try:
         yield
     finally:
-        if _grouped():  # vLLM may have ended it
+        if _has_process_group():  # vLLM may have destroyed it
             dist.destroy_process_group()
         for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

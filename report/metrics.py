@@ -38,7 +38,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     trajectories = [t for group in groups for t in group.trajectories]
     updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
     sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
-    n = ranks.total(
+    n = ranks.all_reduce_sum(
         {
             "trajectories": len(trajectories),
             "groups": len(groups),
@@ -98,8 +98,8 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
                     n[f"reward {kind} {name}"] += reward
         n["places"] += len(totals)
         n["places alike"] += sum(len(rewards) == 1 for rewards in totals.values())
-    names = sorted({name for names in ranks.everywhere(list(n)) for name in names})
-    n = Counter(ranks.total({name: float(n[name]) for name in names}))
+    names = sorted({name for names in ranks.all_gather_object(list(n)) for name in names})
+    n = Counter(ranks.all_reduce_sum({name: float(n[name]) for name in names}))
 
     def share(above: str, below: str) -> float:
         return n[above] / max(1.0, n[below])
@@ -130,7 +130,7 @@ class PeakMemory:
 
     def gib(self, device: torch.device) -> float:
         """The most since the last call, in GiB, of any rank."""
-        peak = ranks.most((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
+        peak = ranks.all_reduce_max((torch.cuda.mem_get_info(device)[1] - self.least_free) / 2**30)
         self.least_free = math.inf
         return peak
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from config.errors import clip
-from data import Task, phrases, score, stand, strip_thinking
+from data import Task, count_phrases, grade, phrases, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
 
@@ -62,7 +62,7 @@ class Reading:
         self.memory, self.holds = "", 0  # the latest one, and the accepted answers in it
 
     def _found(self, text: str) -> int:
-        found = stand(self.golds, text)
+        found = count_phrases(self.golds, text)
         return found if self.all_asked else min(1, found)
 
     def add(self, turn: Turn) -> None:
@@ -170,7 +170,7 @@ def row_of(
         for turn in turns:
             reading.add(turn)
     answer = "" if trajectory.error else trajectory.answer
-    scores = score(answer, task.answers, agent.config.form, task.asks_for_all)
+    scores = grade(answer, task.answers, agent.config.form, task.asks_for_all)
     return (
         asdict(cell)
         | {

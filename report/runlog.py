@@ -35,12 +35,12 @@ from config.files import replacing
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import (
-    _write_csv,
-    best,
+    best_step,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
     validations,
+    write_validations,
 )
 from report.records import record
 from tasks import seen
@@ -183,7 +183,7 @@ class RunRecorder(lightning.Callback):
         self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
         earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
         if (path := self.folder / "validation.csv").exists():
-            _write_csv(path, earlier)
+            write_validations(path, earlier)
         self.trained_on = seen.trained_on(self.folder, before=done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -207,14 +207,14 @@ class RunRecorder(lightning.Callback):
         temperature = temperatures[min(level, len(temperatures) - 1)]
         trajectories = (t for group in module.groups for t in group.trajectories)
         step = module.done_steps - 1
-        parts = ranks.everywhere(packed(trajectories, module.agent, step, temperature))
+        parts = ranks.all_gather_object(packed(trajectories, module.agent, step, temperature))
         if self.writer:
             self.writer.write(parts)
 
     def _write_questions(self, module) -> None:
         """Add the step's questions that are new to trained_on.csv."""
         tasks = [group.task for group in module.groups]
-        by_rank = ranks.everywhere([(task.question_digest, task.id) for task in tasks])
+        by_rank = ranks.all_gather_object([(task.question_digest, task.id) for task in tasks])
         new = {
             digest: (module.done_steps - 1, name)
             for questions in by_rank
@@ -231,7 +231,7 @@ class RunRecorder(lightning.Callback):
         score, done = module.validate(), module.done_steps
         if ranks.rank() == 0:
             rows = [*validations(self.folder), {"step": done} | score]
-            _write_csv(self.folder / "validation.csv", rows)
+            write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
                     logger.log_metrics({"validation": score["score"]}, done - 1)
@@ -246,7 +246,7 @@ class RunRecorder(lightning.Callback):
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)
-            keep = {*sorted(saved)[-self.keep_checkpoints :], best(self.folder)}
+            keep = {*sorted(saved)[-self.keep_checkpoints :], best_step(self.folder)}
             for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
 

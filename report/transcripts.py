@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agents import find
 from config.errors import clean, clip
-from data import ASKED, answered
+from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> 
 
 def unformed(form: str) -> str:
     """What is said beside an answer that is not in the form asked for; form "": nobody knows which."""
-    return f"(not in the form that was asked for{f', {ASKED[form]}' if form in ASKED else ''}: graded as wrong)"
+    return f"(not in the form that was asked for{f', {ANSWER_FORMS[form]}' if form in ANSWER_FORMS else ''}: graded as wrong)"
 
 
 def sampled(record: dict) -> str:
@@ -147,7 +147,7 @@ def sampled(record: dict) -> str:
 def _facts(record: dict) -> dict[str, str]:
     """How it ended: answer, whether it has the form asked for, accepted answers, finish reasons of the turns, error, reward."""
     finishes = Counter(turn["finish"] for turn in record["turns"])
-    final, formed = answered(record["answer"], form := record.get("form") or "")
+    final, formed = extract_answer(record["answer"], form := record.get("form") or "")
     return {
         "answer": record["answer"].strip() or "(none)",
         **({"form": unformed(form)} if final and not formed else {}),
@@ -273,7 +273,7 @@ def transcript(record: dict, unfolded: bool) -> str:
     )
     if not cell and (how := sampled(record)):
         name = f"{name}, {how}"
-    final, formed = answered(record["answer"], record.get("form") or "")
+    final, formed = extract_answer(record["answer"], record.get("form") or "")
     verdict += ", not in the form asked for" * bool(final and not formed and record["reward"] < 1)
     return (
         f'<details class="box"{" open" * unfolded}><summary><span class="tag {look}">{verdict}</span> {esc(record["question"])} '

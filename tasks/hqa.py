@@ -1,6 +1,7 @@
-"""RULER-HQA: the same questions in documents of any length, with the evidence where it falls or as far apart as asked.
+"""RULER-HQA: the same questions in documents of any length, evidence anywhere or far apart.
 
-Holds: `build`, and where evidence may stand. Leaves out: RULER's own thirteen tasks (tasks/ruler.py), reading and writing (data.py). No torch.
+Holds: `Evidence` (where it may stand), `make_tasks`. Leaves out: RULER's own thirteen tasks
+(tasks/ruler.py), files (tasks/readers.py, tasks/writers.py). No torch.
 Exercise it: `python cli.py data build FILE OUT --documents 50,200`. Read next: tasks/ruler.py.
 """
 
@@ -15,77 +16,79 @@ from itertools import pairwise
 
 from config.errors import UserError
 from data import Pool, Task
-from tasks.readers import pool_of
+from tasks.readers import distinct_passages, pool_of
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where the evidence of a question may stand.
+    """Restrict where the evidence of a question may stand.
 
-    ReMemR1's paper: order reverse, min_distance .5, that is successive hops more than N/2 documents apart, the later hop first. Its code:
-    order reverse, min_distance 100, 200, .., at least so many documents apart (spec rememr1.md 10).
+    ReMemR1's distant evidence: order reverse, min_distance .5 in the paper (arXiv 2509.23040), that
+    is successive hops more than N/2 documents apart, the later hop first; order reverse,
+    min_distance 100, 200, ... in its code, at least so many documents apart.
     """
 
     order: str = "any"
     """any; forward = in hop order; reverse = the last hop first"""
     min_distance: float = 0.0
-    """between neighbouring pieces of evidence: below 1 a share of the documents that the distance must exceed, else the least number of them"""
+    """between neighbouring pieces of evidence: below 1, a share of the documents that the distance
+    must exceed; else the least distance in documents"""
 
     def __post_init__(self):
         if self.order not in ("any", "forward", "reverse"):
-            raise UserError(
-                f"The order of evidence must be any, forward or reverse, not {self.order!r}."
-            )
+            orders = "any, forward or reverse"
+            raise UserError(f"The order of evidence must be {orders}, not {self.order!r}.")
         if not self.min_distance >= 0:
             raise UserError(f"The distance of evidence must be 0 or more, not {self.min_distance}.")
 
     @property
     def anywhere(self) -> bool:
+        """Tell whether there is no restriction."""
         return self == Evidence()
 
     def gap(self, n_documents: int) -> int:
-        """The least distance, in documents."""
+        """Return the least distance in documents."""
         if self.min_distance >= 1:
             return math.ceil(self.min_distance)
-        return (
-            math.floor(round(self.min_distance * n_documents, 6)) + 1
-        )  # .29 of 100 is 29, not 28.999..
+        # .29 of 100 is 29, not 28.999..
+        return math.floor(round(self.min_distance * n_documents, 6)) + 1
 
     def holds(self, places: Sequence[int], n_documents: int) -> bool:
-        """Whether evidence at `places`, in hop order, is where it may be."""
+        """Tell whether evidence at `places`, in hop order, satisfies the restriction."""
         steps = [b - a for a, b in pairwise(places)]
-        near = sorted(places)
-        apart = self.min_distance == 0 or all(
-            b - a >= self.gap(n_documents) for a, b in pairwise(near)
-        )
-        return apart and (
-            self.order == "any" or all((step > 0) == (self.order == "forward") for step in steps)
-        )
+        gaps = [b - a for a, b in pairwise(sorted(places))]
+        if self.min_distance and min(gaps, default=math.inf) < self.gap(n_documents):
+            return False
+        return self.order == "any" or all((step > 0) == (self.order == "forward") for step in steps)
 
     def _room(self, n_places: int, n_documents: int) -> tuple[int, int]:
+        """Return the gap, and the number of free places once the gaps are cut out:
+
+        n_documents = 10, gap = 3:   . A - - B - - C . .     "-" may hold no evidence
+        without the "-":             . A B C . .             room = 6 places for 3 pieces
+        """
         gap = self.gap(n_documents) if self.min_distance else 1
         return gap, n_documents - (n_places - 1) * (gap - 1)
 
     def fits(self, n_places: int, n_documents: int) -> bool:
-        """Whether so many pieces can stand as asked at all."""
+        """Tell whether so many pieces can satisfy the restriction at all."""
         return self.anywhere or (n_places >= 2 and self._room(n_places, n_documents)[1] >= n_places)
 
     def draw(self, rng: random.Random, n_places: int, n_documents: int) -> list[int] | None:
-        """Places in hop order, every possible choice equally likely; None if there is none."""
+        """Draw places in hop order, uniformly among all possible ones; None if there are none."""
         gap, room = self._room(n_places, n_documents)
         if room < n_places:
             return None
-        places = [
-            place + i * (gap - 1)
-            for i, place in enumerate(sorted(rng.sample(range(room), n_places)))
-        ]
+        packed = sorted(rng.sample(range(room), n_places))
+        places = [place + i * (gap - 1) for i, place in enumerate(packed)]
         if self.order == "any":
             rng.shuffle(places)
         return places[::-1] if self.order == "reverse" else places
 
 
 def _draws(rng: random.Random, n: int) -> Iterator[int]:
-    """All of range(n) in random order, as far as it is asked for: the first draws are the same however many follow."""
+    """Yield range(n) in random order (Fisher-Yates), lazily: a prefix does not depend on how many
+    more are drawn."""
     moved: dict[int, int] = {}
     for i in range(n):
         j = rng.randrange(i, n)
@@ -93,7 +96,69 @@ def _draws(rng: random.Random, n: int) -> Iterator[int]:
         moved[j] = moved.get(i, i)
 
 
-def build(
+class _Corpus:
+    """Index all passages that documents may be composed of, in sorted order."""
+
+    def __init__(self, questions: Sequence[Task], extra: Pool | None):
+        pools = {id(task.pool): task.pool for task in questions}
+        self.passages = distinct_passages([*pools.values(), *([extra] if extra else [])])
+        self.index = {passage: k for k, passage in enumerate(self.passages)}
+        self.by_title = defaultdict(list)
+        for k, (title, _) in enumerate(self.passages):
+            self.by_title[title.casefold()].append(k)
+
+    def documents(self, task: Task, n_documents: int, seed: int) -> list[int]:
+        """Return a question's own paragraphs, then random others up to `n_documents`.
+
+        The others have none of the own titles: another version of a gold paragraph would be
+        evidence.
+        """
+        own = [self.index[task.pool.titles[k], task.pool.texts[k]] for k in task.order]
+        barred = {k for i in own for k in self.by_title[self.passages[i][0].casefold()]}
+        n_others, n_available = n_documents - len(own), len(self.passages) - len(barred)
+        if n_others < 0:
+            own_count = f"Question {task.id} has {len(own)} paragraphs of its own"
+            raise UserError(f"{own_count}: {n_documents} documents are too few.")
+        if n_others > n_available:
+            need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
+            raise UserError(f"{need} and there are {n_available}; give more.")
+        draws = _draws(random.Random(f"{seed}:{task.id}"), len(self.passages))
+        others = (k for k in draws if k not in barred)
+        return own + [next(others) for _ in range(n_others)]
+
+
+def _arrange(
+    task: Task,
+    n_documents: int,
+    seed: int,
+    compat_seed4: bool,
+    evidence: Evidence,
+    lengths: Sequence[int],
+) -> list[int] | None:
+    """Draw the order of a task's documents: a permutation, place -> index into the documents.
+
+    The question's own paragraphs have the first indices, as in `Task.gold`. None: the evidence
+    cannot stand as required, at this number of documents or at one of `lengths`.
+    """
+    rng = random.Random(f"{seed}:{task.id}:{n_documents}")
+    order = list(range(n_documents))
+    (random.Random(4) if compat_seed4 else rng).shuffle(order)
+    if evidence.anywhere:
+        return order
+    pieces = list(dict.fromkeys(task.gold))  # one paragraph may serve two hops
+    if not all(evidence.fits(len(pieces), n) for n in (n_documents, *lengths)):
+        return None
+    if evidence.holds([order.index(piece) for piece in pieces], n_documents):
+        return order
+    if compat_seed4:
+        return None
+    places = evidence.draw(rng, len(pieces), n_documents)
+    piece_at = dict(zip(places, pieces, strict=True))
+    others = iter([k for k in order if k not in pieces])
+    return [piece_at[i] if i in piece_at else next(others) for i in range(n_documents)]
+
+
+def make_tasks(
     questions: Sequence[Task],
     n_documents: int,
     n_items: int | None = None,
@@ -103,88 +168,53 @@ def build(
     evidence: Evidence = Evidence(),
     lengths: Sequence[int] = (),
 ) -> list[Task]:
-    """Tasks of `n_documents` documents: a question's own paragraphs among random others (spec memagent.md 8).
+    """Make tasks of `n_documents` documents: a question's own paragraphs among random others.
 
-    The others come from all questions' paragraphs and `extra`, never under a title that the question's own paragraphs have (another
-    version of a gold paragraph would be evidence). Which questions are taken depends on the seed alone, so that they are the same at
-    every length; which others on (seed, task id), so that a longer document has all that a shorter one has; the order of it on (seed,
-    task id, n_documents), so that places differ from task to task.
+    The others come from all questions' paragraphs and `extra`. The choice of questions depends on
+    the seed alone, so that it is the same at every length; the choice of other passages on (seed,
+    task id), so that a longer document has all that a shorter one has; their order on (seed, task
+    id, n_documents), so that places differ from task to task.
 
-    evidence: questions without two pieces of it, or whose pieces cannot stand so far apart, are passed over when it asks for anything.
-    lengths: the numbers of documents of all sets that are to have the same questions; only those that fit in each are taken.
-    compat_seed4: the originals' order, own paragraphs first and then one constant shuffle; at 50 documents the own ten always
-    stand at 11, 18, 27, 29, 37, 41, 42, 43, 44 and 48. A policy can learn that. Evidence is then not placed: questions whose
-    evidence happens to be where it may are kept, as upstream does; with `evidence` the sets of several lengths then differ in questions.
+    evidence: a restriction skips questions with fewer than two pieces, and those whose pieces
+    cannot stand so far apart.
+    lengths: the numbers of documents of all sets that are to have the same questions; only those
+    that fit in each are taken.
+    compat_seed4: the originals' order, own paragraphs first and then one constant shuffle; at 50
+    documents the own ten always stand at 11, 18, 27, 29, 37, 41, 42, 43, 44 and 48. A policy can
+    learn that. Evidence is then not placed: only questions whose evidence happens to stand as
+    required are kept, as upstream does; with `evidence` the sets of several lengths then differ in
+    questions.
     """
     if any(task.pool is None or task.pool.frame != "documents" for task in questions):
-        raise UserError(
-            "These tasks have no paragraphs of their own; build from HotpotQA's json or from JSONL with paragraphs."
-        )
+        sources = "HotpotQA's json or from JSONL with paragraphs"
+        raise UserError(f"These tasks have no paragraphs of their own; build from {sources}.")
     n_items = len(questions) if n_items is None else n_items
     if not 1 <= n_items <= len(questions):
         raise UserError(f"{n_items} questions are wanted and there are {len(questions)}.")
-    pools = {id(task.pool): task.pool for task in questions} | ({id(extra): extra} if extra else {})
-    passages = sorted(
-        {
-            passage
-            for pool in pools.values()
-            for passage in zip(pool.titles, pool.texts, strict=True)
-        }
-    )
-    place = {passage: k for k, passage in enumerate(passages)}
-    by_title = defaultdict(list)
-    for k, (title, _) in enumerate(passages):
-        by_title[title.casefold()].append(k)
-
-    chosen, tasks = list(questions), []
-    random.Random(str(seed)).shuffle(
-        chosen
-    )  # not sample(): the first 64 of 128 are then those of 64
-    for task in chosen:
+    corpus, tasks = _Corpus(questions, extra), []
+    candidates = list(questions)
+    # Not sample(): shuffled, the first 64 of 128 are the same as all of 64
+    random.Random(str(seed)).shuffle(candidates)
+    for task in candidates:
         if len(tasks) == n_items:
             break
-        own = [place[task.pool.titles[k], task.pool.texts[k]] for k in task.order]
-        barred = {k for i in own for k in by_title[passages[i][0].casefold()]}
-        n_others, n_there = n_documents - len(own), len(passages) - len(barred)
-        if n_others < 0:
-            raise UserError(
-                f"Question {task.id} has {len(own)} paragraphs of its own: {n_documents} documents are too few."
-            )
-        if n_others > n_there:
-            need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
-            raise UserError(f"{need} and there are {n_there}; give more.")
-        filler = (
-            k for k in _draws(random.Random(f"{seed}:{task.id}"), len(passages)) if k not in barred
-        )
-        documents = own + [next(filler) for _ in range(n_others)]
-        rng = random.Random(f"{seed}:{task.id}:{n_documents}")
-        slots = list(range(n_documents))  # slots[place] = which of `documents` stands there
-        (random.Random(4) if compat_seed4 else rng).shuffle(slots)
-        gold = tuple(slots.index(slot) for slot in task.gold)
-        if not evidence.anywhere:
-            pieces = list(dict.fromkeys(task.gold))  # one paragraph may serve two hops
-            if not all(evidence.fits(len(pieces), n) for n in (n_documents, *lengths)):
-                continue
-            if not compat_seed4 and not evidence.holds(
-                [slots.index(piece) for piece in pieces], n_documents
-            ):
-                drawn = evidence.draw(rng, len(pieces), n_documents)
-                others, at = (
-                    iter([slot for slot in slots if slot not in pieces]),
-                    dict(zip(drawn, pieces, strict=True)),
-                )
-                slots = [at[i] if i in at else next(others) for i in range(n_documents)]
-                gold = tuple(slots.index(slot) for slot in task.gold)
-            if not evidence.holds(list(dict.fromkeys(gold)), n_documents):
-                continue
-        tasks.append(
-            replace(task, pool=None, order=tuple(documents[slot] for slot in slots), gold=gold)
-        )
+        documents = corpus.documents(task, n_documents, seed)
+        order = _arrange(task, n_documents, seed, compat_seed4, evidence, lengths)
+        if order is not None:
+            gold = tuple(order.index(k) for k in task.gold)
+            composed = tuple(documents[k] for k in order)
+            tasks.append(replace(task, pool=None, order=composed, gold=gold))
     if len(tasks) < n_items:
         raise UserError(
-            f"Evidence can stand as asked among {n_documents} documents in {len(tasks)} of {len(questions)} questions only, and {n_items} are wanted."
+            f"Evidence can stand as asked among {n_documents} documents in {len(tasks)} of "
+            f"{len(questions)} questions only, and {n_items} are wanted."
         )
+    return _with_own_pool(tasks, corpus)
+
+
+def _with_own_pool(tasks: Sequence[Task], corpus: _Corpus) -> list[Task]:
+    """Give the tasks one pool of just the passages that they use."""
     used = sorted({k for task in tasks for k in task.order})
-    place = {k: new for new, k in enumerate(used)}
-    pool = pool_of(passages[k] for k in used)
-    return [replace(task, pool=pool, order=tuple(place[k] for k in task.order)) for task in tasks]
+    index = {k: new for new, k in enumerate(used)}
+    pool = pool_of(corpus.passages[k] for k in used)
+    return [replace(task, pool=pool, order=tuple(index[k] for k in task.order)) for task in tasks]

@@ -1,11 +1,17 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, one function per form, `read`, `read_passages`, `from_text`. Leaves out: `Task` (data.py), writers.
+Holds: `Record`, one function per form, `read`, `read_passages`, `read_texts`, `from_text`.
+Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
-A file has a container (parquet, a JSON array, JSON lines; the last two also as .gz) and a form (the fields of its
-records). `_records` knows the containers, `FORMS` the forms; any form may come in any container. A file that cannot
-be read is a `UserError` that names the file, the line (or row, or item) and the reason.
+A file has a container (parquet, a JSON array, JSON lines, SQuAD's JSON object; all but parquet also
+as .gz) and a form (the fields of its records). Any form may come in any container:
+
+    file --_items--> (place, fields) --_records--> Record --FORMS[form]--> (Task, Document)
+         container                     checked             form
+
+`read` then gives all tasks of the file one pool of passages. A file that cannot be read raises a
+`UserError` that names the file, the line (or row, or item) and the reason.
 """
 
 from __future__ import annotations
@@ -18,75 +24,76 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from config.errors import UserError
+from config.errors import UserError, first_line
 from config.files import is_file
 from data import FRAMES, Pool, Task
 
 Passage = tuple[str, str]  # title, text
-Document = (
-    str | list[Passage] | list[int]
-)  # as read: a text, passages, or numbers of passages in a pool
+Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
 
-# ---- Reading: records and their fields ----
+# ---------------------------------------------------------------- records and their fields
 
 KINDS = {
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-    int: "a whole number",
-    float: "a number",
+    str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number",
     bool: "true or false",
-}
+}  # fmt: skip
 
 
 @dataclass(slots=True)
 class Record:
-    """One record of a file. A field is given if it is there, of its kind and not empty; else a `UserError` names the place."""
+    """Give access to the fields of one record.
 
-    where: str  # e.g. "FILE, line 3"
-    position: int  # in the file, from 0
+    A field counts as present if it exists, has the required type and is not empty; otherwise a
+    `UserError` names the file and the place.
+    """
+
+    path: Path
+    place: str  # within the file, e.g. "line 3"; "" for the whole of it
+    position: int  # among the records of the file, from 0
     fields: dict
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}, {self.place}" if self.place else str(self.path)
 
     def error(self, reason: str) -> UserError:
         return UserError(f"{self.where}: {reason}.")
 
     def get(self, name: str, kind: type, value: object = None) -> object:
-        """The field, or `value` (a part of it) checked in its place."""
+        """Return the field `name`, checked; or `value`, a part of that field, checked likewise."""
         value = self.fields.get(name) if value is None else value
         if value is None:
             raise self.error(f"the field '{name}' is missing")
         if type(value) is not kind:
-            raise self.error(
-                f"'{name}' must be {KINDS[kind]}, this is {KINDS.get(type(value), 'something else')}"
-            )
+            actual = KINDS.get(type(value), "something else")
+            raise self.error(f"'{name}' must be {KINDS[kind]}, this is {actual}")
         if kind is not int and not (value.strip() if kind is str else value):
             raise self.error(f"'{name}' is empty")
         return value
 
     def maybe(self, name: str, kind: type):
-        """The field if it is there and not empty, else nothing of its kind."""
+        """Return the field, or an empty value of its type if it is missing or empty."""
         return self.get(name, kind) if self.fields.get(name) not in (None, "", [], {}) else kind()
 
     def text(self, name: str, value: object = None) -> str:
         try:
             (text := self.get(name, str, value)).encode()
         except UnicodeEncodeError:
-            raise self.error(
-                f"'{name}' holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
-            ) from None
+            half = "half of a surrogate pair (\\ud800 to \\udfff), which is no text"
+            raise self.error(f"'{name}' holds {half}") from None
         return text
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, at least one."""
-        return tuple(
-            self.text(name, "" if value is None else value) for value in self.get(name, list)
-        )
+        """Return a list of texts, at least one."""
+        values = self.get(name, list)
+        return tuple(self.text(name, "" if value is None else value) for value in values)
 
     def inside(self, name: str, value: object = None) -> Record:
-        return Record(self.where, self.position, self.get(name, dict, value))
+        """Return a nested object as a record of the same place."""
+        return replace(self, fields=self.get(name, dict, value))
 
-    def places(self, name: str, values: object, n: int) -> tuple[int, ...]:
-        """Positions among n things, from 0; none at all is fine."""
+    def indices(self, name: str, values: object, n: int) -> tuple[int, ...]:
+        """Check that `values` are indices into n items, from 0; there may be none."""
         values = [] if values is None else values
         if not isinstance(values, list) or any(
             type(value) is not int or not 0 <= value < n for value in values
@@ -97,135 +104,117 @@ class Record:
     def task(
         self, question: str, answers: Sequence[str], gold: Sequence[int] = (), **labels: object
     ) -> Task:
-        """A task still without its document. The record's own id, kind, dataset, split and level go before `labels`; the last resort
-        for an id is the position in the file, by which MemAgent's results count too."""
-        own = {
-            label: self.fields.get(label) for label in ("id", "kind", "dataset", "split", "level")
+        """Make a task, still without its document.
+
+        The record's own id, kind, dataset, split and level take precedence over `labels`. Without
+        any id, the position in the file serves as one, as in MemAgent's results.
+        """
+        own = {name: self.fields.get(name) for name in ("id", "kind", "dataset", "split", "level")}
+        merged = {
+            name: value for name, value in chain(labels.items(), own.items()) if value is not None
         }
-        labels = {
-            label: str(value)
-            for label, value in chain(labels.items(), own.items())
-            if value is not None
-        }
-        num_docs, tokens = (
-            n if type(n := self.fields.get(name)) is int and n > 0 else 0
+        texts = {"id": str(self.position)}
+        for name, value in merged.items():
+            text = str(value)
+            # A label may be blank, an id may not
+            checked = text.strip() or (name == "id" and text)
+            texts[name] = self.text(name, text) if checked else text
+        counts = {
+            name: n if type(n := self.fields.get(name)) is int and n > 0 else 0
             for name in ("num_docs", "tokens")
-        )
-        # a label may be blank, an id may not
-        known = {"id": str(self.position)} | {
-            label: self.text(label, value) if value.strip() or (label == "id" and value) else value
-            for label, value in labels.items()
         }
-        return Task(
-            question=question,
-            answers=tuple(answers),
-            gold=tuple(gold),
-            num_docs=num_docs,
-            tokens=tokens,
-            **known,
-        )
+        return Task(question=question, answers=tuple(answers), gold=tuple(gold), **counts, **texts)
+
+
+# ---------------------------------------------------------------- containers
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Every record of a parquet file, a JSON array or JSON lines.
-
-    pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library: pyarrow.json (and `datasets` on
-    top of it) cannot name the line of an error, turns answers such as "1994-05-01" into dates, and cannot hold HotpotQA's
-    [title, [sentences]] pairs. Parquet does not go through `datasets` either: it reads with pyarrow too, into a copy on the disk,
-    and would save none of the lines below.
-    """
+    """Yield every record of a file, whatever its container."""
     import pyarrow as pa
 
     if not is_file(path):
         raise UserError(f"No file at {path}.")
-    where = str(path)
+    record = Record(path, "", 0, {})
     try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            rows = chain.from_iterable(
-                batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(64)
-            )
-            for n, fields in enumerate(rows):
-                yield Record(where := f"{path}, row {n + 1}", n, fields)
-            return
-        with io.BufferedReader(pa.input_stream(path)) as stream:
-            start = stream.peek(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")
-            if start[:1] == b"[":
-                parsed = (
-                    (f"{path}, item {n}", fields)
-                    for n, fields in enumerate(_parse(stream.read(), path), 1)
+        for position, (place, fields) in enumerate(_items(path)):
+            record = Record(path, place, position, fields)
+            if not isinstance(fields, dict):
+                actual = KINDS.get(type(fields), "null")
+                raise record.error(
+                    f"a record must be an object with named fields, this is {actual}"
                 )
-            elif SQUAD.match(start):
-                parsed = _squad_items(_parse(stream.read(), path), path)
-            else:
-                parsed = (
-                    (f"{path}, line {n}", _parse(line, path, n))
-                    for n, line in enumerate(stream, 1)
-                    if line.strip()
-                )
-            for n, (where, fields) in enumerate(parsed):  # `where` is for the error below, too
-                if not isinstance(fields, dict):
-                    raise UserError(
-                        f"{where}: a record must be an object with named fields, this is {KINDS.get(type(fields), 'null')}."
-                    )
-                yield Record(where, n, fields)
+            yield record
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
-        raise UserError(
-            f"{where}: the file cannot be read from here on, it may be damaged ({_one_line(error)})."
-        ) from error
+        damage = f"it may be damaged ({first_line(error)})"
+        raise record.error(f"the file cannot be read from here on, {damage}") from error
+
+
+def _items(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield the place and the value of every record.
+
+    pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library:
+    pyarrow.json (and `datasets` on top of it) cannot name the line of an error, turns answers such
+    as "1994-05-01" into dates, and cannot represent HotpotQA's [title, [sentences]] pairs. Parquet,
+    too, `datasets` would read through pyarrow, after a copy to disk.
+    """
+    import pyarrow as pa
+
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        batches = pq.ParquetFile(path).iter_batches(64)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
+        return
+    with io.BufferedReader(pa.input_stream(path)) as stream:
+        start = stream.peek(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if start[:1] == b"[":
+            values = _parse(stream.read(), path)
+            yield from ((f"item {n}", value) for n, value in enumerate(values, 1))
+        elif SQUAD.match(start):
+            yield from _squad_items(_parse(stream.read(), path), path)
+        else:
+            for n, line in enumerate(stream, 1):
+                if line.strip():
+                    yield f"line {n}", _parse(line, path, n)
 
 
 def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
-    """JSON of one line, or of a whole file when `line` is None (the error then finds its own)."""
+    """Parse JSON: one line, or a whole file if `line` is None (the error then locates itself)."""
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:
         line, reason = line or error.lineno, f"{error.msg} at column {error.colno}"
     except UnicodeDecodeError as error:
-        line, reason = (
-            line or raw.count(b"\n", 0, error.start) + 1,
-            f"not UTF-8, byte 0x{raw[error.start]:02x}",
-        )
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of thousands of digits, thousands of open brackets
-        line, reason = line or 1, _one_line(error)
+        line = line or raw.count(b"\n", 0, error.start) + 1
+        reason = f"not UTF-8, byte 0x{raw[error.start]:02x}"
+    except (ValueError, RecursionError) as error:  # a number, or a nesting, thousands long
+        line, reason = line or 1, first_line(error)
     raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
 
 
-SQUAD = re.compile(
-    rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\['
-)  # one object that holds the whole file
+# The beginning of SQuAD's files: one object that holds everything
+SQUAD = re.compile(rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\[')
 
 
 def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
-    """SQuAD's tree of articles, paragraphs and questions as one record a question, with its paragraph."""
-    file = Record(str(path), 0, tree if isinstance(tree, dict) else {})
-    for n, article in enumerate(file.get("data", list), 1):
-        article = Record(f"{path}, article {n}", 0, file.get("data", dict, article))
-        for m, paragraph in enumerate(article.get("paragraphs", list), 1):
-            where = f"{article.where}, paragraph {m}"
-            of = Record(where, 0, article.get("paragraphs", dict, paragraph))
-            for qa in of.get("qas", list):
-                if of.get("qas", dict, qa).get("is_impossible"):
-                    continue  # of SQuAD 2: its paragraph does not answer it
-                yield (
-                    where,
-                    {
-                        "title": article.fields.get("title") or f"Article {n}",
-                        "context": of.text("context"),
-                        **qa,
-                    },
-                )
+    """Flatten SQuAD's tree of articles, paragraphs and questions to one record per question."""
+    root = Record(path, "", 0, tree if isinstance(tree, dict) else {})
+    for n, article in enumerate(root.get("data", list), 1):
+        article = Record(path, f"article {n}", 0, root.get("data", dict, article))
+        title = article.fields.get("title") or f"Article {n}"
+        for m, fields in enumerate(article.get("paragraphs", list), 1):
+            place = f"{article.place}, paragraph {m}"
+            paragraph = Record(path, place, 0, article.get("paragraphs", dict, fields))
+            for question in paragraph.get("qas", list):
+                # SQuAD 2's impossible questions are not answered by their paragraph
+                if not paragraph.get("qas", dict, question).get("is_impossible"):
+                    yield place, {"title": title, "context": paragraph.text("context"), **question}
 
 
-def _one_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(". ")
-
-
-# ---- Reading: forms. Each makes a task and its document out of one record ----
+# ---------------------------------------------------------------- forms
+# Each function makes a task, and its document, out of one record
 
 
 def _passage(r: Record) -> Passage:
@@ -233,125 +222,123 @@ def _passage(r: Record) -> Passage:
 
 
 def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
+    """Make a pool of passages; titles are dropped in frames without titles."""
     passages = list(passages)
-    return Pool(
-        [title for title, _ in passages] if frame == "documents" else [],
-        [text for _, text in passages],
-        frame,
-    )
+    titles = [title for title, _ in passages] if frame == "documents" else []
+    return Pool(titles, [text for _, text in passages], frame)
+
+
+def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
+    """Return the different passages of all pools, sorted by title and text."""
+    pairs = (zip(pool.titles, pool.texts, strict=True) for pool in pools)
+    return sorted({passage for passages in pairs for passage in passages})
 
 
 def _memagent(r: Record) -> tuple[Task, Document]:
-    """MemAgent's training parquet: {prompt: [{role, content}], context, reward_model: {ground_truth: [..]}, extra_info}."""
+    """Read MemAgent's training parquet: {prompt: [{role, content}], context,
+    reward_model: {ground_truth: [..]}, extra_info}."""
     question = r.inside("prompt", r.get("prompt", list)[-1]).text("content")
-    info = Record(r.where, r.position, r.maybe("extra_info", dict))
+    info = replace(r, fields=r.maybe("extra_info", dict))
     answers = r.inside("reward_model").texts("ground_truth")
     return info.task(question, answers, dataset=r.fields.get("data_source")), r.text("context")
 
 
 def _vime(r: Record) -> tuple[Task, Document]:
-    """vime's training JSONL: {prompt: question, label: first answer, metadata: {context, ground_truth: [..], data_source}}."""
+    """Read vime's training JSONL: {prompt: question, label: first answer,
+    metadata: {context, ground_truth: [..], data_source}}."""
     m = r.inside("metadata")
     answers = m.texts("ground_truth") if m.maybe("ground_truth", list) else [r.text("label")]
     return m.task(r.text("prompt"), answers, dataset=m.fields.get("data_source")), m.text("context")
 
 
-def _framed(text: str) -> list[Passage]:
-    """The passages of a document in the frame "documents"; [] if it is not exactly that."""
-    passages = [
-        part.partition("\n")[::2] for part in re.split(r"(?:\A|\n\n)Document \d+:\n", text)[1:]
-    ]
-    shape, between = FRAMES["documents"]
-    return (
-        passages
-        if between.join(shape(i, *passage) for i, passage in enumerate(passages, 1)) == text
-        else []
-    )
+def _split_documents(text: str) -> list[Passage]:
+    """Split a text in the frame "documents" into its passages; [] if it is not exactly that."""
+    parts = re.split(r"(?:\A|\n\n)Document \d+:\n", text)[1:]
+    passages = [part.partition("\n")[::2] for part in parts]
+    form, separator = FRAMES["documents"]
+    framed = separator.join(form(i, *passage) for i, passage in enumerate(passages, 1))
+    return passages if framed == text else []
 
 
 def _eval(r: Record) -> tuple[Task, Document]:
-    """MemAgent's eval_N.json: {input, context, answers: [..]}. From 12,800 documents on the context is passage numbers. ReMemR1's
-    eval_{data set}_N.json have {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} besides."""
+    """Read MemAgent's eval_N.json: {input, context, answers: [..]}.
+
+    From 12,800 documents on the context is passage numbers. ReMemR1's eval_{data set}_N.json have
+    {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
+    """
     context = r.fields.get("context")
-    if isinstance(context, list):  # some published files nest the numbers once more
-        context = list(
-            r.places(
-                "context",
-                context[0] if context and isinstance(context[0], list) else context,
-                2**31,
-            )
-        )
+    if isinstance(context, list):
+        # Some published files wrap the numbers in one more list
+        numbers = context[0] if context and isinstance(context[0], list) else context
+        context = list(r.indices("context", numbers, 2**31))
     document = context if isinstance(context, list) and context else r.text("context")
     gold: tuple[int, ...] = ()
-    if (
-        (places := r.fields.get("evidence_idx"))
-        and isinstance(document, str)
-        and (passages := _framed(document))
-    ):
-        document, gold = (
-            passages,
-            tuple(dict.fromkeys(r.places("evidence_idx", places, len(passages)))),
-        )
-    named = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", Path(r.where.rpartition(", ")[0]).name)
-    labels = {"kind": r.fields.get("type"), "dataset": named and named[1]}
+    indices = r.fields.get("evidence_idx")
+    if indices and isinstance(document, str) and (passages := _split_documents(document)):
+        gold = tuple(dict.fromkeys(r.indices("evidence_idx", indices, len(passages))))
+        document = passages
+    dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
+    labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
     return r.task(r.text("input"), r.texts("answers"), gold, **labels), document
 
 
 def _ruler(r: Record) -> tuple[Task, Document]:
-    """RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context, outputs: [..], answer_prefix, length}."""
-    name = Path(r.where.rpartition(", ")[0]).name.partition(".")[0].removeprefix("eval_")
+    """Read RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context,
+    outputs: [..], answer_prefix, length}."""
+    name = r.path.name.partition(".")[0].removeprefix("eval_")
     kind, _, length = name.rpartition("_")
-    task = r.task(
-        r.text("input"),
-        r.texts("outputs"),
-        kind=kind if length.isdecimal() else name,
-        dataset="ruler",
-    )
-    return replace(task, tokens=int(length) if length.isdecimal() else 0), r.text("context")
+    if not length.isdecimal():
+        kind, length = name, "0"
+    task = r.task(r.text("input"), r.texts("outputs"), kind=kind, dataset="ruler")
+    return replace(task, tokens=int(length)), r.text("context")
 
 
 def _own(r: Record) -> tuple[Task, Document]:
-    """The user's own: {question, answers: [..] or answer: text, context: text} and, if wanted, id, kind, dataset, split."""
+    """Read the user's own records: {question, answers: [..] or answer: text, context: text} and,
+    optionally, id, kind, dataset, split."""
     answers = [r.text("answer")] if r.fields.get("answers") is None else r.texts("answers")
     return r.task(r.text("question"), answers), r.text("context")
 
 
-def _glued(sentences: Iterable[str], dataset: str) -> str:
-    """HotpotQA's sentences begin with their own blank; 2WikiMultiHopQA's have none, and are joined by one (spec rememr1.md 10)."""
+def _join_sentences(sentences: Iterable[str], dataset: str) -> str:
+    """Join sentences: HotpotQA's begin with their own blank, 2WikiMultiHopQA's need one."""
     return ("" if dataset == "hotpotqa" else " ").join(sentences)
 
 
-def _gold(titles: Sequence[str], named: Iterable[str]) -> list[int]:
-    """Positions of the named titles, each once, in order; none where the document lacks one, as fullwiki's may: with a part of the
-    evidence, nothing that is said of where it stands would be true."""
-    named = [*dict.fromkeys(named)]
-    return [titles.index(title) for title in named] if {*named} <= {*titles} else []
+def _gold_positions(titles: Sequence[str], evidence: Iterable[str]) -> list[int]:
+    """Return the positions of the evidence titles, without repetition; [] if the document lacks
+    one, as fullwiki's may: depths and order of incomplete evidence would be wrong."""
+    evidence = [*dict.fromkeys(evidence)]
+    return [titles.index(title) for title in evidence] if {*evidence} <= {*titles} else []
 
 
 def _hotpotqa(r: Record) -> tuple[Task, Document]:
-    """The official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]], context: [[title, [sentence]]], type}.
+    """Read the official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]],
+    context: [[title, [sentence]]], type}.
 
-    2WikiMultiHopQA's has the same form, and `evidences` beside it. Their parquet on the hub has columns instead of pairs.
+    2WikiMultiHopQA's has the same form and `evidences` beside it. Their parquet on the hub has
+    columns instead of pairs.
     """
     if isinstance(columns := r.fields.get("context"), dict) and "title" in columns:
-        return _flashrag(r)  # the hub's columns
+        return _flashrag(r)
     document, dataset = [], "2wikimultihopqa" if "evidences" in r.fields else "hotpotqa"
     for pair in r.get("context", list):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], list)):
             raise r.error("'context' must hold pairs [title, [sentences]]")
         sentences = [r.text("context", sentence) for sentence in pair[1] if sentence != ""]
-        document.append((r.text("context", pair[0]), _glued(sentences, dataset)))
+        document.append((r.text("context", pair[0]), _join_sentences(sentences, dataset)))
     facts = r.maybe("supporting_facts", list)
     if not all(isinstance(fact, list) and fact for fact in facts):
         raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
     titles = [title for title, _ in document]
-    gold = _gold(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
+    gold = _gold_positions(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
     labels = {"id": r.fields.get("_id"), "kind": r.fields.get("type"), "dataset": dataset}
     return r.task(r.text("question"), [r.text("answer")], gold, **labels), document
 
 
 def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
-    """A table {column: [..]}, row by row; the first of `columns` that is there is the second member of the rows."""
+    """Return the rows (title, value) of a table {column: [..]}; values come from the first of
+    `columns` that exists."""
     table = r.inside(name)
     second = next((column for column in columns if column in table.fields), columns[0])
     titles, values = table.texts("title"), table.get(second, list)
@@ -361,88 +348,81 @@ def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
 
 
 def _flashrag(r: Record) -> tuple[Task, Document]:
-    """FlashRAG's JSONL, with the document in `metadata`, and HotpotQA's parquet on the hub, with the same beside the question: {question, answer or golden_answers, context:
-    {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}."""
+    """Read FlashRAG's JSONL, with the document in `metadata`, and HotpotQA's parquet on the hub.
+
+    The latter has the same fields beside the question: {question, answer or golden_answers,
+    context: {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}.
+    """
     m = r if "context" in r.fields else r.inside("metadata")
-    path = Path(r.where.rpartition(", ")[0])  # nothing in a record tells them apart
-    two = path.parent.name in ("2wiki", "2wikimultihopqa") or path.name.startswith("2wiki")
-    dataset = "2wikimultihopqa" if two else "hotpotqa"
+    # Only the path distinguishes the two data sets
+    folder, file = r.path.parent.name, r.path.name
+    is_2wiki = folder in ("2wiki", "2wikimultihopqa") or file.startswith("2wiki")
+    dataset = "2wikimultihopqa" if is_2wiki else "hotpotqa"
     document = []
     for title, sentences in _columns(m, "context", "sentences", "content"):
         if not isinstance(sentences, list):
             raise r.error("'context' must hold a list of sentences for every title")
-        document.append(
-            (title, _glued([m.text("context", s) for s in sentences if s != ""], dataset))
-        )
-    facts = Record(r.where, r.position, m.maybe("supporting_facts", dict)).maybe("title", list)
-    gold = _gold(
-        [title for title, _ in document], [m.text("supporting_facts", title) for title in facts]
-    )
+        texts = [m.text("context", sentence) for sentence in sentences if sentence != ""]
+        document.append((title, _join_sentences(texts, dataset)))
+    facts = replace(r, fields=m.maybe("supporting_facts", dict)).maybe("title", list)
+    evidence = [m.text("supporting_facts", title) for title in facts]
+    gold = _gold_positions([title for title, _ in document], evidence)
     answers = r.texts("golden_answers") if r.maybe("golden_answers", list) else [r.text("answer")]
-    return r.task(
-        r.text("question"),
-        answers,
-        gold,
-        kind=m.fields.get("type"),
-        dataset=dataset,
-        level=m.fields.get("level"),
-    ), document
+    labels = {"kind": m.fields.get("type"), "dataset": dataset, "level": m.fields.get("level")}
+    return r.task(r.text("question"), answers, gold, **labels), document
 
 
 def _musique(r: Record) -> tuple[Task, Document]:
-    """MuSiQue's JSONL: {id, question, answer, answer_aliases: [..], paragraphs: [{title, paragraph_text}], question_decomposition:
-    [{paragraph_support_idx}]}."""
+    """Read MuSiQue's JSONL: {id, question, answer, answer_aliases: [..],
+    paragraphs: [{title, paragraph_text}], question_decomposition: [{paragraph_support_idx}]}."""
     paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
-    steps = [
-        r.inside("question_decomposition", step) for step in r.maybe("question_decomposition", list)
-    ]
-    places = [
-        place for step in steps if (place := step.fields.get("paragraph_support_idx")) is not None
-    ]
-    gold = tuple(dict.fromkeys(r.places("paragraph_support_idx", places, len(paragraphs))))
-    answers = [
-        r.text("answer"),
-        *(r.texts("answer_aliases") if r.maybe("answer_aliases", list) else ()),
-    ]
+    decomposition = r.maybe("question_decomposition", list)
+    steps = [r.inside("question_decomposition", step) for step in decomposition]
+    indices = [step.fields.get("paragraph_support_idx") for step in steps]
+    indices = [index for index in indices if index is not None]
+    gold = tuple(dict.fromkeys(r.indices("paragraph_support_idx", indices, len(paragraphs))))
+    answers = [r.text("answer")]
+    if r.maybe("answer_aliases", list):
+        answers += r.texts("answer_aliases")
     kind = f"{len(steps)}hop" if steps else None
     task = r.task(r.text("question"), answers, gold, kind=kind, dataset="musique")
     return task, [(p.text("title"), p.text("paragraph_text")) for p in paragraphs]
 
 
 def _squad(r: Record) -> tuple[Task, Document]:
-    """SQuAD: {question, title, context, answers: [{text}] or {text: [..]}}: a question and the one paragraph that answers it."""
+    """Read SQuAD, a question and the one paragraph that answers it: {question, title, context,
+    answers: [{text}] or {text: [..]}}."""
     if isinstance(r.fields.get("answers"), dict):
-        said = r.inside("answers").maybe("text", list) if r.fields["answers"] else []
+        texts = r.inside("answers").maybe("text", list) if r.fields["answers"] else []
     else:
-        said = [r.inside("answers", answer).text("text") for answer in r.maybe("answers", list)]
-    if not said:
-        raise r.error(
-            "'answers' is empty: a question without an answer in its paragraph cannot be graded"
-        )
-    answers = list(dict.fromkeys(r.text("answers", text) for text in said))
-    return r.task(r.text("question"), answers, [0], kind="squad", dataset="squad"), [
-        (r.text("title"), r.text("context"))
-    ]
+        texts = [r.inside("answers", answer).text("text") for answer in r.maybe("answers", list)]
+    if not texts:
+        missing = "a question without an answer in its paragraph cannot be graded"
+        raise r.error(f"'answers' is empty: {missing}")
+    answers = list(dict.fromkeys(r.text("answers", text) for text in texts))
+    task = r.task(r.text("question"), answers, [0], kind="squad", dataset="squad")
+    return task, [(r.text("title"), r.text("context"))]
 
 
-def _shared(r: Record) -> tuple[Task, Document]:
-    """../shared/data's JSONL: {id, question, answers: [..], hops: [paragraph number], paragraphs: [{title, text}], type, ..}."""
+def _paragraphs(r: Record) -> tuple[Task, Document]:
+    """Read questions with numbered paragraphs: {id, question, answers: [..],
+    hops: [index of a paragraph], paragraphs: [{title, text}], type, orig_split}."""
     paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
-    gold = r.places("hops", r.fields.get("hops"), len(paragraphs))
+    gold = r.indices("hops", r.fields.get("hops"), len(paragraphs))
     labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
-    return r.task(r.text("question"), r.texts("answers"), gold, **labels), [
-        _passage(p) for p in paragraphs
-    ]
+    task = r.task(r.text("question"), r.texts("answers"), gold, **labels)
+    return task, [_passage(paragraph) for paragraph in paragraphs]
 
 
 def _built(r: Record) -> tuple[Task, Document]:
-    """A line of our own sets (`write_built`), after the first line {form, passages: n, tasks: m} and n lines {title, text}."""
+    """Read a task line of our own sets (`write_built`), which follow a first line
+    {form, passages: n, tasks: m} and n lines {title, text}."""
     order = r.get("order", list)
-    gold = r.places("gold", r.fields.get("gold"), len(order))
+    gold = r.indices("gold", r.fields.get("gold"), len(order))
     return r.task(r.text("question"), r.texts("answers"), gold), order
 
 
-# The first form whose fields a file's first record has is taken.
+# form -> its reader, and the fields by which a file's first record is recognised (first match wins)
 FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
     "built": (_built, ("form", "passages", "tasks")),
     "memagent": (_memagent, ("prompt", "context", "reward_model")),
@@ -451,98 +431,107 @@ FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...
     "ruler": (_ruler, ("input", "context", "outputs")),
     "flashrag": (_flashrag, ("id", "question", "golden_answers", "metadata")),
     "hotpotqa": (_hotpotqa, ("question", "answer", "context", "supporting_facts")),
-    "shared": (_shared, ("question", "answers", "paragraphs")),
+    "shared": (_paragraphs, ("question", "answers", "paragraphs")),
     "musique": (_musique, ("question", "answer", "paragraphs")),
     "squad": (_squad, ("question", "title", "context", "answers")),
     "own": (_own, ("question", "context")),
 }
 
+# ---------------------------------------------------------------- files
+
 
 def read(path: str | Path, form: str | None = None, pool: str | Path | None = None) -> list[Task]:
-    """The tasks of a file, in order, no id twice. Tasks with paragraphs share one pool of the file's distinct passages.
+    """Read the tasks of a file, in order; no id may occur twice.
 
-    form: a name of FORMS; None looks at the first record. pool: the HotpotQA json that an eval set of passage numbers counts in.
+    Tasks with paragraphs share one pool of the file's distinct passages.
+    form: a name of FORMS; None recognises it by the first record.
+    pool: the HotpotQA json whose passages the numbers of an eval set refer to.
     """
     path = Path(path)
     records = _records(path)
     first = next(records, None)
     if first is None:
         raise UserError(f"{path} is empty: it holds no tasks.")
-    if form is None:
-        form = next(
-            (name for name, (_, names) in FORMS.items() if all(n in first.fields for n in names)),
-            "?",
-        )
-    if form not in FORMS:
-        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
-        raise first.error(
-            f"no form is known with the fields {', '.join(first.fields)}. Known are {known}"
-        )
-    records, numbered = chain([first], records), None
+    form = _form_of(first, form)
     if form == "built":
-        n, m, (_, *lines) = first.get("passages", int), first.get("tasks", int), records
-        if min(n, m) < 0 or len(lines) != n + m:
-            raise first.error(
-                f"{n} passages and {m} tasks are announced and {len(lines)} lines follow; build the set again"
-            )
-        frame = first.fields.get("frame", "documents")
-        if frame not in [*FRAMES]:  # a list: what a file has may not be hashable
-            raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
-        passage = _passage if frame == "documents" else lambda r: ("", r.text("text"))
-        records, numbered = lines[n:], pool_of(map(passage, lines[:n]), frame)
-
+        records, numbered = _built_parts(first, records)
+    else:
+        records, numbered = chain([first], records), None
+    parse, _ = FORMS[form]
     tasks: dict[str, Task] = {}
-    shared, place = Pool([], []), {}
+    shared, index = Pool([], []), {}
     for record in records:
-        task, document = FORMS[form][0](record)
+        task, document = parse(record)
         if task.id in tasks:
             raise record.error(f"the id '{task.id}' was there before; results are kept by id")
         tasks[task.id] = task
         if isinstance(document, str):
             task.text = document
         elif isinstance(document[0], tuple):
-            task.pool, task.order = (
-                shared,
-                tuple(place.setdefault(passage, len(place)) for passage in document),
-            )
+            task.pool = shared
+            task.order = tuple(index.setdefault(passage, len(index)) for passage in document)
         else:
-            if numbered is None and pool is None:
-                raise record.error(
-                    "the context is passage numbers; name the HotpotQA json that they count in as well"
-                )
-            if numbered is None:  # MemAgent numbers the passages in this order
-                source = read(pool, "hotpotqa")[0].pool
-                numbered = pool_of(
-                    sorted(zip(source.titles, source.texts, strict=True), key="\n".join)
-                )
-            task.pool, task.order = (
-                numbered,
-                record.places("passage numbers", document, len(numbered.texts)),
-            )
-    shared.titles, shared.texts = [title for title, _ in place], [text for _, text in place]
+            numbered = _numbered_pool(record, pool) if numbered is None else numbered
+            task.pool = numbered
+            task.order = record.indices("passage numbers", document, len(numbered.texts))
+    shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
     return list(tasks.values())
 
 
+def _form_of(first: Record, form: str | None) -> str:
+    """Return the form, recognised by the first record's fields if None; UserError if unknown."""
+    if form is None:
+        matches = (name for name, (_, names) in FORMS.items() if {*names} <= {*first.fields})
+        form = next(matches, "?")
+    if form not in FORMS:
+        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
+        fields = ", ".join(first.fields)
+        raise first.error(f"no form is known with the fields {fields}. Known are {known}")
+    return form
+
+
+def _built_parts(first: Record, rest: Iterator[Record]) -> tuple[list[Record], Pool]:
+    """Separate a set of our own, after its first line, into the records of tasks and the pool."""
+    n, m, lines = first.get("passages", int), first.get("tasks", int), list(rest)
+    if min(n, m) < 0 or len(lines) != n + m:
+        announced = f"{n} passages and {m} tasks are announced"
+        raise first.error(f"{announced} and {len(lines)} lines follow; build the set again")
+    frame = first.fields.get("frame", "documents")
+    if frame not in [*FRAMES]:  # a list: the value may not be hashable
+        raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
+    passage = _passage if frame == "documents" else lambda r: ("", r.text("text"))
+    return lines[n:], pool_of(map(passage, lines[:n]), frame)
+
+
+def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
+    """Read the pool that passage numbers refer to, sorted by title and text as in MemAgent."""
+    if pool is None:
+        request = "name the HotpotQA json that they count in as well"
+        raise record.error(f"the context is passage numbers; {request}")
+    source = read(pool, "hotpotqa")[0].pool
+    return pool_of(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
+
+
 def read_passages(path: str | Path) -> Pool:
-    """Further passages {title, text}, to fill documents with."""
+    """Read further passages {title, text}, to lengthen documents with."""
     return pool_of(map(_passage, _records(Path(path))))
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Running text: the texts of passages {text} (JSON), or a whole text file; of a folder, all of its files in order of their names."""
+    """Read running text: passages {text} (JSON) or a whole text file; of a folder, all of its files
+    in lexicographic order."""
     path = Path(path)
     if not is_file(path) and path.is_dir():
-        files = sorted(
-            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        )
-        return [text for file in files for text in read_texts(file)]
+        files = (file for file in path.iterdir() if file.is_file())
+        visible = sorted(file for file in files if not file.name.startswith("."))
+        return [text for file in visible for text in read_texts(file)]
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
         return [record.text("text") for record in _records(path)]
     return [from_text(path, "").text]
 
 
 def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> Task:
-    """A question about a text file (UTF-8, or .gz of it)."""
+    """Make a task of a question about a text file (UTF-8, or .gz of it)."""
     import pyarrow as pa
 
     path = Path(path)
@@ -552,7 +541,7 @@ def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> T
         with pa.input_stream(path) as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({_one_line(error)}).") from error
+        raise UserError(f"{path} cannot be read as UTF-8 text ({first_line(error)}).") from error
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return Task(id=path.stem, question=question, answers=tuple(answers), text=text)

@@ -1,36 +1,45 @@
-"""RULER's thirteen tasks, generated here at any length in tokens of any tokenizer: nothing is downloaded, the wording is our own.
+"""RULER's thirteen tasks, generated at any length in tokens of any tokenizer, offline.
 
-Holds: `make_tasks`, `sentences`, the table of settings. Leaves out: reading and writing (data.py), RULER-HQA (tasks/hqa.py), grading (data.py:
-`ruler_match`), what stands in the haystack (the caller gives the sentences and names them). No torch.
-Exercise it: `pytest tests/tasks/test_ruler.py`. Read next: data.py.
+Holds: `make_tasks`, `sentences`, the table of settings. The wording is our own.
+Leaves out: files (tasks/readers.py, tasks/writers.py), RULER-HQA (tasks/hqa.py), grading (data.py:
+`ruler_match`), the sources of the haystack (the caller passes its sentences and names them).
+No torch. Exercise it: `pytest tests/tasks/test_ruler.py`. Read next: data.py.
 
-  niah_*    needles (sentences that bind a key to a value) in a haystack: values of some keys are asked for
-  vt        a number goes from name to name over four hops: all five names are asked for
-  cwe, fwe  ten words of a numbered list, three coded words of a text, are more frequent than the others and asked for
-  qa_1, 2   questions of SQuAD's and HotpotQA's form, their paragraphs among others: any accepted answer is right
+  niah_*    needles (sentences that bind a key to a value) in a haystack; asks for the values of
+            some keys
+  vt        a number is passed from name to name over four hops; asks for all five names
+  cwe, fwe  ten words of a numbered list, three coded words of a text, are more frequent than the
+            others; asks for these words
+  qa_1, 2   questions in SQuAD's and HotpotQA's form, their paragraphs among others; any accepted
+            answer is right
 
-Numbers are upstream's (NVIDIA/RULER and MemAgent's copy of it, spec memagent.md 9); sentences and
-questions are not. As there, the questions of several values or keys and of vt do not say how many
-answers there are, those of cwe and fwe do. (NVIDIA's prompt for vt ends with the beginning of an
-answer that says it; MemAgent's has none, nor has ours.) Where we differ; tokens are those of
+Numbers are those of NVIDIA/RULER (arXiv 2404.06654) and of MemAgent's copy of it; sentences and
+questions are not. As there, the questions of several values or keys and of vt do not state the
+number of answers, those of cwe and fwe do. (NVIDIA's prompt for vt ends with the beginning of an
+answer that states it; MemAgent's has none, nor has ours.) Differences; token counts are by
 SmolLM2's tokenizer:
 - Documents are as long as fits: at 8,192 tokens 7,922 (niah_single_1) and 7,883 (niah_multikey_3).
   MemAgent's copy lengthens them by 25 lines at a time and ends at 7,522 and 6,120, so ours are
-  harder; NVIDIA's now searches for what fits, too.
-- Lengths are in tokens of the model that is asked, or of --tokenizer; the published sets are in
+  harder; NVIDIA's now searches for the largest that fits, too.
+- Lengths are in tokens of the evaluated model, or of --tokenizer; the published sets are in
   Qwen2.5's, whatever the model. The same length is another number of words elsewhere.
-- Every needle's depth, vt's too, is drawn from the grid of 40; upstream does that in essays only. vt has no example before it.
-- Orders are drawn for each item and length. Upstream's permutations (of needles, fwe's words, the
-  documents of qa) are one for all items of a seed, so that a policy can learn places.
-- Items share their haystack (the distractors of niah_multikey_2 and _3 too, in another order), so that a set is small.
-- Distractors share no key or value with an item's own, and no answer stands anywhere else: upstream leaves that to chance.
-- Coded words and the names of vt are made of consonants: they spell no word, so none stands in the
+- The depth of every needle, vt's too, is drawn from the grid of 40; upstream does so in essays
+  only. vt has no worked example.
+- Orders are drawn for each item and length. Upstream's permutations (of needles, of fwe's words, of
+  the documents of qa) are the same for all items of a seed, so that a policy can learn positions.
+- Items share their haystack (the distractors of niah_multikey_2 and _3 too, in another order),
+  which keeps a set small.
+- Distractors share no key or value with an item's own, and no answer occurs anywhere else: upstream
+  leaves that to chance.
+- Coded words and the names of vt are made of consonants: they spell no word, so none occurs in the
   filler and none is a profanity. Such a coded word takes 4.30 tokens, upstream's of all letters
-  3.89: at a length there are about a tenth fewer words.
-- cwe: single words are used up at 150,000 tokens or so, pairs of them follow (NVIDIA: another list of words; MemAgent: nothing).
-- cwe: words occur 30 and 3 times; 6 and 1 times below 4,096 tokens as upstream, and at any length at which 30 and 3 leave no room.
-- qa: documents have titles, upstream's of SQuAD none. Of SQuAD, other paragraphs of the same
-  article come first, as upstream; of HotpotQA, no other passage has a title of the question's own
+  3.89: a length holds about a tenth fewer words.
+- cwe: single words are exhausted at about 150,000 tokens, pairs of them follow (NVIDIA: another
+  list of words; MemAgent: nothing).
+- cwe: words occur 30 and 3 times; 6 and 1 times below 4,096 tokens as upstream, and wherever 30 and
+  3 leave no room.
+- qa: documents have titles, upstream's of SQuAD none. For SQuAD, other paragraphs of the same
+  article come first, as upstream; for HotpotQA, no other passage has a title of the question's own
   paragraphs, as it might be another version of one.
 """
 
@@ -48,52 +57,55 @@ from typing import NamedTuple
 
 from config.errors import UserError
 from data import FRAMES, Pool, Task
-from tasks.readers import Passage, pool_of
+from tasks.readers import Passage, distinct_passages, pool_of
 from tokens.codec import Codec
 
 DEPTHS = 40  # needles stand at 0/39, 1/39, .. 39/39 of the haystack
-HOPS, COMMON = 4, 10  # of vt; words asked for in cwe
-REPEATS = (
-    (30, 3),
-    (6, 1),
-)  # cwe: how often common words and others occur, and where that leaves no room
+HOPS = 4  # of vt
+COMMON = 10  # answers of cwe
+REPEATS = ((30, 3), (6, 1))  # cwe: occurrences of answers and of others; where those leave no room
 ZETA = math.pi**2 / 6  # fwe: zeta(2), the sum of k ** -2 over the ranks k
-ALLOWANCE = {
-    "niah": 128,
-    "vt": 30,
-    "cwe": 120,
-    "fwe": 50,
-    "qa": 32,
-}  # tokens that upstream keeps for the answer
-TEMPLATE = 100  # tokens kept for the prompt around document and question
-ROUNDS, GROWTH = (
-    8,
-    32,
-)  # documents tokenized in search of the right size, at most; how many times as long the next may be
-MISSES = 100  # qa: passages tried after the first that is too long for what room is left
+# Tokens that upstream reserves for the answer
+ALLOWANCE = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+TEMPLATE = 100  # tokens reserved for the prompt around document and question
+ROUNDS = 8  # the search for the right size tokenizes at most so many documents,
+GROWTH = 32  # each at most so many times as large as the one before
+MISSES = 100  # qa: passages tried after the first that does not fit into the remaining room
 
 NEEDLE = "For {key} the archive keeps {type} {value}."
-FILLER = "The kettle is warm. Rain runs down the window. A dog sleeps by the door. Somebody hums an old tune. All is quiet."
+FILLER = (
+    "The kettle is warm. Rain runs down the window. A dog sleeps by the door. "
+    "Somebody hums an old tune. All is quiet."
+)
 FIRST = "Now {name} is given the value {value}."
 HOP = "Now {name} is given what {other} has."
 ONE_VALUE = "Which {type} does the archive keep for {keys}? Answer with this {type} alone."
 ALL_VALUES = (
     "Which {type}s does the archive keep for {keys}? Answer with all of them, separated by commas."
 )
-ALL_NAMES = "Which names are given the value {value}, directly or by way of others? Answer with all of them, separated by commas."
-ALL_COMMON = "Which {n} words occur most often in the numbered list? Answer with these {n} words, separated by commas."
-ALL_CODED = "Which 3 coded words occur most often in the text, dots not counted? Answer with these 3 words, separated by commas."
+ALL_NAMES = (
+    "Which names are given the value {value}, directly or by way of others? "
+    "Answer with all of them, separated by commas."
+)
+ALL_COMMON = (
+    "Which {n} words occur most often in the numbered list? "
+    "Answer with these {n} words, separated by commas."
+)
+ALL_CODED = (
+    "Which 3 coded words occur most often in the text, dots not counted? "
+    "Answer with these 3 words, separated by commas."
+)
 
 
 class Niah(NamedTuple):
-    """A needle task's settings."""
+    """Set up a needle task."""
 
     haystack: str  # filler, essay or needles
-    key: str = "word"  # what keys and values are: word, number or uuid
-    value: str = "number"
+    key: str = "word"  # type of the keys: word, number or uuid
+    value: str = "number"  # type of the values, likewise
     keys: int = 1
-    values: int = 1  # of each key
-    queries: int = 1  # keys that are asked for
+    values: int = 1  # per key
+    queries: int = 1  # keys in the question
 
 
 NIAH = {
@@ -107,19 +119,16 @@ NIAH = {
     "niah_multiquery": Niah("essay", keys=4, queries=4),
 }
 KINDS = (*NIAH, "vt", "cwe", "fwe", "qa_1", "qa_2")
+# haystack of a needle task, or other task -> frame of its documents (data.FRAMES)
 FRAME = {
-    "filler": "lines",
-    "needles": "lines",
-    "essay": "words",
-    "vt": "lines",
-    "cwe": "numbered",
-    "fwe": "words",
-}
+    "filler": "lines", "needles": "lines", "essay": "words",
+    "vt": "lines", "cwe": "numbered", "fwe": "words",
+}  # fmt: skip
 
 
 @cache
 def _words() -> tuple[list[str], list[str], list[str]]:
-    """wonderwords' adjectives, nouns, and all of its words: single lower-case ones, none of them a profanity."""
+    """Return wonderwords' adjectives, nouns, and all words: lower-case, single, no profanities."""
     from wonderwords import RandomWord, filter_profanity
 
     lists = RandomWord(enhanced_prefixes=False)
@@ -139,7 +148,7 @@ DRAW: dict[str, Callable[[random.Random], str]] = {
 
 
 def _distinct(draw: Callable[[], str], barred: str = "") -> Iterator[str]:
-    """What `draw` gives, nothing twice and nothing that stands in the text `barred`."""
+    """Yield what `draw` returns, without repetition and without substrings of the text `barred`."""
     seen = set()
     while True:
         if (text := draw()) not in seen and text not in barred:
@@ -147,31 +156,39 @@ def _distinct(draw: Callable[[], str], barred: str = "") -> Iterator[str]:
             yield text
 
 
-class Row:
-    """The beginning of an endless iterator, kept."""
+class CachedIterator:
+    """Give repeated access to the first items of an endless iterator."""
 
     def __init__(self, source: Iterator):
-        self.source, self.kept = source, []
+        self.source, self.items = source, []
 
     def first(self, n: int) -> list:
-        self.kept += islice(self.source, max(0, n - len(self.kept)))
-        return self.kept[:n]
+        self.items += islice(self.source, max(0, n - len(self.items)))
+        return self.items[:n]
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """Running texts (essays, articles) as sentences, to be a haystack: a blank is a border where ., ! or ? stands before it, closing
-    quotes or brackets allowed, and a capital letter or a digit after it, opening ones allowed. White space becomes one blank.
+    """Split running texts (essays, articles) into sentences, for a haystack.
 
-    It cuts after "Dr." and "J." and misses sentences that begin with a small letter, headings, and scripts without these marks.
+    A sentence ends at white space after ., ! or ? (closing quotes or brackets may follow the mark)
+    and before a capital letter or a digit (opening ones may precede it). White space becomes one
+    blank. The split is wrong after "Dr." and "J." and misses sentences that begin with a small
+    letter, headings, and scripts without these marks.
     """
     border = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)\]]))\s+(?=["'“‘(\[]?[A-Z0-9])""")
-    return [
-        sentence for text in texts for sentence in border.split(" ".join(text.split())) if sentence
-    ]
+    normal = (" ".join(text.split()) for text in texts)
+    return [sentence for text in normal for sentence in border.split(text) if sentence]
 
 
-class Which(NamedTuple):
-    """Which item, and how long: all that it is drawn from."""
+# ---------------------------------------------------------------- items
+# An item is drawn from its key alone. Its length is not known yet: `_fit` finds the largest size
+# whose document has at most so many tokens.
+#
+#   ItemKey --_niah, _vt, _cwe, _fwe, _qa--> Item --_fit--> pieces, places --make_tasks--> Task
+
+
+class ItemKey(NamedTuple):
+    """Identify an item and its length: all that it is drawn from."""
 
     kind: str
     seed: int
@@ -184,7 +201,7 @@ class Which(NamedTuple):
 
     @property
     def rng(self) -> random.Random:
-        """For what is the same at every length: question, keys, answers."""
+        """Return the generator of what is the same at every length: question, keys, answers."""
         return random.Random(self.id)
 
     def depths(self, n: int) -> list[int]:
@@ -196,21 +213,26 @@ class Which(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One item of a length not yet known. `build` makes a document of a size: its pieces, and where the needles are among them.
+    """Describe an item whose size is still open.
 
-    Sizes count pieces of the haystack (niah, vt), words beside the common ones (cwe), words before rounding (fwe), tokens (qa).
+    `build(size)` returns the pieces of a document and the positions of the needles among them.
+    Sizes count pieces of the haystack (niah, vt), words other than the answers (cwe), words before
+    rounding (fwe), tokens (qa).
     """
 
     task: Task  # without its document
     build: Callable[[int], tuple[list, tuple[int, ...]]]
-    least: int  # the smallest size that makes sense
-    most: float = math.inf  # pieces that there are
+    least: int  # the smallest useful size
+    most: float = math.inf  # number of available pieces
+
+
+Maker = Callable[[ItemKey], list[Item]]  # the items to try, in this order
 
 
 def _insert(
     haystack: list[str], needles: Sequence[str], depths: Sequence[int]
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Needle j at depth depths[j] of the grid, and where each then stands."""
+    """Insert needle j at depth depths[j] of the grid; return the pieces and each needle's place."""
     pieces, places = list(haystack), [0] * len(needles)
     for before, (depth, j) in enumerate(sorted(zip(depths, range(len(needles)), strict=True))):
         places[j] = len(haystack) * depth // (DEPTHS - 1) + before
@@ -218,152 +240,124 @@ def _insert(
     return pieces, tuple(places)
 
 
-def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Callable[[Which], list[Item]]:
-    """What makes the items of a needle task."""
-    task, lines = NIAH[kind], [FILLER]
-    if task.haystack == "essay" and not (
-        lines := [line for text in haystack if (line := " ".join(text.split()))]
-    ):
-        raise UserError(f"{kind} needs the sentences of a haystack; give some.")
-    taken = " ".join(lines).casefold()
+def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Maker:
+    """Return the maker of a needle task's items."""
+    niah, lines = NIAH[kind], [FILLER]
+    if niah.haystack == "essay":
+        lines = [line for text in haystack if (line := " ".join(text.split()))]
+        if not lines:
+            raise UserError(f"{kind} needs the sentences of a haystack; give some.")
+    haystack_text = " ".join(lines).casefold()
 
-    def needle(bound: tuple[str, str]) -> str:
-        return NEEDLE.format(type=task.value, key=bound[0], value=bound[1])
+    def needle(pair: tuple[str, str]) -> str:
+        return NEEDLE.format(type=niah.value, key=pair[0], value=pair[1])
 
-    def drawn(rng: random.Random, barred: str = "") -> tuple[Iterator[str], Iterator[str]]:
-        return tuple(
-            _distinct(lambda draw=DRAW[what]: draw(rng), barred) for what in (task.key, task.value)
-        )
+    def draws(rng: random.Random, barred: str = "") -> tuple[Iterator[str], Iterator[str]]:
+        """Return endless keys and values."""
+        key, value = (partial(DRAW[type_], rng) for type_ in (niah.key, niah.value))
+        return _distinct(key, barred), _distinct(value, barred)
 
-    distractors = Row(zip(*drawn(random.Random(f"{seed}:{kind}")), strict=True))
+    distractors = CachedIterator(zip(*draws(random.Random(f"{seed}:{kind}")), strict=True))
 
-    def item(which: Which) -> list[Item]:
-        keys, values = drawn(which.rng, taken)
-        bound = [(key, next(values)) for key in islice(keys, task.keys) for _ in range(task.values)]
-        total, wanted = (
-            len(bound),
-            task.queries * task.values,
-        )  # the first keys are asked for; where they stand is drawn
-        own = {text for pair in bound for text in pair}
+    def make(item: ItemKey) -> list[Item]:
+        keys, values = draws(item.rng, haystack_text)
+        own = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
+        # The first keys are asked for; their positions are drawn
+        queried = own[: niah.queries * niah.values]
+        own_texts = {text for pair in own for text in pair}
 
         def build(size: int) -> tuple[list[str], tuple[int, ...]]:
-            if task.haystack == "needles":
-                others = (
-                    pair for pair in distractors.first(size + 2 * total) if own.isdisjoint(pair)
-                )
-                pieces = which.shuffled([*map(needle, islice(others, size))])
+            if niah.haystack == "needles":
+                pairs = distractors.first(size + 2 * len(own))
+                others = (pair for pair in pairs if own_texts.isdisjoint(pair))
+                pieces = item.shuffled([*map(needle, islice(others, size))])
             else:
                 pieces = list(islice(cycle(lines), size))
-            pieces, places = _insert(pieces, [*map(needle, bound)], which.depths(total))
-            return pieces, places[:wanted]
+            pieces, places = _insert(pieces, [*map(needle, own)], item.depths(len(own)))
+            return pieces, places[: len(queried)]
 
-        asked = ", ".join(dict(bound[:wanted]))
-        question = (ALL_VALUES if wanted > 1 else ONE_VALUE).format(type=task.value, keys=asked)
-        return [
-            Item(
-                Task(which.id, question, tuple(value for _, value in bound[:wanted])),
-                build,
-                2 * total,
-            )
-        ]
+        question = ALL_VALUES if len(queried) > 1 else ONE_VALUE
+        question = question.format(type=niah.value, keys=", ".join(dict(queried)))
+        task = Task(item.id, question, tuple(value for _, value in queried))
+        return [Item(task, build, 2 * len(own))]
 
-    return item
+    return make
 
 
-def _vt(which: Which) -> list[Item]:
-    rng = which.rng
+def _vt(item: ItemKey) -> list[Item]:
+    rng = item.rng
     value = str(rng.randint(10000, 99999))
     names = [*islice(_distinct(lambda: "".join(rng.choices(CONSONANTS.upper(), k=5))), HOPS + 1)]
     chained = [FIRST.format(name=names[0], value=value)]
     chained += [HOP.format(name=b, other=a) for a, b in pairwise(names)]
-    depths = sorted(which.depths(HOPS + 1))
-    task = Task(which.id, ALL_NAMES.format(value=value), tuple(names))
+    depths = sorted(item.depths(HOPS + 1))
+    task = Task(item.id, ALL_NAMES.format(value=value), tuple(names))
     return [Item(task, lambda size: _insert([FILLER] * size, chained, depths), HOPS + 1)]
 
 
-def _cwe(which: Which) -> list[Item]:
-    rng = which.rng
-    words, common = rng.sample(_words()[2], len(_words()[2])), []
+def _cwe(item: ItemKey) -> list[Item]:
+    rng = item.rng
+    words = rng.sample(_words()[2], len(_words()[2]))
+    common: list[str] = []
     for word in words:
-        if (
-            len(common) < COMMON
-            and len(word) > 3
-            and not any(word in other or other in word for other in common)
-        ):
+        if len(common) == COMMON:
+            break
+        if len(word) > 3 and not any(word in other or other in word for other in common):
             common.append(word)
     endless = _distinct(chain(words, iter(lambda: DRAW["word"](rng), "")).__next__)
-    others = Row(
+    # A word that contains an answer would be taken for it
+    others = CachedIterator(
         word for word in endless if not any(answer in word for answer in common)
-    )  # it would be taken for the answer
+    )
 
     def build(repeats: tuple[int, int], size: int) -> tuple[list[str], tuple[int, ...]]:
-        return which.shuffled(common * repeats[0] + others.first(size) * repeats[1]), ()
+        return item.shuffled(common * repeats[0] + others.first(size) * repeats[1]), ()
 
-    task = Task(which.id, ALL_COMMON.format(n=COMMON), tuple(common))
-    return [
-        Item(task, partial(build, repeats), COMMON) for repeats in REPEATS[which.tokens < 4096 :]
-    ]
+    task = Task(item.id, ALL_COMMON.format(n=COMMON), tuple(common))
+    choices = REPEATS[1:] if item.tokens < 4096 else REPEATS
+    return [Item(task, partial(build, repeats), COMMON) for repeats in choices]
 
 
-def _fwe(which: Which) -> list[Item]:
-    rng = which.rng
-    coded = Row(chain(["..."], _distinct(lambda: "".join(rng.choices(CONSONANTS, k=6)))))
+def _fwe(item: ItemKey) -> list[Item]:
+    rng = item.rng
+    coded = CachedIterator(chain(["..."], _distinct(lambda: "".join(rng.choices(CONSONANTS, k=6)))))
 
     def build(size: int) -> tuple[list[str], tuple[int, ...]]:
-        counts = [
-            n for rank in range(1, which.tokens // 50 + 1) if (n := int(size / rank**2 / ZETA))
-        ]
-        pieces = [
-            word for word, n in zip(coded.first(len(counts)), counts, strict=True) for _ in range(n)
-        ]
-        return which.shuffled(pieces), ()
+        ranks = range(1, item.tokens // 50 + 1)
+        counts = [n for rank in ranks if (n := int(size / rank**2 / ZETA))]
+        words = zip(coded.first(len(counts)), counts, strict=True)
+        return item.shuffled([word for word, n in words for _ in range(n)]), ()
 
-    task = Task(which.id, ALL_CODED, tuple(coded.first(4)[1:]))
-    return [
-        Item(task, build, 80)
-    ]  # from 80 words on, the second to the fifth rank differ in their counts
+    task = Task(item.id, ALL_CODED, tuple(coded.first(4)[1:]))
+    # From 80 words on, the counts of the second to the fifth rank differ
+    return [Item(task, build, 80)]
 
 
 def _qa(
     questions: Sequence[Task], extra: Pool | None, seed: int, count: Callable[[str], int]
-) -> Callable[[Which], list[Item]]:
-    """What makes the items of a qa task. `count` gives a text's tokens."""
+) -> Maker:
+    """Return the maker of a qa task's items. `count` returns a text's tokens."""
     if not questions or any(
         task.pool is None or task.pool.frame != "documents" for task in questions
     ):
-        raise UserError(
-            "The qa tasks need questions with paragraphs of their own, such as SQuAD's or HotpotQA's; give some."
-        )
+        needed = "questions with paragraphs of their own, such as SQuAD's or HotpotQA's"
+        raise UserError(f"The qa tasks need {needed}; give some.")
     chosen = list(questions)
     random.Random(str(seed)).shuffle(chosen)
     pools = {id(pool): pool for pool in (*(task.pool for task in questions), extra) if pool}
-    passages = sorted(
-        {
-            passage
-            for pool in pools.values()
-            for passage in zip(pool.titles, pool.texts, strict=True)
-        }
-    )
+    passages = distinct_passages(pools.values())
 
     @cache
-    def cost(passage: Passage) -> int:  # about what the passage adds to a document
+    def cost(passage: Passage) -> int:
+        """Estimate the tokens that the passage adds to a document."""
         return count("\n\n" + FRAMES["documents"][0](100, *passage))
 
-    def item(which: Which) -> list[Item]:
-        task = chosen[which.number]
+    def make(item: ItemKey) -> list[Item]:
+        task = chosen[item.number]
         own = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
         needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
-        titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
-        drawn = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
-        fresh = [p for p in drawn if p[1] not in texts]
-        alike = [
-            p for p in fresh if p[0].casefold() in titles
-        ]  # SQuAD: the same article's; else other versions of a gold paragraph
-        others = (
-            [p for p in own if p not in needed]
-            + (alike if task.dataset == "squad" else [])
-            + [p for p in fresh if p[0].casefold() not in titles]
-        )
+        shuffled = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
+        others = _others(task, own, needed, shuffled)
 
         def build(size: int) -> tuple[list[Passage], tuple[int, ...]]:
             pieces, room, misses = list(needed), size - sum(map(cost, needed)), 0
@@ -373,42 +367,66 @@ def _qa(
                     room -= cost(passage)
                 elif (misses := misses + 1) == MISSES:
                     break
-            return which.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
+            return item.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
 
         return [Item(task, build, sum(map(cost, needed)), len(needed) + len(others))]
 
-    return item
+    return make
+
+
+def _others(
+    task: Task, own: list[Passage], needed: list[Passage], shuffled: list[Passage]
+) -> list[Passage]:
+    """Return the passages to lengthen a qa document with, in order of preference."""
+    titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
+    fresh = [passage for passage in shuffled if passage[1] not in texts]
+    # Under an own title: in SQuAD other paragraphs of the article, elsewhere maybe other versions
+    # of a gold paragraph
+    same_title = [passage for passage in fresh if passage[0].casefold() in titles]
+    others = [passage for passage in own if passage not in needed]
+    others += same_title if task.dataset == "squad" else []
+    return others + [passage for passage in fresh if passage[0].casefold() not in titles]
+
+
+# ---------------------------------------------------------------- sizes and tasks
 
 
 def _fit(
     item: Item, count: Callable[[list], int], limit: int
 ) -> tuple[list, tuple[int, ...], int] | None:
-    """Pieces, places and tokens of the longest document of at most `limit` tokens, but for a piece or a thousandth; None if there is none.
+    """Return pieces, places and tokens of the longest document of at most `limit` tokens, short of
+    it by at most a piece or a thousandth; None if even the smallest is too long.
 
-    Each is tokenized as a whole, since tokenizers are not additive. Small ones tell the tokens of a piece, so that few long ones follow.
+    Each is tokenized as a whole, since tokenizers are not additive. The search interpolates between
+    sizes (secant method); small documents come first and reveal the tokens of a piece, so that few
+    long ones are needed:
+
+        tokens  limit - - - - - - - - - - - - - - - x high: too long
+                aim   - - - - - - - - - - - + next
+                                      x low: the longest so far that fits
+                     x least
     """
-    made = item.build(item.least)
-    least = low = item.least, count(made[0])
+    built = item.build(item.least)
+    least = low = item.least, count(built[0])
     if low[1] > limit:
         return None
     high, size, aim = None, 2 * item.least + 20, limit - limit // 2000
     for _ in range(ROUNDS):
         attempt = item.build(size)
-        if (got := count(attempt[0])) > limit:
-            high, aim = (
-                (size, got),
-                aim - (limit - aim + 1),
-            )  # lower each time: passages are large, a size less may change nothing
+        if (n_tokens := count(attempt[0])) > limit:
+            high = size, n_tokens
+            # Aim lower each time: pieces may be large, so a size less may change nothing
+            aim -= limit - aim + 1
         else:
-            low, made = (size, got), attempt
-        (a, x), (b, y) = (
-            (low, high) if high else (least, low)
-        )  # sizes and their tokens: the aim is on the line through them
-        size = low[0] + int((aim - low[1]) * (b - a) / max(1, y - x))
+            low, built = (size, n_tokens), attempt
+        # The aim lies on the line through two known (size, tokens)
+        (size_a, tokens_a), (size_b, tokens_b) = (low, high) if high else (least, low)
+        step = (aim - low[1]) * (size_b - size_a) / max(1, tokens_b - tokens_a)
+        size = low[0] + int(step)
         size = min(size, high[0] - 1 if high else GROWTH * low[0])
         if size <= low[0] or limit - low[1] <= limit // 1000:
             break
-    return *made, low[1]
+    return *built, low[1]
 
 
 def make_tasks(
@@ -421,19 +439,24 @@ def make_tasks(
     questions: Sequence[Task] = (),
     extra: Pool | None = None,
 ) -> list[Task]:
-    """n tasks of one of `KINDS`, for contexts of `tokens` tokens; they share one pool.
+    """Make n tasks of one of `KINDS`, for contexts of `tokens` tokens; they share one pool.
 
-    Document (tokenized by itself, as a whole), question, `ALLOWANCE` for the answer and `TEMPLATE` for the prompt around them are at most
-    `tokens` together. They are less by a piece or so (a line, a needle, three entries of cwe, the shortest passages of qa) or by a
-    thousandth: 95 % is reached from 4,096 tokens on, unless a piece has hundreds of tokens, as long sentences, passages of qa and a
-    tokenizer that knows few words can make it.
+    Document (tokenized by itself, as a whole), question, `ALLOWANCE` for the answer and `TEMPLATE`
+    for the prompt around them have at most `tokens` tokens together. They fall short by a piece or
+    so (a line, a needle, three entries of cwe, the shortest passages of qa) or by a thousandth:
+    from 4,096 tokens on they reach 95 %, unless a piece has hundreds of tokens (long sentences,
+    passages of qa, a tokenizer that knows few words).
 
-    haystack: sentences (`sentences` makes them from texts), for NIAH's kinds with an essay; repeated from the start when they end.
-    questions: tasks with paragraphs as `data.read` gives them, for qa_1 and qa_2. extra: further passages to fill documents with.
+    haystack: sentences (`sentences` makes them from texts), for the needle tasks with an essay;
+    repeated from the start when they end.
+    questions: tasks with paragraphs as `readers.read` returns them, for qa_1 and qa_2.
+    extra: further passages to lengthen documents with.
 
-    Everything follows from (seed, kind, number of the item, tokens), nothing from n or other items. Ids, questions, keys and answers are
-    the same at every length; depths and orders are not. gold are the positions of the needles that are asked for, in the order of the
-    answers; of vt's five assignments; of a qa question's supporting paragraphs. cwe and fwe have none: all of the document is evidence.
+    Everything follows from (seed, kind, number of the item, tokens), nothing from n or other items.
+    Ids, questions, keys and answers are the same at every length; depths and orders are not.
+    `gold` has the positions of the needles in question, in the order of the answers; of vt's five
+    assignments; of a qa question's supporting paragraphs. cwe and fwe have none: all of their
+    document is evidence.
 
     UserError: unknown kind, no haystack or questions, too few tokens, questions or passages.
     """
@@ -442,55 +465,51 @@ def make_tasks(
     if n < 1:
         raise UserError(f"The number of tasks must be 1 or more, not {n}.")
     family = kind.partition("_")[0]
-    frame = (
-        "documents" if family == "qa" else FRAME[NIAH[kind].haystack if family == "niah" else kind]
-    )
 
     def count(text: str) -> int:
         return len(codec.ids(text))
 
-    def of(pieces: Iterable) -> Pool:
-        return pool_of(pieces if family == "qa" else (("", piece) for piece in pieces), frame)
-
     if family == "qa":
-        items = _qa(questions, extra, seed, count)
+        frame, make = "documents", _qa(questions, extra, seed, count)
         if n > len(questions):
             raise UserError(f"{n} questions are wanted and there are {len(questions)}.")
+    elif family == "niah":
+        frame, make = FRAME[NIAH[kind].haystack], _niah(kind, seed, haystack)
     else:
-        items = (
-            _niah(kind, seed, haystack)
-            if family == "niah"
-            else {"vt": _vt, "cwe": _cwe, "fwe": _fwe}[kind]
-        )
+        frame, make = FRAME[kind], {"vt": _vt, "cwe": _cwe, "fwe": _fwe}[kind]
 
-    tasks, place = [], {}
+    def pool_of_pieces(pieces: Iterable) -> Pool:
+        return pool_of(pieces if family == "qa" else (("", piece) for piece in pieces), frame)
+
+    def count_pieces(pieces: list) -> int:
+        return count(pool_of_pieces(pieces).document(range(len(pieces))))
+
+    tasks, index = [], {}
     for number in range(n):
-        for item in items(Which(kind, seed, number, tokens)):
-            room = tokens - count(item.task.question) - ALLOWANCE[family] - TEMPLATE
-            if made := _fit(
-                item, lambda pieces: count(of(pieces).document(range(len(pieces)))), room
-            ):
-                break
-        else:
-            raise UserError(
-                f"{tokens} tokens are too few for {item.task.id}: its smallest document has more than {max(0, room)}."
-            )
-        pieces, gold, used = made
-        if len(pieces) == item.most and used < 0.95 * room:
-            raise UserError(
-                f"{item.task.id}: all {len(pieces)} passages have {used} tokens and {room} are wanted; give more."
-            )
-        order = tuple(place.setdefault(piece, len(place)) for piece in pieces)
-        tasks.append(
-            replace(
-                item.task,
-                pool=None,
-                order=order,
-                gold=gold,
-                kind=kind,
-                dataset="ruler",
-                tokens=tokens,
-            )
-        )
-    pool = of(place)
+        items = make(ItemKey(kind, seed, number, tokens))
+        room = tokens - count(items[0].task.question) - ALLOWANCE[family] - TEMPLATE
+        task, pieces, gold = _largest(items, count_pieces, tokens, room)
+        order = tuple(index.setdefault(piece, len(index)) for piece in pieces)
+        labels = {"kind": kind, "dataset": "ruler", "tokens": tokens}
+        tasks.append(replace(task, pool=None, order=order, gold=gold, **labels))
+    pool = pool_of_pieces(index)
     return [replace(task, pool=pool) for task in tasks]
+
+
+def _largest(
+    items: Sequence[Item], count: Callable[[list], int], tokens: int, room: int
+) -> tuple[Task, list, tuple[int, ...]]:
+    """Return task, pieces and places of the largest document within `room` tokens.
+
+    The first of `items` that fits at all is taken; all have the same task.
+    """
+    for item in items:
+        if not (fitted := _fit(item, count, room)):
+            continue
+        pieces, places, used = fitted
+        if len(pieces) == item.most and used < 0.95 * room:
+            shortage = f"all {len(pieces)} passages have {used} tokens and {room} are wanted"
+            raise UserError(f"{item.task.id}: {shortage}; give more.")
+        return item.task, pieces, places
+    reason = f"its smallest document has more than {max(0, room)}"
+    raise UserError(f"{tokens} tokens are too few for {items[0].task.id}: {reason}.")

@@ -10,18 +10,17 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from config.errors import UserError
-from tasks.readers import _one_line
-from tasks.writers import _replacing
+from config.errors import UserError, first_line
+from config.files import replacing_output
 
 TRAINED_ON = "trained_on.csv"
 
 
 def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple[int, str]]:
-    """The questions that a run, or the policy in a model's folder, was trained on: `Task.question_digest` -> (step, id).
+    """Return the questions of a run's or a model's folder: `Task.question_digest` -> (step, id).
 
-    Empty where the folder does not say, as of a model that somebody else has trained. before: only those of earlier steps. An export
-    keeps the digests alone (step 0, no id). UserError if the file is damaged.
+    Empty if the folder has no such list, as for a model trained elsewhere. before: only earlier
+    steps. An export keeps the digests alone (step 0, no id). UserError: the file is damaged.
     """
     path = Path(folder, TRAINED_ON)
     try:
@@ -33,9 +32,8 @@ def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(
-            f"{path} cannot be read as a list of questions ({_one_line(error)})."
-        ) from error
+        reason = first_line(error)
+        raise UserError(f"{path} cannot be read as a list of questions ({reason}).") from error
     return {
         digest: (step, name)
         for digest, step, name in rows
@@ -46,12 +44,11 @@ def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple
 def write_trained_on(
     folder: Path, questions: Iterable[tuple[str, int, str]] | Iterable[str]
 ) -> None:
-    """Write `TRAINED_ON`, whole or not at all: (digest, step, id) of a run, or the digests alone of an export."""
+    """Write `TRAINED_ON`: (digest, step, id) of a run, or the digests alone of an export."""
     rows = [[q] if isinstance(q, str) else q for q in questions]
+    header = ["digest", "step", "id"][: len(rows[0]) if rows else 1]
     with (
-        _replacing(folder / TRAINED_ON) as temporary,
+        replacing_output(folder / TRAINED_ON) as temporary,
         temporary.open("w", newline="", encoding="utf-8") as file,
     ):
-        csv.writer(file).writerows(
-            [["digest", "step", "id"][: len(rows[0])] if rows else ["digest"], *rows]
-        )
+        csv.writer(file).writerows([header, *rows])

@@ -1,6 +1,7 @@
 """Sources of training tasks: generated English, or a file.
 
-Holds: `WorldTasks`, `FileTasks`, `tasks_of`, `validation_of`. Leaves out: what a task is (data.py).
+Holds: `WorldTasks`, `FileTasks`, `training_tasks`, `validation_tasks`. Leaves out: what a task is
+(data.py).
 Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
 """
 
@@ -16,14 +17,15 @@ from tasks import readers, worlds
 
 
 class WorldTasks:
-    """Generated English: step by step anew, each level one of the given lengths."""
+    """Generate English anew for every step; each level has one of the given lengths in sections."""
 
     def __init__(self, lengths: tuple[int, ...], kinds: tuple[str, ...], seed: int):
         if not lengths or min(lengths) < 1:
             raise UserError("The lengths of generated documents must be at least 1 section.")
         if unknown := set(kinds) - set(worlds.KINDS):
+            known = ", ".join(worlds.KINDS)
             raise UserError(
-                f"Unknown kind of question {sorted(unknown)[0]!r}: choose among {', '.join(worlds.KINDS)}."
+                f"Unknown kind of question {sorted(unknown)[0]!r}: choose among {known}."
             )
         self.lengths, self.kinds, self.seed = lengths, kinds, seed
         self.levels = len(lengths) - 1
@@ -37,7 +39,8 @@ class WorldTasks:
 
 
 class FileTasks:
-    """Tasks of a file, in an order shuffled anew for every pass over it, or as they stand there."""
+    """Serve the tasks of a file, in an order shuffled anew for every pass, or in the file's
+    order."""
 
     levels = 0
 
@@ -46,12 +49,10 @@ class FileTasks:
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         if n > len(self.tasks):
-            raise UserError(
-                f"A step wants {n} tasks and the file has {len(self.tasks)}; lower --tasks-per-step."
-            )
-        per_pass = (
-            len(self.tasks) // n
-        )  # the remainder of a pass is left out, so that no task comes twice in a step
+            sizes = f"A step wants {n} tasks and the file has {len(self.tasks)}"
+            raise UserError(f"{sizes}; lower --tasks-per-step.")
+        # The remainder of a pass is skipped, so that no task occurs twice in a step
+        per_pass = len(self.tasks) // n
         order = list(range(len(self.tasks)))
         if self.shuffle:
             random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
@@ -59,8 +60,8 @@ class FileTasks:
         return [self.tasks[i] for i in order[start : start + n]]
 
 
-def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
-    """Return the source of training tasks: generated English, a file, or what a function of the user's gives."""
+def training_tasks(run: RunConfig, config: GRPOConfig) -> Tasks:
+    """Open the source of training tasks: generated English, a file, or a function of the user's."""
     if run.data == "world":
         return WorldTasks(run.lengths, run.kinds, config.seed)
     if ".py:" not in run.data:
@@ -76,14 +77,15 @@ def tasks_of(run: RunConfig, config: GRPOConfig) -> Tasks:
     return FileTasks(tasks, config.seed, run.shuffle)
 
 
-def validation_of(run: RunConfig) -> list[Task]:
-    """The tasks that a policy is validated on; of generated English the longest documents, about facts of the dev split."""
+def validation_tasks(run: RunConfig) -> list[Task]:
+    """Return the validation tasks; of generated English the longest documents, facts of split
+    dev."""
     if run.validation != "world":
         return readers.read(run.validation)[: run.validation_n] if run.validation else []
-    each = -(-run.validation_n // len(run.kinds))
-    made = [
+    per_kind = -(-run.validation_n // len(run.kinds))
+    tasks = [
         task
         for kind in run.kinds
-        for task in worlds.make_tasks(0, each, run.lengths[-1], kind, split="dev")
+        for task in worlds.make_tasks(0, per_kind, run.lengths[-1], kind, split="dev")
     ]
-    return made[: run.validation_n]
+    return tasks[: run.validation_n]

@@ -1,7 +1,9 @@
-"""Suites: which questions an evaluation asks, at which lengths, made when it gets to them.
+"""Suites: the kinds of question and the lengths of an evaluation, their tasks made on demand.
 
-Holds: `Asked`, `asked_of` (generated English, files, RULER-HQA, RULER), haystacks. Leaves out: who answers (commands/).
-No torch. Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`. Read next: commands/.
+Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER), haystacks.
+Leaves out: who answers (commands/). No torch.
+Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`.
+Read next: commands/taskfiles.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from config.errors import UserError, clean
 from config.options import EvalConfig
@@ -20,24 +23,27 @@ from tasks.hqa import Evidence
 from tokens.codec import Codec
 
 ESSAY = tuple(kind for kind, settings in ruler.NIAH.items() if settings.haystack == "essay")
-LENGTHS = {
-    "": (4, 16, 64),
-    "ruler-hqa": (50, 200, 800),
-    "ruler": (4096, 8192, 16384),
-}  # where --lengths does not say
+# suite -> default of --lengths
+LENGTHS = {"": (4, 16, 64), "ruler-hqa": (50, 200, 800), "ruler": (4096, 8192, 16384)}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One column of the result: a kind of question at one length. `make` gives its tasks, the same ones every time."""
+class Column:
+    """Describe one column of the results: a kind of question at one length.
+
+    `make` returns its tasks, the same ones at every call.
+    """
 
     question: str
     length: int
     make: Callable[[], list[Task]]
 
 
-def asked_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Asked]]:
-    """What is asked: (unit of lengths, columns). Sources are read now, so that mistakes show before a model is loaded."""
+def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Column]]:
+    """Return the unit of lengths and the columns of an evaluation.
+
+    Sources are read now, so that mistakes show before a model is loaded.
+    """
     lengths = config.lengths or LENGTHS[config.suite]
     if config.suite == "ruler-hqa":
         return "documents", _ruler_hqa(config, lengths)
@@ -48,197 +54,215 @@ def asked_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[
     return _files(config)
 
 
-def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
+# ---------------------------------------------------------------- generated English
+
+
+def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
     for kind in config.kinds:
         if kind not in worlds.KINDS:
-            raise UserError(
-                f"Unknown kind of question {kind!r}: choose among {', '.join(worlds.KINDS)}."
-            )
+            known = ", ".join(worlds.KINDS)
+            raise UserError(f"Unknown kind of question {kind!r}: choose among {known}.")
     if config.split not in worlds.SPLITS:
-        raise UserError(
-            f"Generated English has the splits {', '.join(worlds.SPLITS)}, not {config.split!r}."
-        )
+        known = ", ".join(worlds.SPLITS)
+        raise UserError(f"Generated English has the splits {known}, not {config.split!r}.")
 
-    def column(kind: str, length: int) -> Asked:
-        return Asked(
-            kind,
-            length,
-            lambda: list(worlds.make_tasks(config.seed, config.n, length, kind, config.split)),
-        )
+    def column(kind: str, length: int) -> Column:
+        def make() -> list[Task]:
+            return [*worlds.make_tasks(config.seed, config.n, length, kind, config.split)]
+
+        return Column(kind, length, make)
 
     return [column(kind, length) for length in lengths for kind in config.kinds]
 
 
-def _files(config: EvalConfig) -> tuple[str, list[Asked]]:
-    """Files as they are: one column each."""
-    found: list[tuple[str, str, int, bool]] = []  # file, question, length, whether that is tokens
+# ---------------------------------------------------------------- files as they are
 
-    def read(
-        file: str,
-    ) -> list[
-        Task
-    ]:  # again when it is asked: with their texts, files of all lengths may be more than the memory holds
-        return readers.read(file)[: config.n]
 
-    for file in config.data:
-        tasks = read(file)
-        in_tokens = all(task.tokens for task in tasks)
-        names = {task.kind if in_tokens else task.dataset for task in tasks}
-        sizes = {task.tokens if in_tokens else task.n_documents for task in tasks}
-        question = (len(names) == 1 and clean(names.pop())) or "questions"
-        if (
-            len(sizes) > 1
-        ):  # HotpotQA's own questions have 2 to 10 passages: one column, which says so
-            question += f", {min(sizes)} to {max(sizes)} {'tokens' if in_tokens else 'documents'}"
-        found.append((file, question, max(sizes), in_tokens))
-    units = {"tokens" if in_tokens else "documents" for _, _, _, in_tokens in found}
-    if len(units) > 1:
+class _File(NamedTuple):
+    path: str
+    question: str
+    length: int
+    unit: str
+
+
+def _files(config: EvalConfig) -> tuple[str, list[Column]]:
+    """Make one column of each file; return their common unit of lengths too."""
+
+    def read(path: str) -> list[Task]:
+        return readers.read(path)[: config.n]
+
+    files = [_describe(path, read(path)) for path in config.data]
+    if len(units := {file.unit for file in files}) > 1:
         raise UserError(
-            "RULER's sets are measured in tokens, the other files in documents: evaluate them apart."
+            "RULER's sets are measured in tokens, the other files in documents: "
+            "evaluate them apart."
         )
-    times = Counter((question, length) for _, question, length, _ in found)
-    asked = []
-    for file, question, length, _ in found:
-        name = (
-            question
-            if times[question, length] == 1
-            else f"{question}, {'/'.join(Path(file).parts[-2:])}"
-        )
-        asked.append(Asked(name, length, lambda file=file: read(file)))
-    if len({(a.question, a.length) for a in asked}) < len(asked):
+    times = Counter((file.question, file.length) for file in files)
+    columns = []
+    for file in files:
+        name = file.question
+        if times[name, file.length] > 1:
+            name += f", {'/'.join(Path(file.path).parts[-2:])}"
+        # Read again on demand: the texts of all files together may exceed the memory
+        columns.append(Column(name, file.length, lambda path=file.path: read(path)))
+    if len({(column.question, column.length) for column in columns}) < len(columns):
         raise UserError(
-            "Two files of --data have one name and length, their results could not be told apart: rename one."
+            "Two files of --data have one name and length, their results could not be told apart: "
+            "rename one."
         )
-    return units.pop(), asked
+    return units.pop(), columns
 
 
-def sources(config: EvalConfig, standard: str) -> list[str]:
-    """The files of --data; without any, the held-out ones of what `data get` has put into its folder."""
+def _describe(path: str, tasks: Sequence[Task]) -> _File:
+    """Name the questions of a file and measure its longest document, in tokens or documents."""
+    if all(task.tokens for task in tasks):
+        unit, names, sizes = "tokens", {t.kind for t in tasks}, {t.tokens for t in tasks}
+    else:
+        unit = "documents"
+        names, sizes = {t.dataset for t in tasks}, {t.n_documents for t in tasks}
+    question = (len(names) == 1 and clean(names.pop())) or "questions"
+    if len(sizes) > 1:  # e.g. HotpotQA's own questions: 2 to 10 passages, still one column
+        question += f", {min(sizes)} to {max(sizes)} {unit}"
+    return _File(path, question, max(sizes), unit)
+
+
+# ---------------------------------------------------------------- sources of the generated suites
+
+
+def question_files(config: EvalConfig, standard: str) -> list[str]:
+    """Return the files of --data; by default, the held-out ones that `data get` downloaded."""
     if config.data != ("world",):
         return list(config.data)
-    found = sorted(
-        str(p)
-        for p in Path("data", standard).rglob("*")
-        if p.suffix in (".json", ".jsonl", ".parquet")
+    files = sorted(
+        str(path)
+        for path in Path("data", standard).rglob("*")
+        if path.suffix in (".json", ".jsonl", ".parquet")
     )
-    found = [path for path in found if Path(path).name.startswith(("validation", "dev", "test"))]
-    if not found:
+    held_out = [path for path in files if Path(path).name.startswith(("validation", "dev", "test"))]
+    if not held_out:
         raise UserError(
-            f"Give --data, questions with their own paragraphs, or download some first: python cli.py data get {standard}."
+            "Give --data, questions with their own paragraphs, or download some first: "
+            f"python cli.py data get {standard}."
         )
-    return found
+    return held_out
 
 
-def of_split(tasks: Sequence[Task], split: str) -> list[Task]:
-    """The tasks of one split of the source, "" for all."""
-    kept = [task for task in tasks if not split or task.split == split]
-    if not kept:
-        raise UserError(
-            f"There is no split {split!r}; there are {', '.join(sorted({t.split for t in tasks})) or 'none'}."
-        )
-    return kept
+def select_split(tasks: Sequence[Task], split: str) -> list[Task]:
+    """Return the tasks of one split of the source, "" for all; UserError if there are none."""
+    selected = [task for task in tasks if not split or task.split == split]
+    if not selected:
+        splits = ", ".join(sorted({task.split for task in tasks})) or "none"
+        raise UserError(f"There is no split {split!r}; there are {splits}.")
+    return selected
 
 
-def passages(files: Sequence[str]) -> Pool | None:
-    """Further passages {title, text}, one pool of all files."""
+def read_filler(files: Sequence[str]) -> Pool | None:
+    """Read further passages {title, text} into one pool of all files; None without files."""
+    if not files:
+        return None
     pools = [readers.read_passages(file) for file in files]
-    return (
-        Pool([t for p in pools for t in p.titles], [t for p in pools for t in p.texts])
-        if pools
-        else None
-    )
+    titles = [title for pool in pools for title in pool.titles]
+    return Pool(titles, [text for pool in pools for text in pool.texts])
 
 
-def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Asked]:
-    """The same questions of each file at every length."""
-    extra, evidence = passages(config.filler), Evidence(config.evidence_order, config.min_distance)
+# ---------------------------------------------------------------- RULER-HQA
+
+
+def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
+    """Make a column of each file and length; the questions of a file are the same at every
+    length."""
+    extra = read_filler(config.filler)
+    evidence = Evidence(config.evidence_order, config.min_distance)
     columns = []
-    for file in sources(config, "hotpotqa"):
-        questions = of_split(readers.read(file), config.source_split)
+    for file in question_files(config, "hotpotqa"):
+        questions = select_split(readers.read(file), config.source_split)
         n = min(config.n, len(questions))
         name = clean(questions[0].dataset or Path(file).name.partition(".")[0])
-        if not evidence.anywhere:  # another kind of question, which published numbers are not about
+        if not evidence.anywhere:  # other questions than those of published numbers: another name
             name += f", evidence {evidence.order} {evidence.min_distance:g}"
 
-        def column(length: int, questions=questions, n=n, name=name) -> Asked:
-            return Asked(
-                name,
-                length,
-                lambda: hqa.build(
+        def column(length: int, questions=questions, n=n, name=name) -> Column:
+            def make() -> list[Task]:
+                return hqa.make_tasks(
                     questions, length, n, extra, config.seed, config.compat_seed4, evidence, lengths
-                ),
-            )
+                )
+
+            return Column(name, length, make)
 
         columns += [column(length) for length in lengths]
-    if len({(a.question, a.length) for a in columns}) < len(columns):
+    if len({(column.question, column.length) for column in columns}) < len(columns):
         raise UserError("Two files of --data hold questions of one dataset: evaluate them apart.")
-    return sorted(columns, key=lambda a: a.length)
+    return sorted(columns, key=lambda column: column.length)
 
 
-def haystack_of(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None) -> list[str]:
-    """Running text for RULER's essay tasks: of the files, else the passages that are there anyway."""
+# ---------------------------------------------------------------- RULER
+
+
+def haystack_texts(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None) -> list[str]:
+    """Return running text for RULER's essay tasks: of the files, else of the passages at hand."""
     if files:
         return [text for file in files for text in readers.read_texts(file)]
-    pools = {id(task.pool): task.pool for task in tasks if task.pool} | (
-        {id(extra): extra} if extra else {}
-    )
+    pools = {id(task.pool): task.pool for task in tasks if task.pool}
+    pools |= {id(extra): extra} if extra else {}
     return [text for pool in pools.values() for text in pool.texts]
 
 
 def haystack_name(config: EvalConfig) -> str:
-    """What `haystack_of` reads."""
-    passages = [*(config.data if config.data != ("world",) else ()), *config.filler]
-    return (
-        ", ".join(Path(file).name for file in config.haystack)
-        or f"passages of {', '.join(Path(file).name for file in passages)}"
-    )
+    """Name the sources of `haystack_texts`."""
+    if config.haystack:
+        return ", ".join(Path(file).name for file in config.haystack)
+    sources = [*(config.data if config.data != ("world",) else ()), *config.filler]
+    return f"passages of {', '.join(Path(file).name for file in sources)}"
 
 
-def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec]) -> list[Asked]:
-    """RULER's tasks at lengths in tokens of the model that is asked."""
-    questions = (
-        of_split([task for file in config.data for task in readers.read(file)], config.source_split)
-        if config.data != ("world",)
-        else []
-    )
-    squad, extra = readers.read(config.squad) if config.squad else [], passages(config.filler)
-    texts = haystack_of(config.haystack, questions, extra)
-    kinds = ruler_tasks(config.ruler_tasks, texts, squad, questions)
+def _ruler(config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec]) -> list[Column]:
+    """Make a column of each of RULER's tasks and length, in tokens of the evaluated model."""
+    questions: list[Task] = []
+    if config.data != ("world",):
+        everything = [task for file in config.data for task in readers.read(file)]
+        questions = select_split(everything, config.source_split)
+    squad = readers.read(config.squad) if config.squad else []
+    extra = read_filler(config.filler)
+    texts = haystack_texts(config.haystack, questions, extra)
+    kinds = select_ruler_tasks(config.ruler_tasks, texts, squad, questions)
     sentences = lru_cache(1)(lambda: ruler.sentences(texts))
-    sources_of = {"qa_1": squad, "qa_2": questions}
+    questions_of = {"qa_1": squad, "qa_2": questions}
 
-    def column(kind: str, length: int) -> Asked:
+    def column(kind: str, length: int) -> Column:
         def make() -> list[Task]:
-            n = min(config.n, len(sources_of[kind])) if kind in sources_of else config.n
+            is_qa = kind in questions_of
             return ruler.make_tasks(
                 kind,
                 length,
-                n,
+                min(config.n, len(questions_of[kind])) if is_qa else config.n,
                 codec(),
                 config.seed,
                 haystack=sentences() if kind in ESSAY else (),
-                questions=sources_of.get(kind, ()),
-                extra=extra if kind in sources_of else None,
+                questions=questions_of[kind] if is_qa else (),
+                extra=extra if is_qa else None,
             )
 
-        return Asked(kind, length, make)
+        return Column(kind, length, make)
 
     return [column(kind, length) for length in lengths for kind in kinds]
 
 
-def ruler_tasks(
-    asked: Sequence[str], texts: Sequence[str], squad: Sequence[Task], questions: Sequence[Task]
+def select_ruler_tasks(
+    names: Sequence[str], texts: Sequence[str], squad: Sequence[Task], questions: Sequence[Task]
 ) -> list[str]:
-    """The tasks asked for; without any, those whose sources are there. One whose source is missing is refused by name."""
-    lacking = {kind: "--haystack, essays or other running text" for kind in ESSAY if not texts}
-    lacking |= {} if squad else {"qa_1": "--squad, a file of SQuAD's form"}
-    lacking |= {} if questions else {"qa_2": "--data, HotpotQA's questions with their paragraphs"}
-    for kind in asked:
+    """Return the requested tasks; by default, those whose sources are given.
+
+    UserError: an unknown task, or one whose source is missing.
+    """
+    for kind in names:
         if kind not in (*ruler.KINDS, "all"):
-            raise UserError(
-                f"Unknown task of RULER {kind!r}: choose among all, {', '.join(ruler.KINDS)}."
-            )
-    wanted = list(ruler.KINDS) if "all" in asked else list(asked)
-    if missing := [kind for kind in wanted if kind in lacking]:
-        raise UserError(f"{missing[0]} needs {lacking[missing[0]]}.")
-    return wanted or [kind for kind in ruler.KINDS if kind not in lacking]
+            known = ", ".join(ruler.KINDS)
+            raise UserError(f"Unknown task of RULER {kind!r}: choose among all, {known}.")
+    missing = {kind: "--haystack, essays or other running text" for kind in ESSAY if not texts}
+    missing |= {} if squad else {"qa_1": "--squad, a file of SQuAD's form"}
+    missing |= {} if questions else {"qa_2": "--data, HotpotQA's questions with their paragraphs"}
+    requested = list(ruler.KINDS) if "all" in names else list(names)
+    for kind in requested:
+        if kind in missing:
+            raise UserError(f"{kind} needs {missing[kind]}.")
+    return requested or [kind for kind in ruler.KINDS if kind not in missing]

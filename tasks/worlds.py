@@ -1,18 +1,24 @@
-"""Generated English: documents of short facts, and questions about one fact or about two that hang together.
+"""Generated English: documents of short facts, and questions about one fact or two linked ones.
 
-Holds: the vocabulary, `make_task`, `make_tasks`, the split of facts. Leaves out: training (embedded/tiny.py, grpo.py), other data (data.py).
+Holds: the vocabulary, `make_task`, `make_tasks`, the split of facts.
+Leaves out: training (embedded/tiny.py, grpo.py), tasks from files (tasks/readers.py). No torch.
 Exercise it: `python cli.py data look world --kind two_hop`. Read next: embedded/tiny.py.
 
-A document is a row of sentences of four words, "Anna joined Boris. Clara reached Lima. ...": a person follows a person or comes to a
-place. The question is always "Where is X?".
-  one_fact     X came to a place:                       "Anna reached Lima."                     -> Lima
-  two_hop      X followed Y, and later Y came to a place: "Anna joined Boris. ... Boris reached Lima." -> Lima
-  two_hop_reverse  the same two facts in the other order: a one-pass reader with a small memory cannot know, at the
-               first fact, that it will matter; it is the case for looking back, and is reported apart.
-X and Y are the subject of exactly one sentence of their document. Everybody else may turn up any number of times.
+A document is a sequence of four-token sentences, "Anna joined Boris. Clara reached Lima. ...": a
+person follows a person or comes to a place. The question is always "Where is X?".
 
-Splits are splits of *facts* (pairs of subject and object): a fact of the test split never stands in any training document, neither
-as evidence nor as filler; nor does one of the dev split, on which settings are chosen.
+  kind             evidence                                                       answer
+  one_fact         "Anna reached Lima."                                           Lima
+  two_hop          "Anna joined Boris. ... Boris reached Lima."                   Lima
+  two_hop_reverse  "Boris reached Lima. ... Anna joined Boris."                   Lima
+
+In two_hop_reverse a one-pass reader with a small memory cannot know, at the first fact, that it
+will matter: the case for looking back, reported apart. X, and the person whom X follows, are the
+subject of exactly one sentence of their document; anyone else may be the subject of any number.
+
+Splits are splits of *facts* (pairs of subject and object): a fact of the test split never occurs in
+any training document, neither as evidence nor as filler; nor does one of the dev split, on which
+settings are chosen.
 """
 
 from __future__ import annotations
@@ -23,15 +29,18 @@ from collections.abc import Iterator
 from data import Pool, Task
 
 PEOPLE = (
-    "Adam Agnes Alma Anna Anton Basil Bella Boris Carl Celia Clara Cyril Dana David Dora Edgar Edith Elena Emil Erik Esther Felix "
-    "Flora Frank Greta Gustav Hanna Hector Hugo Ida Igor Irene Ivan Jacob Jana Julia Karin Klaus Laura Leon Lydia Marco Marta Max "
-    "Mina Nadia Nils Nora Olga Oscar Otto Paula Peter Petra Ralph Rita Rosa Sarah Simon Sonja Tanja Viktor Vera Walter"
+    "Adam Agnes Alma Anna Anton Basil Bella Boris Carl Celia Clara Cyril Dana David Dora Edgar "
+    "Edith Elena Emil Erik Esther Felix Flora Frank Greta Gustav Hanna Hector Hugo Ida Igor "
+    "Irene Ivan Jacob Jana Julia Karin Klaus Laura Leon Lydia Marco Marta Max Mina Nadia Nils "
+    "Nora Olga Oscar Otto Paula Peter Petra Ralph Rita Rosa Sarah Simon Sonja Tanja Viktor Vera "
+    "Walter"
 ).split()
 PLACES = (
-    "Accra Athens Baku Basel Bergen Berlin Bogota Boston Cairo Chicago Cork Dakar Delhi Denver Dublin Essen Geneva Genoa Ghent Graz "
-    "Hanoi Havana Kyoto Lagos Leeds Lima Linz Lisbon London Lyon Madrid Malmo Manila Miami Milan Minsk Munich Nairobi Naples Nice "
-    "Odessa Osaka Oslo Ottawa Oxford Palermo Paris Perth Prague Quito Riga Rome Seoul Sofia Sydney Tampa Tirana Tokyo Trieste Tunis "
-    "Turin Vienna Warsaw Zurich"
+    "Accra Athens Baku Basel Bergen Berlin Bogota Boston Cairo Chicago Cork Dakar Delhi Denver "
+    "Dublin Essen Geneva Genoa Ghent Graz Hanoi Havana Kyoto Lagos Leeds Lima Linz Lisbon "
+    "London Lyon Madrid Malmo Manila Miami Milan Minsk Munich Nairobi Naples Nice Odessa Osaka "
+    "Oslo Ottawa Oxford Palermo Paris Perth Prague Quito Riga Rome Seoul Sofia Sydney Tampa "
+    "Tirana Tokyo Trieste Tunis Turin Vienna Warsaw Zurich"
 ).split()
 TO_PLACE = ("reached", "entered", "toured")
 TO_PERSON = ("joined", "followed", "met")
@@ -43,7 +52,7 @@ Fact = tuple[str, str, str]  # subject, verb, object
 
 
 def split_of(subject: str, obj: str) -> str:
-    """The split a fact belongs to: 2 of 10 test, 1 of 10 dev, the rest train. The verb plays no part."""
+    """Return the split of a fact, whatever its verb: 2 of 10 test, 1 of 10 dev, the rest train."""
     i = PEOPLE.index(subject)
     j = PLACES.index(obj) if obj in _PLACE_SET else PEOPLE.index(obj)
     k = (7 * i + 13 * j) % 10
@@ -51,14 +60,14 @@ def split_of(subject: str, obj: str) -> str:
 
 
 _PLACE_SET = frozenset(PLACES)
-# objects[split][subject] = (places, people) that the subject may have in that split
+# split -> subject -> its possible objects in that split: (places, people)
 _OBJECTS = {
     split: {
-        s: (
-            [p for p in PLACES if split_of(s, p) == split],
-            [q for q in PEOPLE if q != s and split_of(s, q) == split],
+        subject: (
+            [place for place in PLACES if split_of(subject, place) == split],
+            [other for other in PEOPLE if other != subject and split_of(subject, other) == split],
         )
-        for s in PEOPLE
+        for subject in PEOPLE
     }
     for split in SPLITS
 }
@@ -68,27 +77,20 @@ def sentence(fact: Fact) -> str:
     return f"{fact[0]} {fact[1]} {fact[2]}."
 
 
-def _fact(
-    rng: random.Random,
-    subject: str,
-    place: bool,
-    split: str,
-    avoid: frozenset[str] | set[str] = frozenset(),
-) -> Fact:
-    objects = _OBJECTS[split][subject][0 if place else 1]
-    obj = rng.choice(objects)
-    while obj in avoid:
-        obj = rng.choice(objects)
+def _fact(rng: random.Random, subject: str, place: bool, split: str) -> Fact:
+    """Draw the object and the verb of a fact: a place if `place`, else a person."""
+    obj = rng.choice(_OBJECTS[split][subject][0 if place else 1])
     return subject, rng.choice(TO_PLACE if place else TO_PERSON), obj
 
 
 def make_facts(
     rng: random.Random, n_facts: int, kind: str, split: str = "train"
 ) -> tuple[list[Fact], list[int]]:
-    """A document's facts and the positions of the evidence, in hop order.
+    """Draw the facts of a document; return them and the positions of the evidence, in hop order.
 
-    Evidence comes from `split`. Filler comes from the training facts in every split, so that the documents differ in nothing but
-    the evidence. Half of the filler goes to places, half to people, like the evidence of two_hop.
+    Evidence comes from `split`. Filler is drawn from the training facts in every split, so that the
+    documents differ in nothing but the evidence; half of it leads to places, half to people, like
+    the evidence of two_hop.
     """
     x = rng.choice(PEOPLE)
     if kind == "one_fact":
@@ -98,28 +100,28 @@ def make_facts(
         evidence = [first, _fact(rng, first[2], True, split)]
     subjects = {fact[0] for fact in evidence}
     others = [p for p in PEOPLE if p not in subjects]
-    at = sorted(rng.sample(range(n_facts), len(evidence)))
+    positions = sorted(rng.sample(range(n_facts), len(evidence)))
     if kind == "two_hop_reverse":
-        at.reverse()
+        positions.reverse()
     facts: list[Fact] = [
         _fact(rng, rng.choice(others), rng.random() < 0.5, "train") for _ in range(n_facts)
     ]
-    for where, fact in zip(at, evidence, strict=True):
-        facts[where] = fact
-    return facts, at
+    for position, fact in zip(positions, evidence, strict=True):
+        facts[position] = fact
+    return facts, positions
 
 
 def make_task(seed: int | str, n_sections: int, kind: str, split: str = "train") -> Task:
-    """One task; the same seed gives the same task. Documents have `n_sections * FACTS_PER_SECTION` facts."""
+    """Make one task, a function of its arguments, with `n_sections * FACTS_PER_SECTION` facts."""
     rng = random.Random(f"{seed}/{n_sections}/{kind}/{split}")
-    facts, at = make_facts(rng, n_sections * FACTS_PER_SECTION, kind, split)
+    facts, gold = make_facts(rng, n_sections * FACTS_PER_SECTION, kind, split)
     return Task(
         id=f"{kind}-{split}-{n_sections}-{seed}",
-        question=f"Where is {facts[at[0]][0]}?",
-        answers=(facts[at[-1]][2],),
+        question=f"Where is {facts[gold[0]][0]}?",
+        answers=(facts[gold[-1]][2],),
         pool=Pool([], [*map(sentence, facts)], "words"),
         order=range(len(facts)),
-        gold=tuple(at),
+        gold=tuple(gold),
         kind=kind,
         dataset="world",
     )
@@ -128,4 +130,5 @@ def make_task(seed: int | str, n_sections: int, kind: str, split: str = "train")
 def make_tasks(
     seed: int, n: int, n_sections: int, kind: str, split: str = "train"
 ) -> Iterator[Task]:
+    """Make n tasks, one after the other."""
     return (make_task(f"{seed}.{i}", n_sections, kind, split) for i in range(n))

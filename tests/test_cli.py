@@ -74,7 +74,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("commands.taskfiles.look", full)
+    monkeypatch.setattr("commands.taskfiles.show_tasks", full)
     assert "the disk is full; make room" in run("data", "look", "world", code=2)
 
 

@@ -1,4 +1,4 @@
-"""What is done for a GPU, as far as a CPU can show it; bench/results/h100.json has what one showed."""
+"""What is done for a GPU, as far as a CPU can show it; bench/results/h100.json is from one."""
 
 import json
 import math
@@ -25,9 +25,8 @@ from models.logprobs import logits_of
 from models.plan import KNOWN, activations_gib
 from report.metrics import PeakMemory, on_gpu
 
-MEASURED = json.loads(
-    (Path(__file__).parent.parent / "bench" / "results" / "h100.json").read_text()
-)
+ROOT = Path(__file__).parent.parent
+MEASURED = json.loads((ROOT / "bench" / "results" / "h100.json").read_text())
 
 
 def half(codec, **other):
@@ -57,10 +56,8 @@ def test_the_engine_widens_the_lm_head_anew_when_its_weights_have_changed(codec)
     engine = TransformersEngine(half(codec), codec)
     hidden = torch.randn(3, 32).bfloat16()
     before = engine._logits(hidden)
-    assert (
-        torch.equal(before, logits_of(engine.model, hidden))
-        and engine._logits(hidden) is not before
-    )
+    assert torch.equal(before, logits_of(engine.model, hidden))
+    assert engine._logits(hidden) is not before
     with torch.no_grad():
         engine.model.lm_head.weight.mul_(2)
     assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
@@ -85,9 +82,8 @@ def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
     logits.sum().backward()
     assert len(seen) == 2 * 7 * 2 and {x for pair in seen for x in pair} == {torch.bfloat16}
     assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in trained)
-    rounded = with_lora(
-        half(codec), GRPOConfig(lora_rank=4)
-    )  # as vLLM computes: with rounded adapters
+    # as vLLM computes: with rounded adapters
+    rounded = with_lora(half(codec), GRPOConfig(lora_rank=4))
     for p, q in zip((p for p in rounded.parameters() if p.requires_grad), trained, strict=True):
         p.data = q.data.bfloat16()
     assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
@@ -119,10 +115,10 @@ def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
 def test_adamw_is_fused_on_a_gpu_alone(monkeypatch, device, fused):
-    made = {}
-    monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, **settings: made.update(settings))
+    used = {}
+    monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, **settings: used.update(settings))
     optimizer_of([SimpleNamespace(device=torch.device(device))], GRPOConfig())
-    assert made["fused"] is fused
+    assert used["fused"] is fused
 
 
 def test_weights_are_rounded_before_they_are_gathered():
@@ -135,31 +131,29 @@ def test_weights_are_rounded_before_they_are_gathered():
         def to(self, dtype):
             return SimpleNamespace(full_tensor=lambda: ("gathered in", dtype))
 
-    assert ranks.whole(Shard(torch.zeros(2)), torch.bfloat16) == ("gathered in", torch.bfloat16)
-    plain = torch.nn.Parameter(torch.ones(2))
-    assert (
-        ranks.whole(plain).dtype == torch.float32
-        and ranks.whole(plain, torch.bfloat16).dtype == torch.bfloat16
+    assert ranks.full_tensor(Shard(torch.zeros(2)), torch.bfloat16) == (
+        "gathered in",
+        torch.bfloat16,
     )
+    plain = torch.nn.Parameter(torch.ones(2))
+    assert ranks.full_tensor(plain).dtype == torch.float32
+    assert ranks.full_tensor(plain, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_no_group_of_ranks_is_bound_to_a_device(monkeypatch):
-    asked = {}
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(device=device))
-    monkeypatch.setattr(
-        torch.distributed,
-        "init_process_group",
-        lambda *args, **settings: asked.update(settings, backend=args),
-    )
+    used = {}
+
+    def init_process_group(backend, **settings):
+        used.update(settings, backend=backend)
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.update(device=device))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with ranks.joined(True):
+    with ranks.process_group(True):
         pass
-    assert (
-        asked["device"] == 3
-        and asked["backend"] == ("cpu:gloo,cuda:nccl",)
-        and "device_id" not in asked
-    )
+    assert used["device"] == 3 and used["backend"] == "cpu:gloo,cuda:nccl"
+    assert "device_id" not in used
 
 
 def test_peak_memory_is_what_was_in_use_and_not_what_sleeps(monkeypatch):
@@ -192,20 +186,19 @@ def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp
     random_policy(SimpleNamespace(tokenizer=codec)).to(torch.bfloat16).save_pretrained(folder)
     codec.save_pretrained(folder)
     assert stored_dtype(folder) == "bfloat16" and stored_dtype(EMBEDDED) == "float32"
-    said, write = [], export.export
-    monkeypatch.setattr(TransformersEngine, "close", lambda self: said.append("closed"))
-    monkeypatch.setattr(train, "export", lambda *a, **k: said.append("export") or write(*a, **k))
-    run = train.train(
-        run_config(folder, tmp_path, "a", dtype="float32"), replace(GRPO, steps=1), tiny.AGENT
-    )
-    assert said == ["closed", "export"]
-    assert {p.dtype for p in load_file(run / "model" / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
-    export.export(run, out=tmp_path / "wide", dtype="float32")
-    assert {p.dtype for p in load_file(tmp_path / "wide" / "model.safetensors").values()} == {
-        torch.float32
-    }
+    events, write = [], export.export
+    monkeypatch.setattr(TransformersEngine, "close", lambda self: events.append("closed"))
+    monkeypatch.setattr(train, "export", lambda *a, **k: events.append("export") or write(*a, **k))
+    run = run_config(folder, tmp_path, "a", dtype="float32")
+    out = train.train(run, replace(GRPO, steps=1), tiny.AGENT)
+    assert events == ["closed", "export"]
+
+    def dtypes(model):
+        return {p.dtype for p in load_file(model / "model.safetensors").values()}
+
+    assert dtypes(out / "model") == {torch.bfloat16}
+    export.export(out, out=tmp_path / "wide", dtype="float32")
+    assert dtypes(tmp_path / "wide") == {torch.float32}
     assert load_model(tmp_path / "wide", device="cpu").dtype == torch.float32
 
 
@@ -213,12 +206,13 @@ def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp
 
 
 def test_the_plan_holds_what_an_update_took_on_an_h100():
-    """Adapters in bfloat16 over Qwen3-4B, and all weights of 1.7 billion, rows of 16,384 tokens, layers recomputed."""
+    """Adapters in bfloat16 over Qwen3-4B, and all weights of Qwen3-1.7B.
+
+    Rows of 16,384 tokens, layers recomputed.
+    """
     four, small, gib = KNOWN["Qwen/Qwen3-4B"], KNOWN["Qwen/Qwen3-1.7B"], 2**30
-    lora = (
-        MEASURED["update_lora_qwen3_4b"]["bfloat16_adapters"]["paper"]["peak_gib"]
-        - 2 * four.weights / gib
-    )
+    update = MEASURED["update_lora_qwen3_4b"]["bfloat16_adapters"]["paper"]
+    lora = update["peak_gib"] - 2 * four.weights / gib
     assert lora < activations_gib(four, 16384, "lora") < 1.5 * lora
     updates = next(
         part["updates"]
@@ -230,7 +224,10 @@ def test_the_plan_holds_what_an_update_took_on_an_h100():
 
 
 def test_the_bar_lets_every_right_step_of_a_real_model_pass():
-    """SmolLM2 in bfloat16 on an H100 with vLLM: LoRA and full, 21 steps; two thirds of the distance with logits in float32."""
+    """SmolLM2 in bfloat16 on an H100 with vLLM: LoRA and full, 21 steps.
+
+    With logits in float32 the distance is two thirds of that without.
+    """
     from grpo import GRPO as Module
 
     parts = MEASURED["smollm2_made_up_rewards"]

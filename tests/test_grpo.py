@@ -10,14 +10,14 @@ from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.find import resolve
+from agents import find
+from commands.train import rewarded
 from config.errors import UserError
 from config.options import GRPOConfig
-from config.presets import PRESETS
 from embedded import tiny
 from engines.hf import TransformersEngine
-from grpo import GRPO, advantages, policy_loss, rows_of, token_weights
-from memagent import Group, memagent
+from grpo import GRPO, advantages, policy_loss, token_weights, training_rows
+from memagent import Group
 from models.load import with_lora
 from models.logprobs import Row, logprobs, pack
 from rollout import Sampling, rollout
@@ -40,14 +40,13 @@ def by_tokens(trajectory):
     return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
 
 
-def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, agent=tiny.AGENT):
+def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, agent=tiny.agent()):
     """Groups of a real rollout."""
     tasks = list(worlds.make_tasks(0, n, sections, "one_fact"))
     groups = {t.id: Group(t, []) for t in tasks}
     jobs = ((t, g) for t in tasks for g in range(config.group_size))
-    for t in rollout(
-        TransformersEngine(policy, codec), memagent, jobs, agent, Sampling(config.temperature[0])
-    ):
+    sampling = Sampling(config.temperature[0])
+    for t in rollout(TransformersEngine(policy, codec), agent, jobs, sampling):
         t.reward = reward(t)
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
@@ -57,7 +56,7 @@ def sampled(policy, codec, config=CONFIG, n=2, sections=2, reward=by_tokens, age
 
 def module(policy, codec, config=CONFIG, reward=by_tokens, reference=None):
     engine = TransformersEngine(policy.get_base_model() if config.lora_rank else policy, codec)
-    grpo = GRPO(policy, engine, memagent, reward, World(), config, tiny.AGENT, reference)
+    grpo = GRPO(policy, engine, rewarded(tiny.agent(), reward), World(), config, reference)
     grpo.optimizers = lambda: grpo.optimizer  # without a Trainer
     grpo.manual_backward = lambda loss: loss.backward()
     grpo.optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.0)
@@ -65,7 +64,10 @@ def module(policy, codec, config=CONFIG, reward=by_tokens, reference=None):
 
 
 def obvious_loss(policy, groups, config):
-    """GRPO's first on-policy update in ten lines: one turn at a time, full logits, every token of every turn alike (token_mean)."""
+    """GRPO's first on-policy update in ten lines.
+
+    One turn at a time, full logits, every token of every turn alike (token_mean).
+    """
     total, loss = 0, 0.0
     for group in groups:
         rewards = torch.tensor([t.reward for t in group.trajectories])
@@ -97,7 +99,7 @@ def grad_of(policy, codec, groups, config=CONFIG, rows=None, reference=None):
     taken = []
     grpo.optimizer.step = lambda: taken.append(gradient(policy).clone())
     grpo.metrics = {}
-    grpo.update(rows_of(groups, config) if rows is None else rows)
+    grpo.update(training_rows(groups, config) if rows is None else rows)
     return taken[0], grpo.metrics
 
 
@@ -129,18 +131,18 @@ def test_advantages_sum_to_zero_and_follow_the_order(rewards, normalisation):
 
 def test_normalised_per_trajectory_before_it_is_expanded_to_turns(policy, codec):
     groups = sampled(policy, codec)
-    rows = rows_of(groups, replace(CONFIG, normalisation="mean"))
+    rows = training_rows(groups, replace(CONFIG, normalisation="mean"))
     shorter = copy.deepcopy(groups)
     shorter[0].trajectories[0].turns = (
         shorter[0].trajectories[0].turns[-1:]
     )  # a trajectory of fewer turns has the same weight
-    again = rows_of(shorter, replace(CONFIG, normalisation="mean"))
+    again = training_rows(shorter, replace(CONFIG, normalisation="mean"))
     assert {r.trajectory: r.advantage for r in rows} == {r.trajectory: r.advantage for r in again}
 
 
 def test_credit(policy, codec):
     groups = sampled(policy, codec)
-    share, split = (rows_of(groups, replace(CONFIG, credit=c)) for c in ("share", "split"))
+    share, split = (training_rows(groups, replace(CONFIG, credit=c)) for c in ("share", "split"))
     assert len(share) == len(split) > 0
     assert [r.advantage / 3 for r in share] == pytest.approx(
         [r.advantage for r in split]
@@ -158,14 +160,17 @@ def test_groups_without_signal_are_skipped_and_counted(policy, codec):
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
         t.reward = 1.0
-    assert {r.trajectory for r in rows_of(groups, CONFIG)} <= set(range(4, 8))
+    assert {r.trajectory for r in training_rows(groups, CONFIG)} <= set(range(4, 8))
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "turn_mean"])
 def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_the_kl_term(
     policy, codec, aggregation
 ):
-    """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows, N the tokens (turns) of all groups; a skipped one has no part."""
+    """By hand, one turn at a time: -1/N sum A + kl/N sum k3 over all rows.
+
+    N are the tokens (turns) of all groups; a skipped one has no part.
+    """
     groups = sampled(policy, codec)
     for t in groups[0].trajectories:
         t.reward = 1.0
@@ -208,7 +213,7 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
             aggregation=aggregation,
             without_signal=name,
         )
-        rows = rows_of(groups, config)
+        rows = training_rows(groups, config)
         assert {r.trajectory for r in rows} == {*range(0 if name == "keep" else 4, 8)}
         assert all(r.advantage == 0 for r in rows if r.trajectory < 4)
         loss, expected = by_hand(name == "keep")
@@ -236,7 +241,7 @@ def test_a_step_in_which_no_group_has_a_signal_is_an_update_if_they_are_kept(pol
 def test_a_failed_trajectory_counts_as_wrong_in_its_group(policy, codec):
     groups = sampled(policy, codec, reward=lambda t: 1.0)
     groups[0].trajectories[0].reward, groups[0].trajectories[0].turns = 0.0, []
-    rows = rows_of(groups[:1], replace(CONFIG, normalisation="mean"))
+    rows = training_rows(groups[:1], replace(CONFIG, normalisation="mean"))
     assert {r.advantage for r in rows} == {0.25}
 
 
@@ -250,21 +255,21 @@ def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
             trajectory.reward = reward
     config = replace(CONFIG, turns_per_trajectory=2)
     assert (
-        rows_of(groups, config, seed=0)
-        == rows_of(groups, config, seed=0)
-        != rows_of(groups, config, seed=1)
+        training_rows(groups, config, seed=0)
+        == training_rows(groups, config, seed=0)
+        != training_rows(groups, config, seed=1)
     )
     key = lambda r: (r.trajectory, tuple(r.prompt_ids), tuple(r.response_ids))  # noqa: E731
     mean, draws = Counter(), 400
     for seed in range(draws):
-        for r in rows_of(groups, config, seed=seed):
+        for r in training_rows(groups, config, seed=seed):
             mean[key(r)] += r.weight / draws
-    full = Counter(map(key, rows_of(groups, CONFIG)))
+    full = Counter(map(key, training_rows(groups, CONFIG)))
     assert mean.keys() == full.keys()
     assert all(
         mean[k] == pytest.approx(full[k], abs=0.25 * full[k]) for k in full
     )  # 5 standard errors
-    rows = rows_of(groups, config, seed=0)
+    rows = training_rows(groups, config, seed=0)
     weights = [[r.weight for r in rows if r.trajectory == t] for t in range(8)]
     assert (
         weights[0] == [1.5, 1.5, 1.0] and weights[1:3] == weights[4:7][:2] == [[2.0, 2.0, 1.0]] * 2
@@ -272,7 +277,8 @@ def test_turns_drawn_at_random_are_weighted_to_stay_unbiased(policy, codec):
     assert (
         weights[3] == weights[7] == [1.0] * 5
     )  # the rare failure and the rare success are trained whole
-    # the normaliser counts a row as often as it stands for: the weights sum to what they sum to without drawing
+    # the normaliser counts a row as often as it stands for: the weights sum to what they sum to
+    # without drawing
     for aggregation in ("token_mean", "turn_mean"):
         weights = token_weights(rows, replace(config, aggregation=aggregation))
         assert sum(
@@ -296,7 +302,7 @@ def test_loss_and_gradient_equal_the_obvious_implementation(policy, codec):
 
 
 def turn_by_turn(policy, rows, config):
-    """The same of rows of any kind: loss and the gradient of every parameter, one turn at a time."""
+    """The same of rows of any kind: loss and every parameter's gradient, one turn at a time."""
     total = sum(len(r.response_ids) for r in rows)
     loss = 0.0
     for r in rows:
@@ -313,7 +319,10 @@ def turn_by_turn(policy, rows, config):
 
 
 def check_exact(policy, codec, rows, **settings):
-    """Our loss and every gradient against those, 1e-5 relative in float32; returns the share of the tokens that was computed."""
+    """Compare our loss and every gradient with those, 1e-5 relative in float32.
+
+    Return the share of the tokens that was computed.
+    """
     config = replace(CONFIG, grad_clip=1e9, importance="none", **settings)
     loss, expected = turn_by_turn(policy, rows, config)
     policy.zero_grad()
@@ -336,7 +345,10 @@ def check_exact(policy, codec, rows, **settings):
 
 
 def tool_chats(n, seed=0):
-    """Chats that grow by what the policy said and what a tool answered; each begins like the others and goes its own way."""
+    """Chats that grow by what the policy said and what a tool answered.
+
+    Each begins like the others and goes its own way.
+    """
     rng = random.Random(seed)
     some = lambda a, b: [rng.randrange(2, 90) for _ in range(rng.randrange(a, b))]  # noqa: E731
     rows, head = [], some(20, 30)
@@ -359,7 +371,7 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(
     whole = micro_tokens > 50
     shares = {}
     for layout in ("shared", "paper"):
-        rows = rows_of(sampled(policy, codec, agent=replace(tiny.AGENT, layout=layout)), CONFIG)
+        rows = training_rows(sampled(policy, codec, agent=tiny.agent(layout=layout)), CONFIG)
         shares[layout] = check_exact(policy, codec, rows, **settings)
     assert not whole or shares["shared"] < 0.7 < 0.8 < shares["paper"]
     rows = tool_chats(5)
@@ -374,7 +386,7 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_recomputed_layers_run_twice_and_nothing_drops_out(policy, codec, recompute):
-    rows = rows_of(sampled(policy, codec), CONFIG)
+    rows = training_rows(sampled(policy, codec), CONFIG)
     calls, layer = [], policy.model.layers[1]
     layer.mlp.register_forward_pre_hook(
         lambda *_: calls.append((layer.mlp.training, layer.self_attn.training))
@@ -394,7 +406,7 @@ def test_exact_with_lora(policy, codec, recompute):
     for name, p in model.named_parameters():
         if "lora_B" in name:  # they begin at 0, and with them the gradient of A
             p.data.normal_(0, 0.1, generator=draw)
-    rows = rows_of(groups, config)
+    rows = training_rows(groups, config)
     _, expected = turn_by_turn(model.get_base_model(), rows, config)
     model.zero_grad()
     grpo = module(model, codec, config)
@@ -425,7 +437,10 @@ row = st.tuples(
 )
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
 def test_exact_for_random_tries(codec, rows, micro_tokens):
-    """A token may be sampled in one turn and stand in the prompt of another, or be sampled in several with other advantages."""
+    """A token may be sampled in one turn and stand in the prompt of another.
+
+    Or it is sampled in several with other advantages.
+    """
     policy = random_policy(codec)
     check_exact(
         policy,
@@ -438,7 +453,7 @@ def test_exact_for_random_tries(codec, rows, micro_tokens):
 @pytest.mark.parametrize("aggregation", ["token_mean", "row_mean", "turn_mean", "constant"])
 def test_gradient_does_not_depend_on_micro_batches_or_order(policy, codec, aggregation):
     config = replace(CONFIG, aggregation=aggregation)
-    rows = rows_of(sampled(policy, codec), config)
+    rows = training_rows(sampled(policy, codec), config)
     one, _ = grad_of(policy, codec, [], config, rows)
     for micro, order in (
         (1, rows),
@@ -532,7 +547,7 @@ def test_logged_statistics_are_means(policy, codec, aggregation):
 
 
 def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
-    rows = rows_of(sampled(policy, codec), CONFIG)
+    rows = training_rows(sampled(policy, codec), CONFIG)
     (batch,) = pack(rows, 10**6)
     whole = logprobs(policy, batch)
     obvious = []
@@ -547,11 +562,11 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     chunked = logprobs(policy, batch, chunk=16)
-    parents = {int(p) for p in batch.trie.parent()[batch.at]}
+    parents = {int(p) for p in batch.trie.parent()[batch.places]}
     assert (
         torch.allclose(whole, chunked, atol=1e-6)
         and max(seen) == 16
-        and sum(seen) == len(parents) < len(batch.at)
+        and sum(seen) == len(parents) < len(batch.places)
     )
     seen.clear()
     with torch.no_grad():  # nor is there a whole [T, V] where no gradient is wanted
@@ -574,7 +589,7 @@ def test_pack_holds_every_row_once_within_its_budget(shapes, budget):
     assert sorted(i for b in batches for i in b.index) == list(range(len(rows)))
     for b in batches:
         assert len(b.trie) <= budget or len(b.index) == 1
-        assert b.trie.ids[b.at].tolist() == [t for i in b.index for t in rows[i].response_ids]
+        assert b.trie.ids[b.places].tolist() == [t for i in b.index for t in rows[i].response_ids]
 
 
 # ---- the module
@@ -640,9 +655,9 @@ def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
 
 
 def test_an_update_says_which_turn_a_token_is_of(policy, codec):
-    """A sampler that is off by 1 in every second turn: these turns alone are left out, in batches of any size."""
+    """A sampler is off by 1 in every second turn: these alone are left out, in any batches."""
     jobs = [(task, g) for task in World().batch(0, 0, 2) for g in range(4)]
-    done = list(rollout(TransformersEngine(policy, codec), memagent, jobs, tiny.AGENT, Sampling()))
+    done = list(rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()))
     rows = [
         Row(t.prompt_ids, t.response_ids, t.logprobs, 1.0)
         for trajectory in done
@@ -743,7 +758,10 @@ def test_several_updates_per_rollout_use_the_log_probs_from_before(policy, codec
 def test_turns_of_an_update_make_more_updates_of_longer_documents(
     policy, codec, rows_per_update, updates
 ):
-    """8 trajectories of 3 turns: 24 rows, cut between trajectories; in each update its turns' token means are averaged (vime)."""
+    """8 trajectories of 3 turns: 24 rows, cut between trajectories.
+
+    In each update its turns' token means are averaged (vime).
+    """
     config = replace(
         CONFIG,
         rows_per_update=rows_per_update,
@@ -751,7 +769,7 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(
         importance="none",
         without_signal="keep",
     )
-    rows, taken = rows_of(sampled(policy, codec), config), []
+    rows, taken = training_rows(sampled(policy, codec), config), []
     grpo = module(policy, codec, config)
     grpo.metrics, gradient_of = {}, grpo.gradient
     grpo.gradient = lambda part, old: taken.append(part) or gradient_of(part, old)
@@ -861,7 +879,7 @@ def test_tasks_grow_when_the_running_reward_is_high(policy, codec):
 
 
 def test_presets_are_the_published_settings():
-    grpo, agent = resolve("paper", "", {}, {})
+    grpo, agent = find.resolve("paper", "", {}, {})
     assert (
         grpo.group_size,
         grpo.tasks_per_step,
@@ -883,11 +901,11 @@ def test_presets_are_the_published_settings():
         1e-6,
     )
     assert (
-        agent.chunk_tokens,
-        agent.memory_tokens,
-        agent.max_sections,
-        agent.over,
-        agent.layout,
+        agent.config.chunk_tokens,
+        agent.config.memory_tokens,
+        agent.config.max_sections,
+        agent.config.over,
+        agent.config.layout,
     ) == (
         5000,
         1024,
@@ -895,7 +913,7 @@ def test_presets_are_the_published_settings():
         "center",
         "paper",
     )
-    grpo, agent = resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
+    grpo, agent = find.resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     assert (grpo.group_size, grpo.credit, grpo.aggregation, grpo.clip_high, grpo.lr) == (
         8,
         "split",
@@ -903,12 +921,17 @@ def test_presets_are_the_published_settings():
         0.3,
         1.0,
     )
-    assert (agent.chunk_tokens, agent.final_tokens, agent.over, agent.empty) == (
+    assert (
+        agent.config.chunk_tokens,
+        agent.config.final_tokens,
+        agent.config.over,
+        agent.config.empty,
+    ) == (
         7,
         256,
         "head",
         "keep",
     )
     with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
-        resolve("papre", "", {}, {})
-    assert set(PRESETS) == {"default", "demo", "paper", "vime", "rememr1"}
+        find.resolve("papre", "", {}, {})
+    assert set(find.presets()) == {"default", "demo", "paper", "vime", "rememr1"}

@@ -20,7 +20,8 @@ import torch
 torch.set_num_threads(2)
 x, end = torch.ones(1 << 16), time.perf_counter() + 1
 before = time.process_time(), time.thread_time()
-while time.perf_counter() < end:  # short pieces of work for two threads, and pauses that one of them fills
+# short pieces of work for two threads, and pauses that one of them fills
+while time.perf_counter() < end:
     x.add_(1)
     pause = time.thread_time() + 2e-4
     while time.thread_time() < pause:
@@ -30,24 +31,18 @@ print((time.process_time() - before[0]) / (time.thread_time() - before[1]))
 
 
 def all_over_main(first, **env):
-    """CPU seconds of all threads over those of the main one, which does nearly all of the work."""
+    """Return CPU seconds of all threads over those of the main one, which does nearly all work."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | env
-    said = subprocess.run(
-        [sys.executable, "-c", PROBE.format(first=first)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(said.stdout)
+    command = [sys.executable, "-c", PROBE.format(first=first)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def test_threads_of_a_command_sleep_while_they_wait():
     assert all_over_main("import cli") < 1.2
-    assert (
-        all_over_main("", OMP_WAIT_POLICY="ACTIVE") > 1.5
-    )  # what this is about; also torch's own default
-    assert all_over_main("import cli", OMP_WAIT_POLICY="ACTIVE") > 1.5  # whoever wants it has it
+    # torch's own default: threads that wait spin
+    assert all_over_main("", OMP_WAIT_POLICY="ACTIVE") > 1.5
+    assert all_over_main("import cli", OMP_WAIT_POLICY="ACTIVE") > 1.5  # the user's setting wins
 
 
 @pytest.fixture
@@ -78,17 +73,17 @@ def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("env", "said", "state"),
+    ("env", "value", "state"),
     [
         ({}, "one thread for small models, else one a core; those that wait sleep", "ok"),
         ({"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS=3; those that wait sleep", "ok"),
         ({"OMP_WAIT_POLICY": "active"}, "those that wait spin", "limit"),
     ],
 )
-def test_doctor_says_how_many_threads_compute(monkeypatch, env, said, state):
+def test_doctor_says_how_many_threads_compute(monkeypatch, env, value, state):
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    (found,) = (f for f in doctor.machine() if f.what == "cores")
-    assert said in found.found and found.state == state
+    for name, setting in env.items():
+        monkeypatch.setenv(name, setting)
+    (cores,) = (f for f in doctor.machine() if f.item == "cores")
+    assert value in cores.value and cores.state == state

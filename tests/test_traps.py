@@ -62,7 +62,7 @@ TRAPS = {
     "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",  # with one task alone
     "D-12": "test_eval.test_failures_and_empty_answers_are_wrong_and_stay_in_n test_eval.test_failures_are_tried_again_then_written_and_redone_when_asked",
     "D-13": "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run test_eval.test_killed_with_sigkill_at_random_moments",
-    "D-14": "test_graders.test_metrics",  # one way, all answers; upstream's two-way one under its own name
+    "D-14": "test_grading.test_metrics",  # one way, all answers; upstream's two-way one under its own name
     "D-15": "test_hqa.test_fixed_places_under_compat_seed4_only test_hqa.test_every_possible_choice_is_drawn_alike",
     "D-16": "test_readers.test_eval_files_say_where_the_evidence_stands test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
     "test_hqa.test_build_refuses test_hqa.test_no_second_version_of_an_own_title",

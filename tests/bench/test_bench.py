@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and that the scripts which need no peer run: small, on a CPU."""
+"""The benchmarks' own arithmetic, and small runs on a CPU of the scripts that need no peer."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ import bench.prefill as prefill
 from config.errors import UserError
 from engines.hf import TransformersEngine
 from models.load import inner, load_model, optimizer_of
-from models.logprobs import pack, score
+from models.logprobs import pack, policy_logprobs
 from models.plan import KNOWN
 from tokens import attention
 
@@ -34,33 +34,26 @@ def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
 
 def test_sides_take_turns():
     calls = []
-    seconds = common.paired(
-        {name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2
-    )
-    assert "".join(calls) == "ababab" and {name: len(s) for name, s in seconds.items()} == {
-        "a": 2,
-        "b": 2,
-    }
+    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
+    seconds = common.paired(sides, repeats=2)
+    assert "".join(calls) == "ababab"
+    assert {name: len(s) for name, s in seconds.items()} == {"a": 2, "b": 2}
 
 
 def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(everything, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    common.finish(
-        "loop",
-        {},
-        [common.line("a", 3, "at most 2", False), common.line("b", 1, "at most 2", True)],
-    )
+    bar = "at most 2"
+    lines = [common.line("a", 3, bar, False), common.line("b", 1, bar, True)]
+    common.finish("loop", {}, lines)
     monkeypatch.setattr("sys.argv", ["bench", "nowhere"])
     monkeypatch.setattr(everything, "ORDER", ("nowhere", "loop"))
     with pytest.raises(SystemExit):
         everything.main()
     table = (tmp_path / "table.md").read_text()
     assert "| a | 3 | at most 2 | missed |" in table and "| b | 1 | at most 2 |  |" in table
-    assert (
-        "failed" in table
-        and json.loads((tmp_path / "nowhere.json").read_text())["lines"][0]["met"] is False
-    )
+    assert "failed" in table
+    assert json.loads((tmp_path / "nowhere.json").read_text())["lines"][0]["met"] is False
     where = json.loads((tmp_path / "loop.json").read_text())["machine"]
     assert {"cpu", "cores", "versions", "commit", "date"} <= where.keys()
 
@@ -91,7 +84,8 @@ while not pathlib.Path({str(heard)!r}).exists():
     if time.time() > end:
         sys.exit(3)
     time.sleep(0.02)
-print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed"); print("a warning", file=sys.stderr)
+print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed")
+print("a warning", file=sys.stderr)
 """
     monkeypatch.setattr(sys, "stdout", Out())
     assert parts.streamed([sys.executable, "-c", script]) == ({"a": 2}, "a warning")
@@ -99,21 +93,18 @@ print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed"); print("a w
 
 
 def test_a_command_that_fails_leaves_the_end_of_its_errors_and_no_result():
-    found, said = parts.streamed(
-        [sys.executable, "-c", "print('{}'); raise ValueError('out of memory')"]
-    )
-    assert found is None and said.endswith("ValueError: out of memory")
-    assert parts.streamed([sys.executable, "-c", "import os; os._exit(9)"]) == (
-        None,
-        "exit code 9, and it printed no result",
-    )
+    script = "print('{}'); raise ValueError('out of memory')"
+    result, errors = parts.streamed([sys.executable, "-c", script])
+    assert result is None and errors.endswith("ValueError: out of memory")
+    result, errors = parts.streamed([sys.executable, "-c", "import os; os._exit(9)"])
+    assert result is None and errors == "exit code 9, and it printed no result"
 
 
 @pytest.fixture
 def benchmark_of(tmp_path, monkeypatch):
-    """A benchmark of parts a, b, c, whose processes are calls.
+    """Make a benchmark of parts a, b, c, whose processes are calls.
 
-    Gives it, which parts have run, what becomes of a part, and what reads the file.
+    Gives it, the list of parts that have run, {part: exception to raise}, and a reader of its file.
     """
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "machine", lambda: {"commit": "0"})
@@ -126,14 +117,11 @@ def benchmark_of(tmp_path, monkeypatch):
             raise fate[part]
         return {"value": len(ran)}
 
-    made = parts.Benchmark(
-        "made",
-        {p: partial(measure, p) for p in "abc"},
-        lambda part, result: None,
-        lambda part, result: [
-            common.line(part, result["value"], "at most 3", result["value"] <= 3)
-        ],
-    )
+    def lines(part, result):
+        return [common.line(part, result["value"], "at most 3", result["value"] <= 3)]
+
+    measures = {part: partial(measure, part) for part in "abc"}
+    made = parts.Benchmark("made", measures, lambda part, result: None, lines)
 
     def streamed(command):
         assert command[1:4] == ["-m", "bench.made", "--part"]
@@ -147,50 +135,43 @@ def benchmark_of(tmp_path, monkeypatch):
 
 
 def test_a_kill_loses_the_part_that_runs_and_the_next_call_goes_on(benchmark_of):
-    made, ran, fate, kept = benchmark_of
+    made, ran, fate, saved = benchmark_of
     fate["b"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         made.main([])
-    assert (
-        list(kept()["parts"]) == ["a"]
-        and kept()["parts"]["a"]["value"] == 1
-        and kept()["lines"][0]["what"] == "a"
-    )
+    assert list(saved()["parts"]) == ["a"] and saved()["parts"]["a"]["value"] == 1
+    assert saved()["lines"][0]["what"] == "a"
     fate.clear()
     made.main([])
-    assert ran == ["a", "b", "b", "c"] and list(kept()["parts"]) == ["a", "b", "c"]
-    assert [x["met"] for x in kept()["lines"]] == [True, True, False] and kept()["parts"]["c"][
-        "machine"
-    ] == {"commit": "0"}
+    assert ran == ["a", "b", "b", "c"] and list(saved()["parts"]) == ["a", "b", "c"]
+    assert [x["met"] for x in saved()["lines"]] == [True, True, False]
+    assert saved()["parts"]["c"]["machine"] == {"commit": "0"}
     made.main([])
     assert len(ran) == 4  # nothing is missing
     made.main(["--part", "a"])
-    assert (
-        ran[4:] == ["a"]
-        and kept()["parts"]["a"]["value"] == 5
-        and kept()["parts"]["b"]["value"] == 3
-    )
+    assert ran[4:] == ["a"]
+    assert saved()["parts"]["a"]["value"] == 5 and saved()["parts"]["b"]["value"] == 3
     made.main(["--again"])
     assert ran[5:] == ["a", "b", "c"]
 
 
 def test_a_part_that_fails_is_said_and_tried_again_but_never_replaces_numbers(benchmark_of):
-    made, ran, fate, kept = benchmark_of
+    made, ran, fate, saved = benchmark_of
     fate["b"] = ValueError("out of memory")
     with pytest.raises(SystemExit):
         made.main([])
-    assert ran == ["a", "b", "c"] and kept()["lines"][1]["measured"] == "failed: out of memory"
+    assert ran == ["a", "b", "c"] and saved()["lines"][1]["measured"] == "failed: out of memory"
     fate["b"] = UserError("It does not fit.")
     with pytest.raises(SystemExit):
         made.main([])
-    assert ran[3:] == ["b"] and kept()["lines"][1]["measured"] == "failed: It does not fit."
+    assert ran[3:] == ["b"] and saved()["lines"][1]["measured"] == "failed: It does not fit."
     fate["a"] = fate["b"]
     with pytest.raises(SystemExit):
         made.main(["--again"])
-    assert kept()["parts"]["a"]["value"] == 1
+    assert saved()["parts"]["a"]["value"] == 1
 
 
-def test_tiny_keeps_nothing_and_a_cpu_measures_nothing_else(
+def test_tiny_saves_nothing_and_a_cpu_measures_nothing_else(
     benchmark_of, tmp_path, monkeypatch, capsys
 ):
     made, ran, _, _ = benchmark_of
@@ -199,7 +180,7 @@ def test_tiny_keeps_nothing_and_a_cpu_measures_nothing_else(
         made.main([])
     made.main(["--tiny"])
     assert ran == ["a", "b", "c"] and not list(tmp_path.iterdir())
-    assert "at most 3" not in capsys.readouterr().out  # and is held against nothing
+    assert "at most 3" not in capsys.readouterr().out  # it is compared with no bar
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -220,49 +201,42 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_the_gpu_script_runs(mode, monkeypatch):
-    asked, made = [], gpu.optimizer_of
-    monkeypatch.setattr(
-        gpu, "optimizer_of", lambda weights, config: asked.extend(weights) or made(weights, config)
-    )
+    trained, make = [], gpu.optimizer_of
+
+    def optimizer_of(weights, config):
+        trained.extend(weights)
+        return make(weights, config)
+
+    monkeypatch.setattr(gpu, "optimizer_of", optimizer_of)
     monkeypatch.setattr(gpu, "REPEATS", 1)
     result = gpu.cell(mode, tiny=True)
     assert result["mean_dlogp"] < 1e-5
-    assert (
-        result["paper"]["turn_tokens"]
-        == result["paper"]["computed_tokens"]
-        == result["shared"]["turn_tokens"]
-    )
-    assert result["shared"]["computed_tokens"] == 2 * (48 + 4 * 24)
-    assert result["paper"]["first_s"] > 0 and len(result["paper"]["seconds"]) == 1
-    assert asked and all(
-        hasattr(p, "full_tensor") == (mode == "full") for p in asked
-    )  # FSDP2's shards, as in train
+    paper, shared = result["paper"], result["shared"]
+    assert paper["turn_tokens"] == paper["computed_tokens"] == shared["turn_tokens"]
+    assert shared["computed_tokens"] == 2 * (48 + 4 * 24)
+    assert paper["first_s"] > 0 and len(paper["seconds"]) == 1
+    # in full training FSDP2's shards, as in train
+    assert trained and all(hasattr(p, "full_tensor") == (mode == "full") for p in trained)
     assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_the_update_that_is_measured_is_a_step_of_the_gradient(mode):
-    """On rows whose advantages are all 1 it makes their tokens likelier."""
+    """Rows whose advantages are all 1 become likelier."""
     shape, sizes, vocab, device = gpu.setting(True, "")
     rows = gpu.turns("shared", 1, shape, vocab)
     for row in rows:
         row.advantage = 1.0
     with gpu.policy_of(mode, sizes, device) as policy, torch.no_grad():
         (batch,) = pack(rows, 1 << 12)
-        before = score(inner(policy), batch).mean()
-        optimizer = optimizer_of(
-            [p for p in policy.parameters() if p.requires_grad], replace(gpu.CONFIG, lr=1e-2)
-        )
-        with torch.enable_grad():
-            found = gpu.update(policy, rows, optimizer, shape["row_tokens"])
-            gpu.update(
-                policy, rows, optimizer, shape["row_tokens"]
-            )  # of adapters the first moves only one half
-        assert found["grad_norm"] > 1e-3 and found["tokens"] == len(batch.trie)
-        assert found["seconds"] == pytest.approx(
-            found["passes_s"] + found["clip_s"] + found["optimizer_s"]
-        )
-        assert score(inner(policy), batch).mean() > before + 1e-3
+        before = policy_logprobs(inner(policy), batch).mean()
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        optimizer = optimizer_of(trained, replace(gpu.CONFIG, lr=1e-2))
+        with torch.enable_grad():  # twice: the first update of adapters moves only one half
+            first, _ = (gpu.update(policy, rows, optimizer, shape["row_tokens"]) for _ in range(2))
+        assert first["grad_norm"] > 1e-3 and first["tokens"] == len(batch.trie)
+        assert first["seconds"] == pytest.approx(sum(first[phase] for phase in gpu.PHASES))
+        assert policy_logprobs(inner(policy), batch).mean() > before + 1e-3
 
 
 def test_what_does_not_fit_by_the_plan_is_refused():
@@ -276,50 +250,45 @@ def test_what_does_not_fit_by_the_plan_is_refused():
 def test_the_lines_of_the_update_say_what_was_asked():
     layout = {"tokens_per_s": 9288, "peak_gib": 13.3}
     result = {"paper": layout, "shared": layout, "shared_over_paper": 2.22}
-    assert [(x["bar"], x["met"]) for x in gpu.lines("lora", result)] == [
-        ("at least 14,000", False),
-        ("at most 30", True),
-        ("at least 1.8x", True),
-    ]
+    bars = [("at least 14,000", False), ("at most 30", True), ("at least 1.8x", True)]
+    assert [(x["bar"], x["met"]) for x in gpu.lines("lora", result)] == bars
     assert [x["bar"] for x in gpu.lines("full-1.7b", result)] == ["", "", ""]
 
 
 def test_a_profile_says_which_operators_take_the_time(capsys):
-    """By way of a process of its own, as each part runs: command line and output fit together."""
+    """Run it in a process of its own, as each part: command line and output fit together."""
     made = replace(gpu.BENCHMARK, parts={"profile": gpu.profile})
     result = made.main(["--tiny"])["profile"]
     most = result["operators"]["most"]
-    assert len(most) == gpu.MOST_SHOWN and any(
-        x["name"] == "aten::mm" and x["shapes"] for x in most
-    )
-    assert (
-        all(a["ms"] >= b["ms"] for a, b in pairwise(most))
-        and 0.3 < sum(x["share"] for x in most) <= 1
-    )
+    assert len(most) == gpu.MOST_SHOWN
+    assert any(x["name"] == "aten::mm" and x["shapes"] for x in most)
+    assert all(a["ms"] >= b["ms"] for a, b in pairwise(most))
+    assert 0.3 < sum(x["share"] for x in most) <= 1
     assert result["kernels"]["most"] == [] and result["tokens"] == 4 * 72
     assert "aten::mm" in capsys.readouterr().out
 
 
 def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
     result = flex.flex(tiny=True)
-    assert (
-        len(result["paths"]) == 3 and result["graphs"] <= 4
-    )  # one a mode and, from the second length on, one for all
+    # one graph a mode and, from the second length on, one for all
+    assert len(result["paths"]) == 3 and result["graphs"] <= 4
     assert all(x["logp"] < 1e-5 and x["grad"] < 1e-5 and x["again"] == 0 for x in result["paths"])
     (line,) = flex.flex_lines(result)
     assert line["met"] and line["bar"] == "at most 0.001"
     flex.show_flex(result)
-    real = attention.block_mask  # every token sees all before it, other members' too
-    monkeypatch.setattr(
-        attention, "block_mask", lambda end, device: real(np.full_like(end, len(end)), device)
-    )
+    real = attention.block_mask
+
+    def sees_all(end, device):  # that is before it, other members' tokens too
+        return real(np.full_like(end, len(end)), device)
+
+    monkeypatch.setattr(attention, "block_mask", sees_all)
     monkeypatch.setattr(flex, "TINY_ROWS", flex.TINY_ROWS[:1])
     (line,) = flex.flex_lines(flex.flex(tiny=True))
     assert not line["met"]
 
 
 class Apart(TransformersEngine):
-    """Stands in for vLLM: samples from a copy of the policy's weights in float32."""
+    """A stand-in for vLLM that samples from a copy of the policy's weights in float32."""
 
     def __init__(self, folder, codec, *_, **__):
         super().__init__(load_model(folder, "float32", "cpu"), codec, copy=True)
@@ -348,27 +317,21 @@ def test_a_step_of_the_benchmark_writes_neither_checkpoint_nor_export(monkeypatc
     monkeypatch.setattr("models.checkpoints.save_checkpoint", refused)
     monkeypatch.setattr(colocated, "ENGINE", "transformers")
     result = colocated.step("lora", tiny=True)
-    assert len(result["steps"]) == 2 and all(
-        x["mismatch_mean"] < 1e-4 and x["computed_tokens"] > 0 for x in result["steps"]
-    )
+    assert len(result["steps"]) == 2
+    assert all(x["mismatch_mean"] < 1e-4 and x["computed_tokens"] > 0 for x in result["steps"])
     colocated.show("step-lora", result)
 
 
 def test_the_accounting_is_exact(monkeypatch):
-    for name, value in dict(
-        TASKS=2, GROUP=3, SECTIONS=3, SECTION_TOKENS=600, MEMORY=12, ANSWER=6, ROW_TOKENS=2000
-    ).items():
+    shape = dict(TASKS=2, GROUP=3, SECTIONS=3, SECTION_TOKENS=600)
+    for name, value in (shape | dict(MEMORY=12, ANSWER=6, ROW_TOKENS=2000)).items():
         monkeypatch.setattr(prefill, name, value)
     paper, shared = prefill.count("paper", 0.0), prefill.count("shared", 0.0)
     for c in (paper, shared):
-        assert c["turns"] == 2 * 3 * 4 and c["written_tokens"] == 2 * 3 * (
-            3 * 12 + 6
-        )  # no response ends by itself
-        assert (
-            c["prefilled_tokens"] + c["reused_tokens"]
-            == c["prompt_tokens"]
-            == c["turn_tokens"] - c["written_tokens"]
-        )
+        assert c["turns"] == 2 * 3 * 4
+        assert c["written_tokens"] == 2 * 3 * (3 * 12 + 6)  # no response ends by itself
+        assert c["prefilled_tokens"] + c["reused_tokens"] == c["prompt_tokens"]
+        assert c["turn_tokens"] == c["prompt_tokens"] + c["written_tokens"]
         assert c["prompt_tokens"] == paper["prompt_tokens"]
     assert shared["prefilled_tokens"] < 0.6 * paper["prefilled_tokens"]
     assert shared["trained_in_tokens"] < 0.7 * paper["trained_in_tokens"]

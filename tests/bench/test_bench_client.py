@@ -1,4 +1,7 @@
-"""The comparison with MemAgent's client, driven with a miniature of that client: its file layout and command line, nothing of its code."""
+"""The comparison with MemAgent's client, driven with a miniature of that client.
+
+The miniature has its file layout and command line, nothing of its code.
+"""
 
 import json
 import textwrap
@@ -35,17 +38,18 @@ async def everyone():
     return await asyncio.gather(*[one(item) for item in items])
 
 
-said = asyncio.run(everyone())
+responses = asyncio.run(everyone())
 Path(args.save_dir).mkdir(parents=True)
 with Path(args.save_dir, f"{args.save_file}.jsonl").open("w") as out:
-    for item, response in zip(items, said):
+    for item, response in zip(items, responses):
         item["pred"] = response.rpartition("the answer is")[2].strip() or None
         out.write(json.dumps(item) + "\\n")
 if os.environ["FAKE_SPOILS"]:
-    lines = Path(args.save_dir, f"{args.save_file}.jsonl").read_text().splitlines()
-    first = json.loads(lines[0]) | {"pred": "another"}
-    kept = [] if os.environ["FAKE_SPOILS"] == "fails" else [json.dumps(first)]
-    Path(args.save_dir, f"{args.save_file}.jsonl").write_text("\\n".join([*kept, *lines[1:]]) + "\\n")
+    path = Path(args.save_dir, f"{args.save_file}.jsonl")
+    first, *lines = path.read_text().splitlines()
+    if os.environ["FAKE_SPOILS"] != "fails":
+        lines.insert(0, json.dumps(json.loads(first) | {"pred": "another"}))
+    path.write_text("\\n".join(lines) + "\\n")
 with Path(os.environ["FAKE_NOTES"]).open("a") as notes:
     notes.write(json.dumps(vars(args) | {"items": items}) + "\\n")
 """
@@ -63,19 +67,24 @@ NO_MEMORY = "No previous memory"
 
 def ask(body):
     url = f"http://{os.environ['SERVE_HOST']}:{os.environ['SERVE_PORT']}/v1/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    header = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), header)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 
 
 async def async_query_llm(item, model, tokenizer, temperature=1.0, top_p=0.5):
     async def turn(text):
-        body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": temperature, "top_p": top_p}
-        return await asyncio.to_thread(ask, body | {"max_tokens": int(os.environ["RECURRENT_MAX_NEW"])})
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        body |= {"temperature": temperature, "top_p": top_p}
+        body |= {"max_tokens": int(os.environ["RECURRENT_MAX_NEW"])}
+        return await asyncio.to_thread(ask, body)
 
-    memory, ids, step = NO_MEMORY, tokenizer.encode(item["context"]).ids, int(os.environ["RECURRENT_CHUNK_SIZE"])
+    memory, ids = NO_MEMORY, tokenizer.encode(item["context"]).ids
+    step = int(os.environ["RECURRENT_CHUNK_SIZE"])
     assert len(ids) <= int(os.environ["RECURRENT_MAX_CONTEXT_LEN"])
     for at in range(0, len(ids), step):
-        memory = await turn(TEMPLATE.format(prompt=item["input"], memory=memory, chunk=tokenizer.decode(ids[at : at + step])))
+        chunk = tokenizer.decode(ids[at : at + step])
+        memory = await turn(TEMPLATE.format(prompt=item["input"], memory=memory, chunk=chunk))
     return await turn(TEMPLATE_FINAL.format(prompt=item["input"], memory=memory))
 '''
 
@@ -90,83 +99,70 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_NOTES", str(tmp_path / "notes.jsonl"))
     monkeypatch.setenv("FAKE_SPOILS", "")
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(
-        client, "SIDES", {side: client.SIDES[side] for side in ("theirs", "ours")}
-    )  # the third is a process more a round
+    sides = {side: client.SIDES[side] for side in ("theirs", "ours")}
+    monkeypatch.setattr(client, "SIDES", sides)  # the third would cost a process in each round
     return tmp_path / "checkout"
 
 
 SMALL = "--items 3 --sections 9 --chunk-tokens 50 --new-tokens 40 --in-flight 2 --rounds 1".split()
 
 
+def compared(checkout, monkeypatch):
+    """Compare three items; their client then spoils one answer in its file.
+
+    Returns the result and the bodies of all requests, of both sides in three rounds.
+    """
+    monkeypatch.setenv("FAKE_SPOILS", "one")
+    server = client.Server()
+    result = client.main(["--checkout", str(checkout), "--endpoint", server.url, *SMALL])
+    return result, [body for body, *_ in server.seen if "messages" in body]
+
+
 def test_both_sides_send_the_same_and_another_answer_is_noticed(
     checkout, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setenv(
-        "FAKE_SPOILS", "one"
-    )  # of three answers, in what is left behind, not in what is asked
-    server = client.Server()
-    result = client.main(["--checkout", str(checkout), "--endpoint", server.url, *SMALL])
+    result, bodies = compared(checkout, monkeypatch)
     turns = 3 * (-(-9 * 24 // 50) + 1)
     theirs, ours = result["sides"]["theirs"], result["sides"]["ours"]
-    assert (
-        ours["same_prompts"]
-        == ours["same_replies"]
-        == ours["answered"]
-        == theirs["same_answers"]
-        == 1
-    )
+    assert ours["same_prompts"] == ours["same_replies"] == ours["answered"] == 1
+    assert theirs["same_answers"] == 1
     assert ours["same_answers"] == pytest.approx(2 / 3, abs=1e-4)
-    assert (
-        theirs["requests"] == ours["requests"] == turns
-        and theirs["at_once"] <= 2
-        and ours["at_once"] <= 2
-    )
+    for side in (theirs, ours):
+        assert side["requests"] == turns and side["at_once"] <= 2
     (one,) = result["rounds"]
-    assert ours["ratio"]["median"] == pytest.approx(
-        one["ours"]["seconds"] / one["theirs"]["seconds"], abs=1e-3
-    )
-    assert ours["cpu_seconds"]["min"] > 0 and theirs["ratio"] == {"median": 1, "min": 1, "max": 1}
-    assert (
-        result["met"] is (ours["ratio"]["median"] <= 0.8) and result["reset"] is True
-    )  # the stand-in says yes to anything
+    ratio = one["ours"]["seconds"] / one["theirs"]["seconds"]
+    assert ours["ratio"]["median"] == pytest.approx(ratio, abs=1e-3)
+    assert ours["cpu_seconds"]["min"] > 0
+    assert theirs["ratio"] == {"median": 1, "min": 1, "max": 1}
+    assert result["met"] is (ours["ratio"]["median"] <= 0.8)
+    assert result["reset"] is True  # the stand-in says yes to anything
 
-    asked = [
-        body for body, *_ in server.seen if "messages" in body
-    ]  # of both sides, in three rounds, the last through the recorder
-    assert len(asked) == 3 * 2 * turns
-    assert {(b["temperature"], b["top_p"], b["max_tokens"], b["model"]) for b in asked} == {
-        (0, 1, 40, "stub")
-    }
-    texts = [body["messages"][0]["content"] for body in asked]
-    assert (
-        sum(
-            t.startswith("Solve Where is ") and " with {care} and\nNo previous memory, after\n" in t
-            for t in texts
-        )
-        == 3 * 2 * 3
-    )
-    assert sum(t.startswith("Of Where is ") and t.endswith(". ") for t in texts) == 3 * 2 * 3
+    assert len(bodies) == 3 * 2 * turns
+    settings = {(b["temperature"], b["top_p"], b["max_tokens"], b["model"]) for b in bodies}
+    assert settings == {(0, 1, 40, "stub")}
+    texts = [body["messages"][0]["content"] for body in bodies]
+    updates = [text for text in texts if text.startswith("Solve Where is ")]
+    firsts = [t for t in updates if " with {care} and\nNo previous memory, after\n" in t]
+    finals = [t for t in texts if t.startswith("Of Where is ") and t.endswith(". ")]
+    assert len(firsts) == len(finals) == 3 * 2 * 3
 
-    notes = [json.loads(line) for line in (tmp_path / "notes.jsonl").read_text().splitlines()]
-    assert [len(n["items"]) for n in notes] == [3, 3, 3] and len(
-        {i["context"] for n in notes for i in n["items"]}
-    ) == 9
-    flags = {
-        "length": "50",
-        "model": "stub",
-        "n_proc": "2",
-        "api": "recurrent",
-        "force": True,
-        "tokenizer": str(client.EMBEDDED),
-    }
-    assert all(n | flags == n for n in notes)
     written = json.loads((tmp_path / "client.json").read_text())
-    assert (
-        written["lines"][0]["what"] == "wall time, ours / MemAgent's client"
-        and written["sides"]["ours"] == ours
-    )
+    assert written["lines"][0]["what"] == "wall time, ours / MemAgent's client"
+    assert written["sides"]["ours"] == ours
     assert str(tmp_path) not in json.dumps(written) and "same answers" in capsys.readouterr().out
+    check_notes(tmp_path / "notes.jsonl")
+
+
+def check_notes(path):
+    """Check the command lines and items that their client was given, in three rounds."""
+    notes = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [len(note["items"]) for note in notes] == [3, 3, 3]
+    assert len({item["context"] for note in notes for item in note["items"]}) == 9
+    flags = {
+        "length": "50", "model": "stub", "n_proc": "2", "api": "recurrent", "force": True,
+        "tokenizer": str(client.EMBEDDED),
+    }  # fmt: skip
+    assert all(note | flags == note for note in notes)
 
 
 def test_what_cannot_be_compared_is_said_in_a_sentence(checkout, tmp_path, monkeypatch):
@@ -177,9 +173,8 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(checkout, tmp_path, monke
 
     assert "http://HOST:PORT/v1" in refused("--endpoint", "https://somewhere/v1")
     few = tmp_path / "few.jsonl"
-    few.write_text(
-        '{"question": "Where?", "answer": "Lima", "context": "Anna reached Lima."}\n' * 8
-    )
+    task = '{"question": "Where?", "answer": "Lima", "context": "Anna reached Lima."}'
+    few.write_text(f"{task}\n" * 8)
     assert "has 8 tasks: 1 rounds" in refused("--stub-delay", "0", "--data", str(few))
     assert "no-python" in refused("--stub-delay", "0", "--python", "no-python")
     folder = checkout / "taskutils" / "memory_eval"
@@ -187,9 +182,8 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(checkout, tmp_path, monke
     assert "theirs answered 2 of 3 items" in refused()
     (folder / "ruler_hqa.py").write_text("import nowhere_to_be_found")
     assert "theirs failed: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in refused()
-    (folder / "utils" / "recurrent.py").write_text(
-        'TEMPLATE = "{prompt} {memory} {chunk}"\nNO_MEMORY = "none"'
-    )
+    module = folder / "utils" / "recurrent.py"
+    module.write_text('TEMPLATE = "{prompt} {memory} {chunk}"\nNO_MEMORY = "none"')
     assert "a version that we do not know" in refused()
-    (folder / "utils" / "recurrent.py").unlink()
-    assert refused().endswith("there is no file " + str(folder / "utils" / "recurrent.py") + ".")
+    module.unlink()
+    assert refused().endswith(f"there is no file {module}.")

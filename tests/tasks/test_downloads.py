@@ -24,7 +24,8 @@ REPO = "someone/things"
 
 
 class Hub:
-    """As much of the hub's protocol as is used: the listing of a commit, and files with ranges, behind a redirect or not."""
+    """Serve the part of the hub's protocol in use: listings of commits, and files with ranges,
+    behind a redirect or not."""
 
     def __init__(self):
         self.commits = {OLD: {"big.bin": BIG, "small.json": SMALL}}
@@ -131,9 +132,8 @@ def hub(monkeypatch):
     from huggingface_hub import constants
 
     hub = Hub()
-    monkeypatch.setattr(
-        constants, "HF_HUB_OFFLINE", False
-    )  # conftest.py keeps every other test off the network
+    # conftest.py keeps every other test off the network
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         downloads,
         "SOURCES",
@@ -187,9 +187,8 @@ def test_files_are_loaded_checked_and_recorded(hub, tmp_path):
     ]
     assert sorted(p.name for p in (tmp_path / "things").iterdir()) == ["big.bin", "s.json"]
     assert "Licence: free." in said[0]
-    assert said[1].startswith(
-        "HF_ENDPOINT is set: http://127.0.0.1"
-    )  # before anything is asked for
+    # Before anything is asked for
+    assert said[1].startswith("HF_ENDPOINT is set: http://127.0.0.1")
 
 
 def test_the_second_call_makes_no_request(hub, tmp_path):
@@ -259,9 +258,8 @@ def test_the_recorded_commit_is_kept_when_the_hub_goes_on(hub, tmp_path):
     (tmp_path / "things/big.bin").unlink()
     assert get("things", tmp_path)[0].read_bytes() == BIG
     assert f"/datasets/{REPO}/resolve/{OLD}/big.bin" in hub.paths()[-1:]
-    assert (
-        get("things", tmp_path, revision="main")[0].read_bytes() == BIG[::-1]
-    )  # unless another one is asked for
+    # Unless another one is asked for
+    assert get("things", tmp_path, revision="main")[0].read_bytes() == BIG[::-1]
     assert {
         entry["commit"] for entry in json.loads((tmp_path / "downloads.json").read_text()).values()
     } == {NEW}

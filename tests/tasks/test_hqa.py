@@ -14,7 +14,7 @@ from test_readers import EXTRA, FIELDS, SHARED, gold_titles, questions, real
 
 from config.errors import UserError
 from data import Pool, Task
-from tasks.hqa import Evidence, build
+from tasks.hqa import Evidence, make_tasks
 from tasks.readers import read, read_passages
 from tasks.writers import write_built
 
@@ -22,7 +22,7 @@ from tasks.writers import write_built
 @pytest.mark.parametrize("compat", [False, True])
 def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
     source = {task.id: task for task in questions(tmp_path)}
-    tasks = build(list(source.values()), 100, extra=EXTRA, seed=3, compat_seed4=compat)
+    tasks = make_tasks(list(source.values()), 100, extra=EXTRA, seed=3, compat_seed4=compat)
     assert sorted(task.id for task in tasks) == sorted(source)
     for task in tasks:
         own = source[task.id]
@@ -37,9 +37,8 @@ def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
         assert [getattr(task, f) for f in FIELDS if f != "document"] == [
             getattr(own, f) for f in FIELDS if f != "document"
         ]
-    assert len(tasks[0].pool.titles) == len(
-        {k for task in tasks for k in task.order}
-    )  # only what is used
+    # Only what is used
+    assert len(tasks[0].pool.titles) == len({k for task in tasks for k in task.order})
 
 
 def places(task: Task) -> list[int]:
@@ -60,34 +59,35 @@ FIXED = {
 def test_fixed_places_under_compat_seed4_only(tmp_path, n):
     extra = Pool([f"E{k}" for k in range(n)], [f"Extra text {k}." for k in range(n)])
     source = questions(tmp_path, 4)
-    assert [places(task) for task in build(source, n, extra=extra, compat_seed4=True)] == [
+    assert [places(task) for task in make_tasks(source, n, extra=extra, compat_seed4=True)] == [
         FIXED[n]
     ] * 4
-    ours = [tuple(places(task)) for task in build(source, n, extra=extra)]
+    ours = [tuple(places(task)) for task in make_tasks(source, n, extra=extra)]
     assert len({*ours, tuple(FIXED[n])}) == 5
 
 
 def test_build_is_decided_by_its_seed(tmp_path):
     source = questions(tmp_path, 8)
-    sets = [build(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2)]
+    sets = [make_tasks(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2)]
     assert (
         [asdict(t) for t in sets[0]] == [asdict(t) for t in sets[1]] != [asdict(t) for t in sets[2]]
     )
     for name, tasks in zip("ab", sets[:2], strict=True):
         write_built(tmp_path / f"{name}.jsonl.gz", tasks, seed=1)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
-    alone = build(
-        source[::-1], 60, extra=EXTRA, seed=1
-    )  # an item does not depend on its place among the others
+    # An item does not depend on its place among the others
+    alone = make_tasks(source[::-1], 60, extra=EXTRA, seed=1)
     by_id = {t.id: t for t in sets[0]}
     assert all(t.document == by_id[t.id].document for t in alone)
 
 
 def test_the_same_questions_at_every_length(tmp_path):
     source = questions(tmp_path, 8)
-    ids = [[t.id for t in build(source, n, n_items=5, extra=EXTRA, seed=1)] for n in (20, 50, 200)]
+    ids = [
+        [t.id for t in make_tasks(source, n, n_items=5, extra=EXTRA, seed=1)] for n in (20, 50, 200)
+    ]
     assert ids[0] == ids[1] == ids[2] and len(set(ids[0])) == 5
-    assert [t.id for t in build(source, 20, n_items=3, extra=EXTRA, seed=1)] == ids[0][:3]
+    assert [t.id for t in make_tasks(source, 20, n_items=3, extra=EXTRA, seed=1)] == ids[0][:3]
 
 
 def test_no_second_version_of_an_own_title(tmp_path):
@@ -95,24 +95,24 @@ def test_no_second_version_of_an_own_title(tmp_path):
     versions = Pool(
         ["T0-7", "t0-2", *EXTRA.titles[:5]], ["Other version.", "Other version.", *EXTRA.texts[:5]]
     )
-    (task,) = build(source, 15, extra=versions)
+    (task,) = make_tasks(source, 15, extra=versions)
     assert "Other version." not in task.document
     with pytest.raises(
         UserError, match="q0 needs 6 other passages for 16 documents and there are 5"
     ):
-        build(source, 16, extra=versions)
+        make_tasks(source, 16, extra=versions)
 
 
 def test_build_refuses(tmp_path):
     source = questions(tmp_path, 3)
     with pytest.raises(UserError, match="9 documents are too few"):
-        build(source, 9)
+        make_tasks(source, 9)
     with pytest.raises(UserError, match="4 questions are wanted and there are 3"):
-        build(source, 20, n_items=4)
+        make_tasks(source, 20, n_items=4)
     with pytest.raises(UserError, match="0 questions"):
-        build(source, 20, n_items=0)
+        make_tasks(source, 20, n_items=0)
     with pytest.raises(UserError, match="no paragraphs"):
-        build([Task("x", "Q?", ("A",), text="C")], 20)
+        make_tasks([Task("x", "Q?", ("A",), text="C")], 20)
 
 
 @settings(
@@ -120,7 +120,7 @@ def test_build_refuses(tmp_path):
 )
 @given(n=st.integers(10, 120), n_items=st.integers(1, 5), seed=st.integers(), compat=st.booleans())
 def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat):
-    tasks = build(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)
+    tasks = make_tasks(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)
     for task in tasks:
         assert len(set(task.order)) == n and gold_titles(task) == [
             f"T{task.id[1:]}-7",
@@ -132,7 +132,7 @@ def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat)
 
 def test_a_longer_document_has_all_of_a_shorter_one(tmp_path):
     source = questions(tmp_path, 4)
-    sets = [build(source, n, extra=EXTRA, seed=2) for n in (20, 50, 200)]
+    sets = [make_tasks(source, n, extra=EXTRA, seed=2) for n in (20, 50, 200)]
     for short, middle, long in zip(*sets, strict=True):
         passages = [
             {(t.pool.titles[k], t.pool.texts[k]) for k in t.order} for t in (short, middle, long)
@@ -147,9 +147,8 @@ def test_a_longer_document_has_all_of_a_shorter_one(tmp_path):
 # ---- where the evidence may stand ----
 
 RULES = {
-    "paper": Evidence(
-        "reverse", 0.5
-    ),  # ReMemR1's paper: reverse order, successive hops more than N/2 apart
+    # ReMemR1's paper: reverse order, successive hops more than N/2 apart
+    "paper": Evidence("reverse", 0.5),
     "code": Evidence("reverse", 30),  # ReMemR1's code: reverse order, at least D documents apart
     "forward": Evidence("forward"),
     "apart": Evidence("any", 0.25),
@@ -172,20 +171,18 @@ def plainly(rule: str, places: tuple[int, ...], n: int) -> bool:
 def test_evidence_stands_as_asked(tmp_path, rule, n):
     source = questions(tmp_path, 8)
     free, placed = (
-        build(source, n, extra=EXTRA, seed=1),
-        build(source, n, extra=EXTRA, seed=1, evidence=RULES[rule]),
+        make_tasks(source, n, extra=EXTRA, seed=1),
+        make_tasks(source, n, extra=EXTRA, seed=1, evidence=RULES[rule]),
     )
     for before, task in zip(free, placed, strict=True):
         assert plainly(rule, task.gold, n) and gold_titles(task) == gold_titles(before)
-        assert sorted(task.document) == sorted(before.document) or {*task.order} == {
-            *before.order
-        }  # the same passages
+        # The same passages
+        assert sorted(task.document) == sorted(before.document) or {*task.order} == {*before.order}
         assert sorted(task.pool.titles[k] for k in task.order) == sorted(
             before.pool.titles[k] for k in before.order
         )
-        assert (
-            not plainly(rule, before.gold, n) or task.order == before.order
-        )  # what stood right already was not moved
+        # What stood right already was not moved
+        assert not plainly(rule, before.gold, n) or task.order == before.order
     assert len({task.gold for task in placed}) > 4
 
 
@@ -219,14 +216,14 @@ def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
     source[2] = replace(source[2], gold=(7,))  # one piece of evidence has no distance
     source[3] = replace(source[3], gold=(7, 2, 5))
     source[4] = replace(source[4], gold=(7, 2, 7))  # one paragraph serves two hops
-    built = build(source, 60, 4, EXTRA, evidence=RULES["paper"])
+    built = make_tasks(source, 60, 4, EXTRA, evidence=RULES["paper"])
     assert {t.id for t in built} == {"q0", "q1", "q4", "q5"}
     (twice,) = [t for t in built if t.id == "q4"]
     assert twice.gold[0] == twice.gold[2] and plainly("paper", twice.gold[:2], 60)
     with pytest.raises(UserError, match="in 4 of 6 questions only, and 5 are wanted"):
-        build(source, 60, 5, EXTRA, evidence=RULES["paper"])
+        make_tasks(source, 60, 5, EXTRA, evidence=RULES["paper"])
     with pytest.raises(UserError, match="in 0 of 6"):
-        build(source, 20, 1, EXTRA, evidence=Evidence("reverse", 20))
+        make_tasks(source, 20, 1, EXTRA, evidence=Evidence("reverse", 20))
 
 
 def test_questions_of_many_hops_are_the_same_at_every_length(tmp_path):
@@ -234,10 +231,11 @@ def test_questions_of_many_hops_are_the_same_at_every_length(tmp_path):
         replace(task, gold=tuple(range(2 + k % 3))) for k, task in enumerate(questions(tmp_path, 9))
     ]
     far, lengths = Evidence("reverse", 30), (60, 90, 150)
-    apart = [[t.id for t in build(source, n, 3, EXTRA, evidence=far)] for n in lengths]
+    apart = [[t.id for t in make_tasks(source, n, 3, EXTRA, evidence=far)] for n in lengths]
     assert len({*map(tuple, apart)}) > 1  # at 60 documents three hops cannot stand so far apart
     sets = [
-        [t.id for t in build(source, n, 3, EXTRA, evidence=far, lengths=lengths)] for n in lengths
+        [t.id for t in make_tasks(source, n, 3, EXTRA, evidence=far, lengths=lengths)]
+        for n in lengths
     ]
     assert len({*map(tuple, sets)}) == 1
 
@@ -254,10 +252,10 @@ def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
         for k, task in enumerate(questions(tmp_path, 8))
     ]
     source = [task for task in source if task.gold[0] != task.gold[1]]
-    free = build(source, 60, extra=EXTRA, compat_seed4=True)
+    free = make_tasks(source, 60, extra=EXTRA, compat_seed4=True)
     right = [t for t in free if plainly("code", t.gold, 60)]
     assert 0 < len(right) < len(free)
-    chosen = build(source, 60, len(right), EXTRA, compat_seed4=True, evidence=RULES["code"])
+    chosen = make_tasks(source, 60, len(right), EXTRA, compat_seed4=True, evidence=RULES["code"])
     assert [(t.id, t.gold, t.document) for t in chosen] == [
         (t.id, t.gold, t.document) for t in right
     ]
@@ -281,7 +279,7 @@ def test_nonsense_about_evidence_is_refused():
 def test_real_sets(tmp_path, n):
     source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
     extra = read_passages(SHARED / "passages_extra.jsonl.gz")
-    tasks = build(source, n, 16, extra, seed=1)
+    tasks = make_tasks(source, n, 16, extra, seed=1)
     path = tmp_path / "set.jsonl.gz"
     write_built(path, tasks)
     assert read(path) == tasks and path.stat().st_size < 7e6
@@ -297,4 +295,4 @@ def test_real_passages_run_out():
     with pytest.raises(
         UserError, match=r"6390 other passages for 6400 documents and there are 2\d\d; give more"
     ):
-        build(source, 6400)
+        make_tasks(source, 6400)

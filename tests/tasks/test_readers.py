@@ -1,4 +1,4 @@
-"""Every reader against good and broken files, round trips, and the RULER-HQA generator. All text here is made up."""
+"""Every reader against good and broken files, round trips, sets. All text here is made up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from config.errors import UserError
 from data import Pool, Task
 from tasks import readers, writers
-from tasks.hqa import build
+from tasks.hqa import make_tasks
 from tasks.readers import from_text, read, read_passages
 from tasks.writers import write_built
 
@@ -72,27 +72,18 @@ VIME = {
     "prompt": "Who keeps bees?",
     "label": "Ada",
     "metadata": {
-        "context": "Ada keeps bees.",
-        "ground_truth": ["Ada", "Ada L."],
-        "num_docs": 1,
+        "context": "Ada keeps bees.", "ground_truth": ["Ada", "Ada L."], "num_docs": 1,
         "data_source": "hotpotqa",
     },
-}
+}  # fmt: skip
 EVAL = {
-    "context": "Ada keeps bees.",
-    "input": "Who keeps bees?",
-    "answers": ["Ada"],
-    "num_docs": 1,
+    "context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 1,
     "index": 3,
-}
+}  # fmt: skip
 RULER = {
-    "index": 0,
-    "input": "Which?",
-    "context": "One is 12. Two is 34.",
-    "outputs": ["12", "34"],
-    "answer_prefix": "",
-    "length": 9,
-}
+    "index": 0, "input": "Which?", "context": "One is 12. Two is 34.", "outputs": ["12", "34"],
+    "answer_prefix": "", "length": 9,
+}  # fmt: skip
 
 
 def hotpot(i: int, context: list | None = None) -> dict:
@@ -144,21 +135,14 @@ def test_own_in_every_container(tmp_path, container):
 
 def test_own_with_one_answer_labels_blank_lines_and_gz(tmp_path):
     one = {
-        "id": 17,
-        "question": "When?",
-        "answer": "1994-05-01",
-        "context": "On 1994-05-01.",
-        "kind": "date",
-        "split": "train",
-    }
+        "id": 17, "question": "When?", "answer": "1994-05-01", "context": "On 1994-05-01.",
+        "kind": "date", "split": "train",
+    }  # fmt: skip
     path = lines(tmp_path / "own.jsonl.gz", ["", one, "  ", OWN])
     first, second = read(path)
-    assert (first.id, first.answers, first.kind, first.split) == (
-        "17",
-        ("1994-05-01",),
-        "date",
-        "train",
-    )  # a date stays a text
+    # A date stays a text
+    expected = ("17", ("1994-05-01",), "date", "train")
+    assert (first.id, first.answers, first.kind, first.split) == expected
     assert second.id == "1"
 
 
@@ -231,22 +215,17 @@ def test_hotpotqa_shares_one_pool(tmp_path):
     tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
     assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 5  # Common once
     task = tasks[1]
-    assert (task.id, task.kind, task.dataset, task.answers) == (
-        "q2",
-        "bridge",
-        "hotpotqa",
-        ("Queen 2",),
-    )
-    assert [task.pool.titles[task.order[g]] for g in task.gold] == [
-        "Land 2",
-        "Town 2",
-    ]  # each once, in order
+    expected = ("q2", "bridge", "hotpotqa", ("Queen 2",))
+    assert (task.id, task.kind, task.dataset, task.answers) == expected
+    # Each once, in order
+    assert [task.pool.titles[task.order[g]] for g in task.gold] == ["Land 2", "Town 2"]
     assert (
         task.clues == ("Land 2", "Town 2")
         and read(array(tmp_path / "w.json", [OWN]))[0].clues == ()
     )
     assert task.document.startswith(
-        "Document 1:\nCommon\nA common text.\n\nDocument 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
+        "Document 1:\nCommon\nA common text.\n\n"
+        "Document 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
     )
 
 
@@ -267,12 +246,8 @@ def test_eval_json_of_passage_numbers(tmp_path, nested):
 def test_shared_paragraphs(tmp_path):
     tasks = questions(tmp_path, 2)
     assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 20
-    assert (tasks[1].id, tasks[1].kind, tasks[1].split, tasks[1].dataset) == (
-        "q1",
-        "bridge",
-        "train",
-        "made",
-    )
+    expected = ("q1", "bridge", "train", "made")
+    assert (tasks[1].id, tasks[1].kind, tasks[1].split, tasks[1].dataset) == expected
     assert [tasks[1].pool.titles[tasks[1].order[g]] for g in tasks[1].gold] == ["T1-7", "T1-2"]
 
 
@@ -310,56 +285,23 @@ MUSIQUE = {
         {"id": 2, "paragraph_support_idx": 0},
     ],
 }
-SQUAD = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "Bees",
-            "paragraphs": [
-                {
-                    "context": "Ada keeps bees.",
-                    "qas": [
-                        {
-                            "id": "s1",
-                            "question": "Who keeps bees?",
-                            "answers": [
-                                {"text": "Ada", "answer_start": 0},
-                                {"text": "Ada", "answer_start": 0},
-                            ],
-                        },
-                        {
-                            "id": "s2",
-                            "question": "Who keeps ants?",
-                            "answers": [],
-                            "is_impossible": True,
-                        },
-                    ],
-                },
-                {
-                    "context": "Bo keeps ants.",
-                    "qas": [
-                        {
-                            "id": "s3",
-                            "question": "What does Bo keep?",
-                            "answers": [{"text": "ants"}],
-                        }
-                    ],
-                },
-            ],
-        }
-    ],
-}
+SQUAD = {"version": "1.1", "data": [{"title": "Bees", "paragraphs": [
+    {"context": "Ada keeps bees.", "qas": [
+        {"id": "s1", "question": "Who keeps bees?", "answers": [
+            {"text": "Ada", "answer_start": 0}, {"text": "Ada", "answer_start": 0},
+        ]},
+        {"id": "s2", "question": "Who keeps ants?", "answers": [], "is_impossible": True},
+    ]},
+    {"context": "Bo keeps ants.", "qas": [
+        {"id": "s3", "question": "What does Bo keep?", "answers": [{"text": "ants"}]},
+    ]},
+]}]}  # fmt: skip
 
 
 def test_hotpotqa_of_the_hub(tmp_path):
     (task,) = read(parquet(tmp_path / "validation.parquet", [HUB]))
-    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == (
-        "h1",
-        ("Ada",),
-        "bridge",
-        "hotpotqa",
-        (1, 0),
-    )
+    expected = ("h1", ("Ada",), "bridge", "hotpotqa", (1, 0))
+    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == expected
     assert task.level == "hard"
     lacking = HUB | {"supporting_facts": {"title": ["B", "gone"], "sent_id": [0, 1]}}
     assert read(lines(tmp_path / "fullwiki.jsonl", [lacking]))[0].gold == ()  # not a part of it
@@ -375,26 +317,16 @@ def test_hotpotqa_of_the_hub(tmp_path):
 def test_flashrag_joins_the_sentences_of_2wiki_by_a_blank(tmp_path):
     (tmp_path / "2wiki").mkdir()
     (task,) = read(lines(tmp_path / "2wiki" / "dev.jsonl", [FLASHRAG]))
-    assert (task.id, task.answers, task.kind, task.dataset) == (
-        "dev_0",
-        ("Ada", "A. L."),
-        "inference",
-        "2wikimultihopqa",
-    )
+    expected = ("dev_0", ("Ada", "A. L."), "inference", "2wikimultihopqa")
+    assert (task.id, task.answers, task.kind, task.dataset) == expected
     assert task.gold == (1, 0) and task.pool.texts == ["One. Two.", "Three."]
     (task,) = read(lines(tmp_path / "dev.jsonl", [FLASHRAG]))
-    assert (
-        task.dataset == "hotpotqa" and task.pool.texts[0] == "One.Two."
-    )  # HotpotQA's sentences bring their own blanks
+    # HotpotQA's sentences bring their own blanks
+    assert task.dataset == "hotpotqa" and task.pool.texts[0] == "One.Two."
     official = {
-        "_id": "w",
-        "question": "Who?",
-        "answer": "Ada",
-        "evidences": [],
-        "type": "inference",
-        "supporting_facts": [["B", 0]],
-        "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
-    }
+        "_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference",
+        "supporting_facts": [["B", 0]], "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
+    }  # fmt: skip
     (task,) = read(array(tmp_path / "dev.json", [official]))
     assert (
         task.dataset == "2wikimultihopqa"
@@ -405,13 +337,8 @@ def test_flashrag_joins_the_sentences_of_2wiki_by_a_blank(tmp_path):
 
 def test_musique(tmp_path):
     (task,) = read(lines(tmp_path / "m.jsonl", [MUSIQUE]))
-    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == (
-        "2hop__1",
-        ("Ada", "A. L."),
-        "2hop",
-        "musique",
-        (2, 0),
-    )
+    expected = ("2hop__1", ("Ada", "A. L."), "2hop", "musique", (2, 0))
+    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == expected
     assert task.pool.texts == ["Text 0.", "Text 1.", "Text 2."]
 
 
@@ -570,9 +497,8 @@ def test_broken_line_is_named(tmp_path, k, bad):
     records = [OWN, OWN, OWN]
     records[k - 1] = bad
     path = lines(tmp_path / "own.jsonl", records)
-    array_at_once = k == 1 and bad.startswith(
-        "["
-    )  # a file that starts so is taken for a JSON array: the place is that of its end
+    # A file that starts so is taken for a JSON array: the place is that of its end
+    array_at_once = k == 1 and bad.startswith("[")
     fails(path, ", line " if array_at_once else f", line {k}: ")
 
 
@@ -639,27 +565,9 @@ def test_bad_field_is_named(tmp_path, good, change, reason):
 
 
 VALUES = (
-    None,
-    5,
-    2**70,
-    -1,
-    2.5,
-    True,
-    "",
-    "x",
-    "\ud800",
-    [],
-    [5],
-    [None],
-    ["x"],
-    [[]],
-    [[5, "x"]],
-    [{}],
-    {},
-    {"a": 1},
-    {"title": 5},
-    {"text": 5},
-)
+    None, 5, 2**70, -1, 2.5, True, "", "x", "\ud800", [], [5], [None], ["x"], [[]], [[5, "x"]],
+    [{}], {}, {"a": 1}, {"title": 5}, {"text": 5},
+)  # fmt: skip
 GONE = object()
 
 
@@ -712,8 +620,8 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("form", [*PUBLISHED, "built", "squad tree"])
 def test_whatever_stands_at_any_place_is_read_or_named(tmp_path, form):
-    """Every field of every form, and every part of it, taken away and replaced by each kind of thing; after a good record, so that the
-    form is known. What is read can be asked about."""
+    """Remove every field of every form, and every part of it, or replace it by a value of each
+    type, after a good record, so that the form is known. Any task that is read can be used."""
     good = {"built": BUILT, "squad tree": [SQUAD]}.get(form) or [PUBLISHED[form]]
     path, refused = tmp_path / "x.jsonl", 0
     for at in changes(good):
@@ -840,20 +748,19 @@ FILES = {"eval": "x.json", "memagent": "x.parquet", "vime": "x.jsonl.gz"}
 
 @pytest.mark.parametrize("form", FILES)
 def test_round_trip(tmp_path, form):
-    tasks = build(questions(tmp_path), 40, seed=1)
+    tasks = make_tasks(questions(tmp_path), 40, seed=1)
     writers.write(tmp_path / FILES[form], tasks, form)
     back = read(tmp_path / FILES[form])
     assert same(tasks, back)
     for other in FILES:  # and from any form to any other
         writers.write(tmp_path / ("2" + FILES[other]), back, other)
         again = read(tmp_path / ("2" + FILES[other]))
-        assert same(back, again) and (
-            form == "eval" or again == back
-        )  # the eval form alone says where the evidence stands
+        # The eval form alone says where the evidence stands
+        assert same(back, again) and (form == "eval" or again == back)
 
 
 def test_eval_files_say_where_the_evidence_stands(tmp_path):
-    tasks = build(questions(tmp_path), 40, seed=1)
+    tasks = make_tasks(questions(tmp_path), 40, seed=1)
     tasks[0] = dataclasses.replace(tasks[0], gold=tasks[0].gold[:1])
     writers.write_eval_json(tmp_path / "eval_hotpotqa_40.json", tasks)
     back = read(tmp_path / "eval_hotpotqa_40.json")
@@ -868,11 +775,8 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
     ) == (True, True)
     for item, task in zip(items[1:], tasks[1:], strict=True):
         a, b = task.gold
-        assert (item["min_distance"], item["is_ordered"], item["is_reverse_ordered"]) == (
-            abs(a - b),
-            a < b,
-            a > b,
-        )
+        expected = (abs(a - b), a < b, a > b)
+        assert (item["min_distance"], item["is_ordered"], item["is_reverse_ordered"]) == expected
     # another frame, or none: the text as it stands, without evidence
     items[1]["context"] = "So:\n" + items[1]["context"]
     other = read(
@@ -899,10 +803,7 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
     assert {
         k: json.loads((tmp_path / "eval_hotpotqa_40.json").read_text())[0][k]
         for k in ("level", "dataset")
-    } == {
-        "level": "hard",
-        "dataset": "2wikimultihopqa",
-    }
+    } == {"level": "hard", "dataset": "2wikimultihopqa"}
     with pytest.raises(
         UserError, match="'evidence_idx' must be a list of whole numbers from 0 to 39"
     ):
@@ -961,7 +862,7 @@ def test_a_blank_label_comes_back_and_a_blank_id_does_not(tmp_path, name):
 
 
 def test_the_published_forms_are_kept(tmp_path):
-    tasks = build(questions(tmp_path), 40, n_items=2)
+    tasks = make_tasks(questions(tmp_path), 40, n_items=2)
     writers.write_eval_json(tmp_path / "x.json", tasks)
     (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
     assert {"context", "input", "answers", "num_docs", "index"} <= set(item) and (
@@ -978,11 +879,8 @@ def test_the_published_forms_are_kept(tmp_path):
     assert list(row) == list(MEMAGENT) and row["prompt"] == [
         {"role": "user", "content": tasks[1].question}
     ]
-    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"], row["ability"]) == (
-        40,
-        1,
-        "memory",
-    )
+    expected = (40, 1, "memory")
+    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"], row["ability"]) == expected
 
 
 def test_parquet_is_written_in_parts(tmp_path):
@@ -998,12 +896,10 @@ def test_parquet_is_written_in_parts(tmp_path):
 def test_nothing_is_half_written(tmp_path, form):
     path = tmp_path / FILES.get(form, "set.jsonl.gz")
     path.write_bytes(b"what was there before")
-    good = build(questions(tmp_path, 3), 20)
+    good = make_tasks(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
-    broken = [
-        *good,
-        Task("x", "Q?", ("A",), pool=good[0].pool, order=(10**6,)),
-    ]  # fails while its document is composed
+    # Fails while its document is composed
+    broken = [*good, Task("x", "Q?", ("A",), pool=good[0].pool, order=(10**6,))]
     if form == "built":
         broken = [*good, Task("x", "Q?", ({"a"},), pool=good[0].pool, order=(0,))]  # a set: no JSON
     for tasks, error in (
@@ -1020,7 +916,7 @@ def test_nothing_is_half_written(tmp_path, form):
 def test_json_is_not_written_into_a_parquet_name(tmp_path):
     for form in ("vime", "eval", "built"):
         with pytest.raises(UserError, match=r"must not end in \.parquet"):
-            writers.write(tmp_path / "x.parquet", build(questions(tmp_path), 40), form)
+            writers.write(tmp_path / "x.parquet", make_tasks(questions(tmp_path), 40), form)
     assert [p.name for p in tmp_path.iterdir()] == ["questions.jsonl"]
 
 
@@ -1049,7 +945,7 @@ def gold_titles(task: Task) -> list[str]:
 
 def test_broken_sets(tmp_path):
     path = tmp_path / "set.jsonl"
-    write_built(path, build(questions(tmp_path, 2), 20), seed=5)
+    write_built(path, make_tasks(questions(tmp_path, 2), 20), seed=5)
     whole = path.read_text("utf-8").splitlines()
     assert json.loads(whole[0]) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
     fails(
@@ -1077,12 +973,10 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at 
 @pytest.mark.parametrize(
     ("name", "n"),
     [
-        ("hotpotqa_tiny", 24),
-        ("hotpotqa_dev", 684),
-        ("2wikimultihopqa_dev", 907),
+        ("hotpotqa_tiny", 24), ("hotpotqa_dev", 684), ("2wikimultihopqa_dev", 907),
         ("musique_dev", 200),
     ],
-)
+)  # fmt: skip
 def test_real_questions(name, n):
     tasks = read(SHARED / f"{name}.jsonl.gz")
     assert len(tasks) == n and len({id(task.pool) for task in tasks}) == 1

@@ -1,4 +1,4 @@
-"""RULER's tasks: length, evidence, grading, sameness by seed; each on generated passages and, where it is there, on the real data."""
+"""RULER's thirteen tasks: sizes, needles, answers, and that nothing depends on other items."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import UserError
-from data import Pool, Task, score
+from data import Pool, Task, grade
 from embedded import tiny
 from tasks import ruler
 from tasks.readers import read, read_passages
@@ -21,9 +21,8 @@ from tokens.codec import Codec
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at {SHARED}")
-EVIDENT = [
-    kind for kind in KINDS if kind not in ("cwe", "fwe")
-]  # kinds whose evidence stands somewhere
+# Kinds whose evidence stands somewhere
+EVIDENT = [kind for kind in KINDS if kind not in ("cwe", "fwe")]
 
 
 def prose(seed: int, n: int) -> list[str]:
@@ -39,7 +38,8 @@ FILLER = Pool(
 
 
 def questions(own: int) -> list[Task]:
-    """Twelve questions with `own` paragraphs, one of them (two, if there are so many) supporting; the answer stands in the last of these."""
+    """Make twelve questions with `own` paragraphs, of which one (or two, if there are so many)
+    supports; the answer is in the last of these."""
     tasks, titles, texts = [], [], []
     for i in range(12):
         for k in range(own):
@@ -112,9 +112,8 @@ def test_the_length_is_held_and_used(kind, name):
     check_length(*made(kind, 1500, 1, name), codec(name), 0.7)
 
 
-@pytest.mark.parametrize(
-    "kind", ["niah_single_2", "niah_multikey_3", "vt", "cwe", "fwe", "qa_2"]
-)  # every way a document is made
+# Every way a document is made
+@pytest.mark.parametrize("kind", ["niah_single_2", "niah_multikey_3", "vt", "cwe", "fwe", "qa_2"])
 def test_the_length_is_held_and_used_at_131072_tokens(kind):
     (task,) = made(kind, 131072, 1)
     check_length(task, codec("bpe"), 0.99)
@@ -138,7 +137,7 @@ def test_gold_passages_hold_the_answers_and_nothing_else_does(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_right_answers_are_right_and_others_are_worth_nothing(kind):
     def scored(task: Task, said: list[str]) -> float:
-        return score(
+        return grade(
             "\\boxed{" + ", ".join(said) + "}", task.answers, "boxed", task.asks_for_all
         ).sub_em
 
@@ -183,13 +182,8 @@ def test_the_same_seed_gives_the_same_file_and_comes_back(kind, tmp_path):
 def test_items_do_not_depend_on_n_and_questions_not_on_the_length(kind):
     few, many, longer = made(kind, 2000, 2), made(kind, 2000, 5), made(kind, 5000, 5)
     for a, b in zip(few, many, strict=False):
-        assert (a.id, a.question, a.answers, a.document, a.gold) == (
-            b.id,
-            b.question,
-            b.answers,
-            b.document,
-            b.gold,
-        )
+        expected = (b.id, b.question, b.answers, b.document, b.gold)
+        assert (a.id, a.question, a.answers, a.document, a.gold) == expected
     for a, b in zip(many, longer, strict=True):
         assert (a.id, a.question, a.answers) == (b.id, b.question, b.answers) and len(
             a.document
@@ -291,9 +285,8 @@ def test_a_short_haystack_begins_again_and_what_it_holds_is_no_answer(monkeypatc
 
 
 def test_a_distractor_that_has_an_items_own_key_or_value_is_left_out(monkeypatch):
-    monkeypatch.setitem(
-        ruler.DRAW, "number", lambda rng: str(rng.randint(1000000, 1000400))
-    )  # of few there are many alike
+    # Of few there are many alike
+    monkeypatch.setitem(ruler.DRAW, "number", lambda rng: str(rng.randint(1000000, 1000400)))
     monkeypatch.setitem(ruler.DRAW, "word", lambda rng: f"k-{rng.randint(0, 400)}")
     for task in make_tasks("niah_multikey_2", 2500, 20, codec("bpe")):
         words = " ".join(passages(task)).split()
@@ -348,9 +341,8 @@ def test_vt_is_one_chain_in_reading_order():
                     r"Now ([A-Z]{5}) is given (?:the value (\d+)|what ([A-Z]{5}) has)\.", text
                 ).group(1, 2)
                 source = source or text.split()[5]
-                assert source == (
-                    names[-1] if names else value
-                )  # each from the one before, the first from the value
+                # Each from the one before, the first from the value
+                assert source == (names[-1] if names else value)
                 held[name] = held[source]
                 names.append(name)
                 places.append(place)
@@ -375,16 +367,15 @@ def test_cwe_counts():
             assert {*counts} <= single and not any(
                 a in word for word in counts for a in task.answers if a != word
             )
-    assert (
-        Counter(passages(made("cwe", 4096, 3, "embedded")[0])).most_common(1)[0][1] == 6
-    )  # 300 entries do not fit in
+    # 300 entries do not fit in
+    assert Counter(passages(made("cwe", 4096, 3, "embedded")[0])).most_common(1)[0][1] == 6
     for number in range(100):
-        answers = ruler._cwe(ruler.Which("cwe", 0, number, 4096))[0].task.answers
+        answers = ruler._cwe(ruler.ItemKey("cwe", 0, number, 4096))[0].task.answers
         assert (
             not any(a in b for a in answers for b in answers if a != b)
             and min(map(len, answers)) > 3
         )
-    item, _ = ruler._cwe(ruler.Which("cwe", 0, 0, 4096))
+    item, _ = ruler._cwe(ruler.ItemKey("cwe", 0, 0, 4096))
     counts = Counter(item.build(9000)[0])  # more than there are single words
     pairs, answers = {*counts} - single, item.task.answers
     assert (
@@ -410,7 +401,7 @@ def test_fwe_counts(tokens, n):
 
 
 def test_fwe_ranks_never_tie():
-    (item,) = ruler._fwe(ruler.Which("fwe", 0, 0, 4096))
+    (item,) = ruler._fwe(ruler.ItemKey("fwe", 0, 0, 4096))
     for size in (*range(item.least, 400), *range(400, 3000, 37)):
         counts = sorted(Counter(item.build(size)[0]).values(), reverse=True)
         assert counts == [
@@ -467,7 +458,10 @@ def test_no_profanity_and_no_odd_words():
 
 
 def test_sentences():
-    text = 'It rains.  He said "Stop!" Then\n(quietly) he left. 7 came? "Yes." It cost 3.5 francs. the end'
+    text = (
+        'It rains.  He said "Stop!" Then\n(quietly) he left. 7 came? "Yes." '
+        "It cost 3.5 francs. the end"
+    )
     assert sentences([text, "", " One.\n"]) == [
         "It rains.",
         'He said "Stop!"',

@@ -1,4 +1,4 @@
-"""What an evaluation asks: columns of a suite, sources, RULER's tasks; and the agents and weights that answer."""
+"""Suites and the commands on task files, with a scripted engine or the embedded tokenizer."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def filler(tmp_path):
 
 
 def asked(codec, **other):
-    unit, columns = suites.asked_of(replace(QUICK, **other), lambda: codec)
+    unit, columns = suites.columns_of(replace(QUICK, **other), lambda: codec)
     return (
         unit,
         [(c.question, c.length) for c in columns],
@@ -80,9 +80,8 @@ def test_where_questions_come_from(codec, tmp_path, monkeypatch):
     (tmp_path / "data" / "hotpotqa").mkdir(parents=True)
     lines(tmp_path / "data" / "hotpotqa" / "dev.jsonl", [hotpot(k) for k in range(6)])
     lines(tmp_path / "data" / "hotpotqa" / "train-00000.jsonl", [hotpot(k) for k in range(6)])
-    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [
-        ("hotpotqa", 12)
-    ]  # what was downloaded and is not for training
+    # What was downloaded and is not for training
+    assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]
 
 
 def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
@@ -113,7 +112,7 @@ def asked_names(**other):
     """Columns of the suite, for which no tokenizer is needed."""
     return [
         (c.question, c.length)
-        for c in suites.asked_of(replace(QUICK, lengths=(4096,), **other), None)[1]
+        for c in suites.columns_of(replace(QUICK, lengths=(4096,), **other), None)[1]
     ]
 
 
@@ -224,17 +223,16 @@ def test_questions_that_are_known_without_the_document_are_dropped(
     monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
         out = tmp_path / rule / "kept.jsonl.gz"
+        test = taskfiles.ClosedBook(rule, answer_tokens=64)
         taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, rule, "cpu", "transformers"
+            tmp_path / "questions.jsonl", out, "", test, "cpu", "transformers"
         )
         kept = readers.read(out)
         assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
         assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
         assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
     with pytest.raises(UserError, match="right or contains"):
-        taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", 2, 1.0, 0.7, 64, "any", "cpu", "transformers"
-        )
+        taskfiles.ClosedBook("any")
 
 
 @pytest.mark.parametrize(
@@ -255,12 +253,14 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
 ):
     records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
     file, out = lines(tmp_path / "questions.jsonl", records), tmp_path / "kept.jsonl"
+    # Byte by byte what is said
     engine = ScriptedEngine(
         codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
-    )  # byte by byte what is said
+    )
     engine.dtype = "float32"
     monkeypatch.setattr(taskfiles, "open_engine", lambda *args, **kwargs: engine)
-    taskfiles.filter_questions(file, out, "", 2, 1.0, 0.7, 64, "contains", "cpu", "transformers")
+    test = taskfiles.ClosedBook("contains", answer_tokens=64)
+    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
     assert {task.id for task in readers.read(out)} == {
         "q0",
         "q1",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from config.errors import UserError
 from config.options import EMBEDDED
-from data import score, strip_thinking
+from data import grade, strip_thinking
 from embedded import tiny
 from tokens.codec import Characters, Codec, LRUCache, Text
 
@@ -115,10 +115,10 @@ def test_thoughts_that_the_template_has_opened(opening, opens):
     # no </think> yet: thoughts if the template began them
     cut = sampled("perhaps \\boxed{ Lima} or")
     assert (codec.after_thinking(cut).strip() == "") == opens
-    assert score(cut, ["Lima"]).reward == (0 if opens else 1)
+    assert grade(cut, ["Lima"]).reward == (0 if opens else 1)
     whole = sampled("perhaps Oslo</think>\\boxed{ Lima}")
     assert codec.after_thinking(whole).strip() == "\\boxed{ Lima}"
-    assert score(whole, ["Lima"]).reward == 1
+    assert grade(whole, ["Lima"]).reward == 1
     assert codec.response([]) == ""
 
 

@@ -1,4 +1,4 @@
-"""Every golden vector of spec memagent.md, sections 4, 10 and 13."""
+"""Rewards and metrics on golden vectors, and the search for an answer in a text."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from config.errors import UserError
 from data import (
     answer_recall,
     boxed_reward,
+    count_phrases,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
+    grade,
     normalize_answer,
     phrases,
     ruler_match,
-    score,
     separate_words,
-    stand,
     strip_thinking,
     sub_em,
     sub_em_upstream,
 )
 
 REWARDS = [
-    # the table of section 4
+    # MemAgent's reward (arXiv 2507.02259, eq. 6) case by case
     (r"\boxed{Paris}", ["Paris"], 1),
     (r"\boxed{Paris.}", ["Paris"], 0),
     (r"\boxed{ New York City }", ["New York City"], 1),
@@ -108,12 +108,10 @@ def test_extract_boxed_gives_back_balanced_content(content):
     [
         ("Therefore, the answer is Paris.", "Paris"),
         ("the answer is Rome. No, the answer is **Paris**...", "Paris"),
-        ("the answer is (Paris)", "(Paris)"),
-        ("the answer is .", ""),
-        ("It is Paris.", None),
+        ("the answer is (Paris)", "(Paris)"), ("the answer is .", ""), ("It is Paris.", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_extract_sentence(text, pred):
     assert extract_sentence(text) == pred
 
@@ -136,14 +134,10 @@ def test_strip_thinking(text, rest):
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
-        ("The  Beatles!", "beatles"),
-        ("a an the", ""),
-        ("U.S.A.", "usa"),
-        ("Anthem", "anthem"),
-        ("the–end", "–end"),
-        ("", ""),
+        ("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"),
+        ("the–end", "–end"), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_normalize_answer(text, normal):
     assert normalize_answer(text) == normal
 
@@ -154,9 +148,9 @@ METRICS = [
     ("the Beatles", ["Beatles"], 1, 1, 1, 1),
     ("Paris, France", ["Paris"], 0, 2 / 3, 1, 1),
     ("Paris", ["Paris, France"], 0, 2 / 3, 0, 1),
-    ("a", ["apple"], 0, 0, 0, 1),  # spec 10
-    ("The", ["anything"], 0, 0, 0, 1),  # spec 10
-    ("no", ["Norway"], 0, 0, 0, 1),  # spec 10
+    ("a", ["apple"], 0, 0, 0, 1),  # upstream: containment either way
+    ("The", ["anything"], 0, 0, 0, 1),
+    ("no", ["Norway"], 0, 0, 0, 1),
     ("yes", ["yes"], 1, 1, 1, 1),
     ("yes it is", ["yes"], 0, 0, 1, 1),  # the guard: no half points for yes
     ("yes", ["yes it is"], 0, 0, 0, 1),
@@ -164,7 +158,7 @@ METRICS = [
     ("no", ["yes"], 0, 0, 0, 0),
     ("Rome", ["Paris", "Rome"], 1, 1, 1, 0),  # any accepted answer, upstream the first alone
     ("", ["Paris"], 0, 0, 0, 0),
-    (None, ["Paris"], 0, 0, 0, 0),  # spec 13: vime's 1.0
+    (None, ["Paris"], 0, 0, 0, 0),  # 1.0 in vime
     ("", [""], 0, 0, 0, 0),
     ("apple", ["A"], 0, 0, 0, 1),
     ("a", ["A"], 1, 0, 1, 1),
@@ -190,14 +184,10 @@ def test_nothing_is_rounded():
 @pytest.mark.parametrize(
     ("pred", "golds", "value"),
     [
-        ("12 and 34", ["12", "34"], 1),
-        ("12", ["12", "34"], 0.5),
-        ("ABC", ["abc"], 1),
-        ("", ["a"], 0),
-        (None, ["a"], 0),
-        ("a", [], 0),
+        ("12 and 34", ["12", "34"], 1), ("12", ["12", "34"], 0.5), ("ABC", ["abc"], 1),
+        ("", ["a"], 0), (None, ["a"], 0), ("a", [], 0),
     ],
-)
+)  # fmt: skip
 def test_ruler_match(pred, golds, value):
     assert ruler_match(pred, golds) == value
 
@@ -212,40 +202,30 @@ def test_metrics_are_ordered_and_bounded(pred, answers):
 
 
 def test_score_of_a_boxed_response():
-    s = score(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
-    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (
-        "The Paris",
-        0,
-        1,
-        1,
-        1,
-        1,
-    )
-    assert score(r"\boxed{Paris}", ["Paris"]).reward == 1
+    s = grade(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
+    expected = ("The Paris", 0, 1, 1, 1, 1)
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == expected
+    assert grade(r"\boxed{Paris}", ["Paris"]).reward == 1
 
 
 @pytest.mark.parametrize(
     ("response", "upstream"),
     [
-        (r"\boxed{ }", 1),
-        ("\\boxed{\n \t}", 1),
-        (r"\boxed  $", 1),
-        (r"\boxed{}", 0),
+        (r"\boxed{ }", 1), ("\\boxed{\n \t}", 1), (r"\boxed  $", 1), (r"\boxed{}", 0),
         ("the answer is .", 0),
     ],
-)
+)  # fmt: skip
 def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
-    """Its `judge_sub_em` looks whether there is a prediction before it normalises it, and nothing stands in everything."""
-    s = score(response, ["Paris"], "sentence" if "is" in response else "boxed")
+    """Its `judge_sub_em` checks for a prediction before normalising it; "" is in every text."""
+    s = grade(response, ["Paris"], "sentence" if "is" in response else "boxed")
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("", 0, 0, 0, 0, upstream)
 
 
 def test_score_of_a_sentence():
-    s = score(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
+    s = grade(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
     assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
-    assert (
-        score("the answer is the Paris", ["Paris"], "sentence").reward == 0
-    )  # the reward keeps articles, whatever the form
+    # The reward keeps articles, whatever the form
+    assert grade("the answer is the Paris", ["Paris"], "sentence").reward == 0
 
 
 @pytest.mark.parametrize(
@@ -253,111 +233,55 @@ def test_score_of_a_sentence():
 )
 @pytest.mark.parametrize("form", ["boxed", "sentence"])
 def test_a_response_without_an_answer_scores_nothing(response, form):
-    s = score(response, ["Paris"], form)
+    s = grade(response, ["Paris"], form)
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("response", "share"),
     [
-        (r"\boxed{12, 34 and 56}", 1),
-        (r"\boxed{12, 34}", 2 / 3),
-        (r"\boxed{34}", 1 / 3),
-        (r"\boxed{}", 0),
-        ("12 34 56", 0),
-        ("", 0),
+        (r"\boxed{12, 34 and 56}", 1), (r"\boxed{12, 34}", 2 / 3), (r"\boxed{34}", 1 / 3),
+        (r"\boxed{}", 0), ("12 34 56", 0), ("", 0),
     ],
-)
+)  # fmt: skip
 def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, share):
-    s = score(response, ["12", "34", "56"], all_asked=True)
+    s = grade(response, ["12", "34", "56"], all_asked=True)
     assert s.reward == s.sub_em == pytest.approx(share)
-    assert score(
+    assert grade(
         "the answer is 56 and 12.", ["12", "34", "56"], "sentence", True
     ).reward == pytest.approx(2 / 3)
-    assert score(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
+    assert grade(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
 
 
 def test_score_refuses_other_forms():
     with pytest.raises(UserError, match="sentence"):
-        score("x", ["x"], "json")
+        grade("x", ["x"], "json")
 
 
 # ---- What a text holds of an answer ----
 
 NAMES = [
-    "Lima",
-    "New York City",
-    "Ida Cole",
-    "Montréal",
-    "U.S.A.",
-    "O'Brien",
-    "AT&T",
-    "1,200",
-    "12.5",
-    "1994-05-01",
-    "B-52",
-    "3:45 p.m.",
-    "Jean-Luc Picard",
-    "Washington, D.C.",
-    "Chicago (IL)",
-    "The Old Mill",
-    "John Q. Public, Jr.",
-    "$40",
-    "7%",
-    "Ph.D.",
-]
+    "Lima", "New York City", "Ida Cole", "Montréal", "U.S.A.", "O'Brien", "AT&T", "1,200", "12.5",
+    "1994-05-01", "B-52", "3:45 p.m.", "Jean-Luc Picard", "Washington, D.C.", "Chicago (IL)",
+    "The Old Mill", "John Q. Public, Jr.", "$40", "7%", "Ph.D.",
+]  # fmt: skip
 PLACES = [
-    "{}",
-    "<update>{}</update>",
-    "<update>He saw {}</update>",
-    "<update>{} is far.</update>",
-    r"\boxed{{{}}}",
-    r"so $\boxed{{{}}}$.",
-    r"\boxed{{\text{{{}}}}}",
-    r"is\boxed{{{}}}",
-    r"\boxed{{{}, in short}}",
-    r"<update>\boxed{{{}}}</update>",
-    "<thinking>?</thinking><update>{}</update>",
-    "<update>{}",
-    "{}</upd",
-    "<update>1. Anna: {};Otto: here</update>",
-    "**{}**",
-    "the city:{}",
-    '{{"place":"{}","who":"Anna"}}',
-    "| Anna |{}|",
-    "seen ({}),\nthen left",
-    "<b>{}</b>",
-    "<update>{}</update><recall>Otto</recall>",
-    "<update>{}.</update>",
-    "`{}`!",
-    "[{}]",
-]
+    "{}", "<update>{}</update>", "<update>He saw {}</update>", "<update>{} is far.</update>",
+    r"\boxed{{{}}}", r"so $\boxed{{{}}}$.", r"\boxed{{\text{{{}}}}}", r"is\boxed{{{}}}",
+    r"\boxed{{{}, in short}}", r"<update>\boxed{{{}}}</update>",
+    "<thinking>?</thinking><update>{}</update>", "<update>{}", "{}</upd",
+    "<update>1. Anna: {};Otto: here</update>", "**{}**", "the city:{}",
+    '{{"place":"{}","who":"Anna"}}', "| Anna |{}|", "seen ({}),\nthen left", "<b>{}</b>",
+    "<update>{}</update><recall>Otto</recall>", "<update>{}.</update>", "`{}`!", "[{}]",
+]  # fmt: skip
 
 
 def memories(n: int, seed: int):
-    """n random memories: some sentences, somewhere among them a place for an answer. (memory with "{}" for the answer)"""
+    """Yield n random memories: some words, and somewhere among them "{}" for an answer."""
     rng = random.Random(seed)
+    words = "Anna met Otto, in 1950. the river; Mr. well-known (then)".split()
     for _ in range(n):
-        around = [
-            " ".join(
-                rng.choices(
-                    [
-                        "Anna",
-                        "met",
-                        "Otto,",
-                        "in",
-                        "1950.",
-                        "the",
-                        "river;",
-                        "Mr.",
-                        "well-known",
-                        "(then)",
-                    ],
-                    k=rng.randint(0, 9),
-                )
-            )
-            for _ in "ab"
-        ]
+        around = [" ".join(rng.choices(words, k=rng.randint(0, 9))) for _ in "ab"]
         blank = [rng.choice([" ", "\n", "; "]) if text else "" for text in around]
         yield around[0] + blank[0] + rng.choice(PLACES) + blank[1] + around[1]
 
@@ -367,7 +291,7 @@ def test_an_answer_is_seen_whatever_stands_around_it_in_the_memory():
     for memory in memories(6000, 17):
         answer = rng.choice(NAMES)
         shown = memory.format(rng.choice([answer, answer.lower(), answer.upper()]))
-        if not stand(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
+        if not count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
             missed.append((answer, shown))
     assert not missed, (len(missed), missed[:5])
 
@@ -384,7 +308,7 @@ def test_words_that_merely_contain_the_answer_are_not_it():
     for memory in memories(6000, 18):
         answer = rng.choice([*longer])
         shown = memory.format(rng.choice(longer[answer]))
-        if stand(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
+        if count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
             taken.append((answer, shown))
     assert not taken, (len(taken), taken[:5])
 
@@ -392,19 +316,20 @@ def test_words_that_merely_contain_the_answer_are_not_it():
 def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
     assert (
-        stand(golds, "<update>Lima</update> in Rome. Lima") == 2
-        and stand(golds, "") == stand([], "Lima") == 0
+        count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
+        and count_phrases(golds, "") == count_phrases([], "Lima") == 0
     )
     assert (
-        stand(phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>") == 0
+        count_phrases(
+            phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>"
+        )
+        == 0
     )
-    assert (
-        stand(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
-    )  # over a border, as over a full stop
+    # Over a border, as over a full stop
+    assert count_phrases(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
-    assert (
-        answer_recall(["Old Lima"], "<update>Lima</update>", r"Is it \boxed{Lima}?") == 0
-    )  # the question has the word
+    # The question has the word
+    assert answer_recall(["Old Lima"], "<update>Lima</update>", r"Is it \boxed{Lima}?") == 0
 
 
 @given(

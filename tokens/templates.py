@@ -1,0 +1,84 @@
+"""Templates of prompts: constant pieces, which may hold special tokens, and slots for texts.
+
+Holds: `Wording` (a prompt of ours), `split_template`, `read_template` (a user's own). Leaves out: who
+fills them (memagent.py). Exercise it: `pytest tests/test_memagent.py`. Read next: memagent.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from config.errors import UserError
+
+ANSWER_REQUESTS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
+    "boxed": "Give the answer inside \\boxed{}.",
+    "sentence": 'End with the sentence "Therefore, the answer is (...)".',
+}
+ALIASES = {"prompt": "problem", "chunk": "section"}  # names that published templates use
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """A prompt of ours: a head, one block per slot, a cue. `{answer}` in the head is how the answer is asked for."""
+
+    head: str
+    slots: tuple[str, ...]  # in our order, the section first (`ReadConfig.layout`)
+    cue: str = "Your answer:"
+    needs: tuple[str, ...] = ()  # slots that a template of the user's must have
+
+    def text(self, layout: str, form: str) -> str:
+        """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
+        last = layout == "paper"
+        slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
+        head = self.head.replace("{answer}", ANSWER_REQUESTS[form])
+        blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
+        return f"{head}\n\n{blocks}{self.cue}\n"
+
+
+@lru_cache(maxsize=64)
+def split_template(template: str, slots: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
+    """Split a template at its slots into (piece, constant?) pairs; every other brace stands for itself.
+
+    >>> split_template("Q: {problem} \\\\boxed{}", ("problem",))
+    (('Q: ', True), ('problem', False), (' \\\\boxed{}', True))
+    """
+    names = [*slots, *(alias for alias, slot in ALIASES.items() if slot in slots)]
+    parts = re.split(f"{{({'|'.join(map(re.escape, names))})}}", template) if names else [template]
+    pieces = [
+        (ALIASES.get(part, part), False) if k % 2 else (part, True) for k, part in enumerate(parts)
+    ]
+    return tuple(piece for piece in pieces if piece[0])
+
+
+def read_template(
+    path: Path, slots: tuple[str, ...], every: Iterable[str], needs: Iterable[str]
+) -> tuple[tuple[str, bool], ...]:
+    """Read a template of the user's, byte for byte; return its (piece, constant?) pairs.
+
+    slots: that this prompt has. every: those that any prompt of the agent has. needs: those that must
+    be there. UserError if one is missing, or one that this prompt has no text for is there.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
+    names = {"problem", "memory", "section", *every}
+    pieces = split_template(text, tuple(sorted(names)))
+    used = {piece for piece, constant in pieces if not constant}
+    for slot in needs:
+        if slot not in used:
+            also = "".join(f" (or {{{alias}}})" for alias in ALIASES if ALIASES[alias] == slot)
+            raise UserError(
+                f"The template {path} does not show the {slot.replace('_', ' ')} to the model: "
+                f"it needs the slot {{{slot}}}{also}."
+            )
+    if extra := sorted(used - {*slots}):
+        raise UserError(
+            f"The template {path} has a slot for the {extra[0].replace('_', ' ')}, "
+            "which this prompt is given none of."
+        )
+    return pieces
