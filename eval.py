@@ -31,8 +31,9 @@ from config.errors import UserError, clean
 from config.options import EMBEDDED, EvalConfig
 from config.terminal import bar, console
 from data import Task
-from engines.open import codec_of, engine_fingerprint, open_reader
+from engines.open import engine_fingerprint, open_reader
 from memagent import Agent, Finish, Trajectory, Turn
+from models.setup import Setup
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
 from report.rows import Cell, Rows
@@ -296,10 +297,8 @@ class _Suite:
                 "The lengths of RULER are tokens of the model that is asked: "
                 "say by --model whose tokenizer the server has."
             )
-        thinking = any(agent.config.thinking for agent in agents.values())
-        self.unit, self.columns = columns_of(
-            config, lambda: codec_of(config.model, thinking, config.trust_remote_code)
-        )
+        setup = Setup.of_evaluation(config, [*agents.values()])
+        self.unit, self.columns = columns_of(config, setup.codec)
         # generated English is not looked up: its splits share no fact, and all questions have the same words
         self.overlaps = {
             untrained: Overlap(policy_folder(config, untrained), names, self.unit != "sections")

@@ -8,9 +8,7 @@ Exercise it: `python cli.py train --help`. Read next: eval.py.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Literal
 
@@ -20,13 +18,14 @@ import torch
 from config.errors import UserError
 from config.options import GRPOConfig
 from data import Task, Tasks, seed_of
+from engines.checks import SamplerChecks
 from memagent import Agent, Group, Trajectory, Turn, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
 from models.logprobs import Row, TokenBatch, logprobs, pack, policy_logprobs
-from models.proof import WeightMatch, WeightSnapshot, agreement, match_weights
-from report.metrics import UPDATE_METRICS, PeakMemory, describe, describe_turns, on_gpu
-from rollout import Engine, Sampling, advance, rollout, start
+from models.proof import WeightMatch, WeightSnapshot, agreement
+from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, on_gpu
+from rollout import Engine, Sampling, rollout
 from tokens.trie import Cost
 
 # ---------------------------------------------------------------- advantages
@@ -230,13 +229,8 @@ def policy_loss(
 
 # ---------------------------------------------------------------- the module
 
-PROBES, PROBE_TOKENS = (
-    8,
-    16,
-)  # answers, and tokens of each, that show before the first step whether the weights reach the sampler
 
-
-class GRPO(lightning.LightningModule):
+class GRPO(SamplerChecks, lightning.LightningModule):
     """One policy, one engine, one agent; `training_step` is the algorithm.
 
     Its state beyond weights and optimizer is three numbers (step, level, running reward): every random choice follows from
@@ -276,52 +270,58 @@ class GRPO(lightning.LightningModule):
         ] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
 
     def training_step(self, batch, batch_idx: int) -> None:
-        config, step = self.config, self.done_steps
+        """Sample groups, turn them into rows, update; this is the whole algorithm."""
+        config, step, clock = self.config, self.done_steps, Clock()
         if batch_idx == 0:
             self.prove_before()
-        start, counted = time.perf_counter(), self.engine.counts()
+        counted = self.engine.counts()
+        clock.start("rollout", "switch")
         with self.engine.awake(self.model):
-            ready = time.perf_counter()
+            clock.stop("switch")
             self.memory.look(self.device)
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
-            sampled = time.perf_counter()
+            clock.start("switch")  # the time to wake the engine, bring it weights, put it to sleep
             self.memory.look(self.device)
-        switch_s = (
-            ready - start + time.perf_counter() - sampled
-        )  # to wake the engine, bring it the weights, put it to sleep
+        clock.stop("switch")
         rows = training_rows(
             self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world()
         )
-        counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
-            "trained_rows": len(rows),
-            "turn_tokens": sum(map(len, rows)),
-            "trained_tokens": sum(len(r.response_ids) for r in rows),
-        }
-        self.metrics = {"step": step, "level": self.level, "lr": self.rate(step)} | describe(
-            self.groups, counts
-        )
-        self.metrics |= describe_turns(self.groups, self.agent)
+        self.describe(rows, counted)
         self.prove_after(batch_idx)
-        rolled = (
-            time.perf_counter()
-        )  # after the first sum over all ranks, which waits for the slowest
+        clock.stop("rollout")  # after the first all-reduce, which waits for the slowest rank
+        clock.start("update")
         if self.metrics["trained_rows"]:
             self.update(rows)
         else:
             self.compare()
         self.grow()
         self.done_steps += 1
-        end = time.perf_counter()
-        read_and_written = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {
-            "rollout_s": rolled - start,
-            "switch_s": switch_s,
-            "update_s": end - rolled,
-            "step_s": end - start,
+        clock.stop("update")
+        self.time(clock.seconds)
+
+    def describe(self, rows: list[Row], counted: dict[str, int]) -> None:
+        """Start the metrics of a step with what the rollout was like; `counted`: the engine's counts before it."""
+        counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
+            "trained_rows": len(rows),
+            "turn_tokens": sum(map(len, rows)),
+            "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
-        self.metrics |= {"tokens_per_s": read_and_written / (end - start)} | on_gpu(
-            inner(self.model), self.metrics["computed_tokens"], end - rolled, self.memory
-        )
+        self.metrics = {
+            "step": self.done_steps,
+            "level": self.level,
+            "lr": self.rate(self.done_steps),
+        }
+        self.metrics |= describe(self.groups, counts)
+        self.metrics |= describe_turns(self.groups, self.agent)
+
+    def time(self, seconds: dict[str, float]) -> None:
+        """End the metrics of a step with its seconds and rates."""
+        step_s = seconds["rollout"] + seconds["update"]
+        tokens = self.metrics["read_tokens"] + self.metrics["written_tokens"]
+        self.metrics |= {f"{phase}_s": seconds[phase] for phase in ("rollout", "switch", "update")}
+        self.metrics |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
+        computed, update_s = self.metrics["computed_tokens"], seconds["update"]
+        self.metrics |= on_gpu(inner(self.model), computed, update_s, self.memory)
 
     def at_level(self, values: Sequence):
         """The value for the present length of the tasks; the last one holds for all further lengths."""
@@ -461,21 +461,16 @@ class GRPO(lightning.LightningModule):
                 self.manual_backward(0.0 * logp.sum())
                 continue
             sums["computed_tokens"] += len(batch.trie)
-
-            def flat(
-                values: Callable[[int], Iterable[float]], like=logp, index=batch.index
-            ) -> torch.Tensor:
-                return torch.tensor([v for i in index for v in values(i)], device=like.device)
-
+            batch = batch.to(logp.device)
             loss, stats = policy_loss(
                 logp,
-                flat(old.__getitem__) if old else logp.detach(),
-                flat(lambda i: rows[i].sampler),
-                flat(lambda i: [rows[i].advantage] * len(rows[i].response_ids)),
-                flat(lambda i: [weights[i]] * len(rows[i].response_ids)),
+                batch.flat(old) if old else logp.detach(),
+                batch.sampler,
+                batch.advantage,
+                batch.per_token(weights),
                 config,
-                flat(reference.__getitem__) if reference else None,
-                flat(lambda i: [i] * len(rows[i].response_ids)),
+                batch.flat(reference) if reference else None,
+                batch.row,
             )
             self.manual_backward(loss * ranks.world())  # of the ranks' gradients the mean is taken
             self.memory.look(self.device)
@@ -493,107 +488,6 @@ class GRPO(lightning.LightningModule):
         nothing.index = []
         yield from batches
         yield from repeat(nothing, n - len(batches))
-
-    def first_rows(self) -> list[Row]:
-        """The first turns of a rollout, as many as one pass takes."""
-        rows, tokens = [], 0
-        for turn in (
-            turn
-            for group in self.groups
-            for t in group.trajectories
-            for turn in t.turns
-            if turn.response_ids
-        ):
-            tokens += len(turn.prompt_ids) + len(turn.response_ids)
-            if rows and tokens > self.config.micro_tokens:
-                break
-            rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs))
-        return rows
-
-    def compare(self) -> None:
-        """Check sampler/trainer agreement even when a step has nothing to train on."""
-        rows = self.first_rows()
-        found = agreement([r.sampler for r in rows], self.frozen(rows, inner(self.model)))
-        self.metrics |= {
-            "mismatch": found.worst,
-            "mismatch_mean": found.mean,
-            "mismatch_kl": found.kl,
-        }
-        self.check_mismatch(found.kl)
-
-    def check_mismatch(self, kl: float) -> None:
-        """UserError if the sampler's log-probs are further from the trainer's than rounding explains, by the k3 estimate of KL."""
-        config = self.config
-        full = inner(self.model).dtype == torch.float32 and self.sharding != "mixed"
-        allowed = config.max_mismatch or (1e-6 if full else 0.01)
-        if config.top_p == 1 and not kl <= allowed:
-            raise UserError(
-                f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate of the KL divergence), {allowed:g} is "
-                f"allowed: it does not sample from the trained weights. Nothing was learnt from this step; --max-mismatch allows more."
-            )
-
-    def prove_before(self) -> None:
-        """Show before the first step that weights reach the sampler: disturb them, bring them over, compare, put them back.
-
-        Where the first noise is too small for 16 bits to show it, larger ones follow.
-        """
-        tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
-        prompt = advance(self.agent, start(self.agent, tasks[ranks.rank()]))
-        prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens))
-        fresh = (
-            self.kept is not None and not self.done_steps
-        )  # what is kept is what the model has: no second copy
-        kept = self.kept if fresh else WeightSnapshot(self.model.parameters())
-        try:
-            for scale in (0.02, 0.1, 0.5):
-                kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
-                with self.engine.awake(self.model):
-                    for k in range(PROBES):
-                        self.engine.add(
-                            prompt,
-                            Sampling(self.temperature),
-                            seed_of(self.config.seed, "probe", k),
-                        )
-                    turns: list[Turn] = []
-                    while len(turns) < PROBES:
-                        turns += [turn for _, turn in self.engine.step()]
-                rows = [
-                    Row(turn.prompt_ids, turn.response_ids, turn.logprobs)
-                    for turn in turns
-                    if turn.response_ids
-                ]
-                if self.follows(rows, kept):
-                    return
-        finally:
-            kept.restore()
-
-    def prove_after(self, trained: int) -> None:
-        """Show, after the first steps that move the weights enough, that the sampler has left those that training began with.
-
-        trained: steps since this process began. Asked after 1, 2, 4, .. of them, until the weights have moved enough to tell.
-        """
-        asked = self.kept is not None and self.config.top_p == 1 and trained & (trained - 1) == 0
-        if asked and (trained or self.done_steps) and self.follows(self.first_rows(), self.kept):
-            self.kept = None
-
-    def follows(self, rows: list[Row], kept: WeightSnapshot) -> bool:
-        """Whether the sampler has been seen to have the model's weights, not the `kept` ones. UserError if it has the latter."""
-        new = self.frozen(rows, inner(self.model))
-        kept.exchange()
-        try:
-            old = self.frozen(rows, inner(self.model))
-        finally:
-            kept.exchange()
-        found = match_weights([r.sampler for r in rows], new, old)
-        if not found.decided:
-            return False
-        if not found.new_is_nearer:
-            raise UserError(
-                f"Before step {self.done_steps} the sampler's log-probs are those of the weights as they were, not of the trainer's "
-                f"(root mean square distance {found.old**0.5:.2g} and {found.new**0.5:.2g}): the weights do not reach it."
-            )
-        self.proofs.append((self.done_steps, found))
-        return True
 
     @torch.no_grad()
     def frozen(self, rows: list[Row], model) -> list[list[float]]:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 from agents.full import AtOnce
 from data import Task
-from memagent import Prompt, Turn, Wording
+from memagent import ROOM_TOKENS, Prompt, Turn, Wording
 
 
 class NoContext(AtOnce):
@@ -17,6 +17,9 @@ class NoContext(AtOnce):
 
     name = "none"
     prompts = {"none": Wording("Solve the problem. {answer}", ("problem",))}
+
+    def window_needed(self) -> int:
+        return ROOM_TOKENS + self.config.final_tokens
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         yield self.prompt("none", self.config.final_tokens, final=True, problem=task.question)

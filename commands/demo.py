@@ -143,8 +143,9 @@ class Training:
 @lru_cache(maxsize=2)
 def _engine(model: str):
     from engines.open import fingerprint, open_engine
+    from models.setup import Setup
 
-    return open_engine(model, "cpu", "float32", False), fingerprint(model)
+    return open_engine(Setup(model, "cpu", "float32")), fingerprint(model)
 
 
 def fill(job: Job) -> list[dict]:

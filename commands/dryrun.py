@@ -20,6 +20,7 @@ from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
 from models.plan import KNOWN, SIZES_GIB, geometry, plan
+from models.setup import TrainingSetup
 from tasks import readers
 from tokens.codec import Codec
 
@@ -41,7 +42,7 @@ def dry_run(
     from commands.train import check, check_folder, train
     from tasks.sources import training_tasks
 
-    check(run, config, here=False)
+    check(TrainingSetup.of(run, config, agent), here=False)
     folder = files.run_path(run.runs, run.name) if run.name else None
     if folder:
         check_folder(folder, resume)
@@ -124,7 +125,7 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
 def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
     if run.device == "cpu":
         return
-    mode = "qlora" if config.quantise else "lora" if config.lora_rank else "full"
+    mode = TrainingSetup.of(run, config, agent).mode
     try:
         sizes = geometry(run.model, download=False)
     except UserError:

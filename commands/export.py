@@ -19,7 +19,8 @@ from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
-from models.load import merge_adapters, policy_of, stored_dtype
+from models.load import load_policy, merge_adapters, stored_dtype
+from models.setup import TrainingSetup
 from tasks import seen
 from tokens.codec import Codec
 
@@ -90,7 +91,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    model = policy_of(replace(run, dtype=base_dtype), config, device)
+    model = load_policy(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent), device)
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
         model.save_pretrained(adapter)

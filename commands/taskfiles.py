@@ -21,8 +21,9 @@ from config.files import make_folder
 from config.options import EMBEDDED, EvalConfig
 from config.terminal import bar, console
 from data import Task
-from engines.open import codec_of, fingerprint, open_engine
+from engines.open import fingerprint, open_reader
 from tasks import hqa, readers, suites, worlds, writers
+from tokens.codec import Codec
 
 # ---------------------------------------------------------------- look
 
@@ -101,7 +102,7 @@ def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code
 
     `config` says which, as for `eval --suite ruler`.
     """
-    codec = codec_of(tokenizer, False, trust_remote_code)
+    codec = Codec.load(tokenizer or EMBEDDED, trust_remote_code=trust_remote_code)
     _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
     for column in columns:
@@ -207,9 +208,8 @@ def _ask_without_document(
     answer_tokens = test.answer_tokens
     settings = {"final_tokens": answer_tokens}
     _, agent = find.resolve("default", model or EMBEDDED, {}, settings, NO_CONTEXT)
-    engine = open_engine(
-        model, device, "auto", False, 256, agent.config.thinking, engine_name, 1024 + answer_tokens
-    )
+    config = EvalConfig(model=model, device=device, engine=engine_name)
+    engine = open_reader(config, [agent])
     with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
         total = len(tasks) * test.responses
         line = progress.add_task("asking without the document", total=total, note="")

@@ -25,19 +25,19 @@ from agents import find
 from commands.export import export
 from config import files
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig
 from config.plugins import load_function
 from config.terminal import bar
 from engines import vllm_colocated
-from engines.open import engine_for
+from engines.open import open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
-from models.load import dtype_of, inner, on_gpu, policy_of, settle_threads, sharded
+from models.load import inner, load_policy, settle_threads
+from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
 from tasks.sources import training_tasks, validation_tasks
-from tokens.codec import Codec
 
 Reward = Callable[[Trajectory], float]
 
@@ -52,56 +52,57 @@ class Steps:
         yield from range(self.module.done_steps, self.module.config.steps)
 
 
-def check(run: RunConfig, config: GRPOConfig, here: bool = True) -> None:
-    """UserError for settings that cannot go together, or not `here`, on this machine."""
-    find.find(run.agent)
+def check(setup: TrainingSetup, here: bool = True) -> None:
+    """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
+    run, grpo = setup.run, setup.grpo
     if run.engine == "vllm":
-        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
+        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():
             raise UserError(
-                "vLLM computes on the GPU where there is one: leave --device cpu out, or use --engine transformers."
+                "vLLM computes on the GPU where there is one: leave --device cpu out, "
+                "or use --engine transformers."
             )
-    ranks_wanted = run.devices * run.num_nodes
-    if min(config.tasks_per_step) < ranks_wanted:
+    if min(grpo.tasks_per_step) < setup.ranks:
         raise UserError(
-            f"A step has {min(config.tasks_per_step)} tasks and there are {ranks_wanted} ranks: each needs one of its own."
+            f"A step has {min(grpo.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
+            "each needs one of its own."
         )
     if here and run.device == "cuda" and not torch.cuda.is_available():
         raise UserError("No CUDA device is at hand; use --device cpu.")
-    if here and on_gpu(run) and torch.cuda.device_count() < run.devices:
+    if here and setup.on_gpu and torch.cuda.device_count() < run.devices:
         raise UserError(
             f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
         )
-    if sharded(run, config) and config.optimizer == "adamw8bit":
+    if setup.sharded and grpo.optimizer == "adamw8bit":
         raise UserError(
-            "AdamW in 8 bits takes no weights in shards: use one device and --dtype float32 or bfloat16, or --optimizer adamw."
+            "AdamW in 8 bits takes no weights in shards: use one device and --dtype float32 or "
+            "bfloat16, or --optimizer adamw."
         )
 
 
 def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
-    check(run, config)
-    tasks = training_tasks(run, config)
-    tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
+    return _build(TrainingSetup.of(run, config, agent), reward)
+
+
+def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
+    run, grpo = setup.run, setup.grpo
+    check(setup)
+    tasks = training_tasks(run, grpo)
+    tasks.batch(0, 0, grpo.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
-    codec = Codec.load(
-        run.model or EMBEDDED,
-        trust_remote_code=run.trust_remote_code,
-        thinking=agent.config.thinking,
-    )
-    shards = sharded(run, config)
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
-    where = ("unset" if ranks.rank() else "cpu") if shards and not config.quantise else ""
-    model, reference, validation = policy_of(run, config, where), None, validation_tasks(run)
-    if config.kl and not config.lora_rank:
-        reference = policy_of(run, config, where, mixed="bfloat16").requires_grad_(False)
+    device = ""
+    if setup.sharded and not grpo.quantise:
+        device = "unset" if ranks.rank() else "cpu"
+    model, reference, validation = load_policy(setup, device), None, validation_tasks(run)
+    if grpo.kl and not grpo.lora_rank:
+        reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
     settle_threads(inner(model))
-    sharding = "none" if not shards else "mixed" if dtype_of(run, config) == "mixed" else "same"
-    engine = engine_for(run, config, agent, model, codec)
-    return GRPO(
-        model, engine, rewarded(agent, reward), tasks, config, reference, sharding, validation
-    )
+    engine = open_sampler(setup, model, setup.codec())
+    agent = rewarded(setup.agent, reward)
+    return GRPO(model, engine, agent, tasks, grpo, reference, setup.sharding, validation)
 
 
 def rewarded(agent: Agent, reward: Reward | None) -> Agent:
@@ -113,22 +114,22 @@ def rewarded(agent: Agent, reward: Reward | None) -> Agent:
     return agent
 
 
-def quiet() -> None:
-    """Lightning's hints about settings that are on purpose here are not for the user."""
+def silence_lightning() -> None:
+    """Hide Lightning's hints about settings that are on purpose here."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
-    warnings.filterwarnings(
-        "ignore", message="torch.distributed is disabled"
-    )  # a checkpoint of one process
+    # a checkpoint of one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """UserError if a run's results cannot lie there, or are another run's."""
+    """Refuse a folder where a run's results cannot lie, or where another run's are."""
     try:
         if folder.exists() and not resume:
             raise UserError(
-                f"The run {folder} is there already: give another --name, or go on with it by --resume."
+                f"The run {folder} is there already: give another --name, "
+                "or go on with it by --resume."
             )
         if resume and not folder.exists():
             raise UserError(f"There is no run {folder} to resume.")
@@ -167,160 +168,163 @@ def train(
     callbacks=(),
     reward: Reward | None = None,
 ) -> Path:
-    """Train and export; returns the run's folder. With `resume`, goes on from the folder's last checkpoint.
+    """Train and export; return the run's folder. With `resume`, go on from its last checkpoint.
 
     With run.keep_checkpoints = 0 neither a checkpoint nor an export is written.
 
-    A run is resumed with the settings it began with, but for `settings.MAY_CHANGE`; with more steps it goes on past its end (to the same
-    numbers as if it had had them from the beginning, unless the learning rate falls: it falls by the share of the steps). A UserError
-    before the end of the first step leaves no new folder. reward: instead of the agent's own. With several devices this process starts one for
-    each and waits for them; `callbacks` and `reward` are pickled then. Several machines are started by torchrun.
+    A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`. With more
+    steps it goes on past its end, to the same numbers as if it had had them from the beginning (unless
+    the learning rate decays, which goes by the share of the steps). A UserError before the end of the
+    first step leaves no new folder.
+
+    reward: instead of the agent's own. With several devices this process starts one for each and waits
+    for them; `callbacks` and `reward` are pickled then. Several machines are started by torchrun.
     """
-    quiet()
-    check(run, config)
-    if ranks.is_launched() and ranks.launched_world() != run.devices * run.num_nodes:
-        raise UserError(
-            f"torchrun has started {ranks.launched_world()} processes; --devices times --num-nodes must be as many."
-        )
-    if ranks.is_launched() and not run.name:
-        raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
-    if run.num_nodes > 1 and not ranks.is_launched():
-        raise UserError(
-            f"On {run.num_nodes} machines torchrun starts the command, on each of them (docs/engines.md)."
-        )
+    silence_lightning()
+    check(TrainingSetup.of(run, config, agent))
+    _check_launch(run)
     name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     run = replace(run, name=name, agent=agent.name or run.agent)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
-        if resume and (
-            wrong := find.changed(find.begun(folder), run=run, grpo=config, agent=agent.config)
-        ):
-            which = ", ".join(wrong[:3]) + f" and {len(wrong) - 3} more" * (len(wrong) > 3)
-            raise UserError(
-                f"The run {folder} began with other settings ({which}): leave these out, or give another --name."
-            )
+        if resume:
+            _check_same(folder, run=run, grpo=config, agent=agent.config)
+    rest = folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
-        return ranks.launch(
-            _train_rank,
-            run.devices,
-            run,
-            config,
-            asdict(agent.config),
-            folder,
-            resume,
-            callbacks,
-            reward,
+        settings = asdict(agent.config)
+        return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
+    return _train(TrainingSetup.of(run, config, agent), *rest)
+
+
+def _check_launch(run: RunConfig) -> None:
+    """Refuse settings that do not fit the way in which this process was started."""
+    world = run.devices * run.num_nodes
+    if ranks.is_launched() and ranks.launched_world() != world:
+        raise UserError(
+            f"torchrun has started {ranks.launched_world()} processes; "
+            "--devices times --num-nodes must be as many."
         )
-    return _train(run, config, agent, folder, resume, callbacks, reward)
+    if ranks.is_launched() and not run.name:
+        raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
+    if run.num_nodes > 1 and not ranks.is_launched():
+        raise UserError(
+            f"On {run.num_nodes} machines torchrun starts the command, on each of them "
+            "(docs/engines.md)."
+        )
+
+
+def _check_same(folder: Path, **now: object) -> None:
+    """Refuse to resume a run with other settings than it began with."""
+    if wrong := find.changed(find.begun(folder), **now):
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
+            "leave these out, or give another --name."
+        )
 
 
 def _train_rank(run: RunConfig, config: GRPOConfig, settings: dict, *rest) -> Path:
     """Be one of several processes: an agent of the user's file is loaded in each of them."""
-    return _train(run, config, find.make(run.agent, settings), *rest)
+    return _train(TrainingSetup.of(run, config, find.make(run.agent, settings)), *rest)
 
 
 def _train(
-    run: RunConfig,
-    config: GRPOConfig,
-    agent: Agent,
-    folder: Path,
-    resume: bool,
-    callbacks,
-    reward: Reward | None,
+    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: Reward | None
 ) -> Path:
-    """One rank's part of it."""
-    quiet()
-    shards = sharded(run, config)
-    with ranks.process_group(on_gpu(run)) if shards else contextlib.nullcontext():
-        module = build(run, config, agent, reward)
+    """Do one rank's part of a training."""
+    silence_lightning()
+    steps = setup.grpo.steps
+    group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
+    with group:
+        module = _build(setup, reward)
         with contextlib.closing(module.engine):
             start = done_steps(folder)
-            if start > config.steps:
+            if start > steps:
                 raise UserError(
-                    f"The run {folder} has done {start} steps already: give --steps {start} or more."
+                    f"The run {folder} has done {start} steps already: "
+                    f"give --steps {start} or more."
                 )
-            ranks.barrier()  # nobody looks at the folder any more
-            if start < config.steps:
-                _fit(module, run, config, agent, folder, resume, start, callbacks)
+            ranks.barrier()  # every rank has looked at the folder
+            if start < steps:
+                _fit(module, setup, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
-                files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent.config)
+                _write_settings(setup, folder)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
-    if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory given back
+    if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
         export(folder)
     return folder
 
 
+def _write_settings(setup: TrainingSetup, folder: Path) -> None:
+    files.dump(folder / "config.yaml", run=setup.run, grpo=setup.grpo, agent=setup.agent.config)
+
+
 def _fit(
-    module: GRPO,
-    run: RunConfig,
-    config: GRPOConfig,
-    agent: Agent,
-    folder: Path,
-    resume: bool,
-    start: int,
-    callbacks,
+    module: GRPO, setup: TrainingSetup, folder: Path, resume: bool, start: int, callbacks
 ) -> None:
-    """The steps from `start` on."""
+    """Do the steps from `start` on."""
     first = ranks.rank() == 0
     if first:
-        try:
-            folder.mkdir(parents=True, exist_ok=resume)
-        except FileExistsError:
-            raise UserError(f"The run {folder} has begun meanwhile: give another --name.") from None
-        except OSError as error:
-            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        _make_run_folder(folder, resume)
+    trainer = _trainer(setup, folder, start, callbacks if first else ())
+    try:
+        trainer.fit(module, Steps(module))
+    except UserError:
+        if first and not resume and not module.done_steps:
+            shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
+        raise
+    if module.done_steps != setup.grpo.steps:
+        raise RuntimeError(f"Training ended after {module.done_steps} of {setup.grpo.steps} steps.")
 
-    def begin() -> None:
-        files.dump(folder / "config.yaml", run=run, grpo=config, agent=agent.config)
 
-    # of generated English none is kept: its facts are split, and no fact that is trained on is ever asked for in an evaluation
-    questions = run.data != "world"
+def _make_run_folder(folder: Path, resume: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=resume)
+    except FileExistsError:
+        raise UserError(f"The run {folder} has begun meanwhile: give another --name.") from None
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+
+
+def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> lightning.Trainer:
+    """Make Lightning's trainer: it counts steps, shards weights and calls the recorder."""
+    run, strategy = setup.run, "auto"
+    if setup.sharded:
+        strategy = ModelParallelStrategy(
+            data_parallel_size=setup.ranks,
+            tensor_parallel_size=1,
+            process_group_backend="nccl" if setup.on_gpu else "gloo",
+        )
     recorder = RunRecorder(
         folder,
         run.save_every,
         run.keep_trajectories,
-        config.steps,
+        setup.grpo.steps,
         run.keep_checkpoints,
-        dtype_of(run, config),
-        begin,
-        questions,
+        setup.dtype,
+        lambda: _write_settings(setup, folder),
+        # questions of generated English are not kept: its facts are split, and no fact that is trained
+        # on is ever asked for in an evaluation
+        run.data != "world",
     )
-    on_cpu, strategy = not on_gpu(run), "auto"
-    if sharded(run, config):
-        strategy = ModelParallelStrategy(
-            data_parallel_size=run.devices * run.num_nodes,
-            tensor_parallel_size=1,
-            process_group_backend="gloo" if on_cpu else "nccl",
-        )
-    trainer = lightning.Trainer(
-        accelerator="cpu" if on_cpu else "cuda",
+    loggers = [
+        StepCSV(folder / "metrics.csv", start),
+        TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+    ]
+    return lightning.Trainer(
+        accelerator="cuda" if setup.on_gpu else "cpu",
         devices=run.devices,
         num_nodes=run.num_nodes,
         strategy=strategy,
         max_epochs=1,
-        logger=[
-            StepCSV(folder / "metrics.csv", start),
-            TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-        ]
-        if first
-        else False,
-        callbacks=[recorder, *(callbacks if first else ())],
+        logger=loggers if ranks.rank() == 0 else False,
+        callbacks=[recorder, *callbacks],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    try:
-        trainer.fit(module, Steps(module))
-    except UserError:
-        if (
-            not resume and first and not module.done_steps
-        ):  # nothing was learnt: only the mistake would be left
-            shutil.rmtree(folder)
-        raise
-    if module.done_steps != config.steps:
-        raise RuntimeError(f"Training ended after {module.done_steps} of {config.steps} steps.")
 
 
 # ---------------------------------------------------------------- in the terminal

@@ -227,7 +227,8 @@ def demonstrate(rng: random.Random, prompt: Prompt, question: str, careful: floa
 def demonstrate_recall(rng: random.Random, prompt: Prompt, question: str, careful: float) -> str:
     """The same for ReMemR1's prompts. As long as nothing of what the question needs is in sight, the careful one writes down who came to a place:
     one of them may turn out to matter. When it reads whom X followed, it looks back for that person."""
-    recalled = parse_facts(prompt.recalled.text if prompt.recalled else "")
+    shown = prompt.text.partition("<recalled_memory>\n")[2].partition("\n</recalled_memory>")[0]
+    recalled = parse_facts(shown)
     section = parse_facts(prompt.section)
     facts = parse_facts(prompt.memory) + recalled + section
     kept = chain(question, facts)

@@ -16,12 +16,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from config.errors import UserError, loading
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import GRPOConfig
+
+if TYPE_CHECKING:
+    from models.setup import TrainingSetup
 
 
 def load_model(
@@ -332,33 +336,14 @@ def recompute(model, on: bool) -> None:
 # ---------------------------------------------------------------- the policy of a run's settings
 
 
-def on_gpu(run: RunConfig) -> bool:
-    """Return whether a run's device is a GPU."""
-    return run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
-
-
-def dtype_of(run: RunConfig, config: GRPOConfig) -> str:
-    """Return a run's dtype, float32, bfloat16 or mixed, with `auto` resolved."""
-    if run.dtype != "auto":
-        return run.dtype
-    if not on_gpu(run):
-        return "float32"
-    return "bfloat16" if config.lora_rank else "mixed"
-
-
-def policy_of(run: RunConfig, config: GRPOConfig, device: str = "", mixed: str = "float32"):
+def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
     """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
 
-    device: instead of the run's. mixed: the type of the weights where the run's dtype is mixed.
+    device, dtype: instead of the setup's; weights of the dtype mixed are loaded in float32.
     """
-    dtype = dtype_of(run, config)
-    dtype = mixed if dtype == "mixed" else dtype
+    dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
+    grpo = setup.grpo
     model = load_model(
-        run.model or EMBEDDED, dtype, device or run.device, run.trust_remote_code, config.quantise
+        setup.model, dtype, device or setup.device, setup.trust_remote_code, grpo.quantise
     )
-    return with_lora(model, config) if config.lora_rank else model
-
-
-def sharded(run: RunConfig, config: GRPOConfig) -> bool:
-    """Return whether FSDP2 holds the weights: on several ranks, and for the dtype mixed."""
-    return run.devices * run.num_nodes > 1 or dtype_of(run, config) == "mixed"
+    return with_lora(model, grpo) if grpo.lora_rank else model

@@ -7,6 +7,7 @@ Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
@@ -114,6 +115,21 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
         if name.startswith(f"reward {kind} ")
     }
     return rates | rewards | {"turn_groups_without_signal": share("places alike", "places")}
+
+
+class Clock:
+    """The seconds of the phases of a step, which may overlap or come in parts."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+
+    def start(self, *phases: str) -> None:
+        self._started |= dict.fromkeys(phases, time.perf_counter())
+
+    def stop(self, phase: str) -> None:
+        elapsed = time.perf_counter() - self._started.pop(phase)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed
 
 
 class PeakMemory:

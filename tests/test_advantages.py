@@ -1,32 +1,35 @@
-"""Two-level advantages: outcomes of trajectories, rewards of turns (spec rememr1.md 8 and its golden vectors)."""
+"""Two-level advantages: outcomes of trajectories, rewards of turns.
+
+Spec rememr1.md 8 and its golden vectors.
+"""
 
 import pytest
 
 from agents import find
-from config import options, presets
+from config import options
 from config.options import GRPOConfig
 from data import Task
-from grpo import advantages_of, rows_of, token_weights
+from grpo import advantages_of, token_weights, training_rows
 from memagent import Finish, Group, Prompt, Trajectory, Turn
 
 TASK = Task("t", "Where is Otto?", ("Lima",), "Otto reached Lima.")
 OUTCOMES = [1, 0, 0, 1]
-R_STATE = [[2, 1, 0, 1], [1, 2, 1, 0], [1, 1, 0, 1]]  # step 0, step 1, final
+TURN_REWARDS = [[2, 1, 0, 1], [1, 2, 1, 0], [1, 1, 0, 1]]  # step 0, step 1, final
 GOLDEN = {
     1.0: [[0.6, -0.4, -0.6, 0.4], [0.4, -0.2, -0.4, 0.2], [0.45, -0.35, -0.55, 0.45]],
     2.0: [[0.8, -0.4, -0.8, 0.4], [0.4, 0.0, -0.4, 0.0], [0.5, -0.3, -0.7, 0.5]],
 }
 
 
-def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
+def group(outcomes=OUTCOMES, turn_rewards=TURN_REWARDS) -> Group:
     trajectories = []
     for i, outcome in enumerate(outcomes):
-        turns = [
-            Turn(Prompt((), 8, final=k == len(r_state) - 1), [2], [3], [-1.0], Finish.STOP, "")
-            for k in range(len(r_state))
-        ]
-        of_turns = [{"state": float(by_step[i])} for by_step in r_state]
-        trajectories.append(Trajectory(TASK, turns, i, float(outcome), of_turns))
+        turns = []
+        for k, by_step in enumerate(turn_rewards):
+            prompt = Prompt((), 8, final=k == len(turn_rewards) - 1)
+            turns.append(Turn(prompt, [2], [3], [-1.0], Finish.STOP, ""))
+            turns[-1].rewards = {"memory": by_step[i] - 1.0, "format": 1.0}  # their sum trains
+        trajectories.append(Trajectory(TASK, turns, i, float(outcome)))
     return Group(TASK, trajectories)
 
 
@@ -41,15 +44,18 @@ def group(outcomes=OUTCOMES, r_state=R_STATE) -> Group:
     ],
 )
 def test_golden_advantages(compat, preset, scale):
-    """D-3: the default has scale 1; upstream's doubling is a setting of its own. As the commands resolve them."""
-    fields = presets.compat_fields(compat, training=True).get("grpo", {})
+    """D-3: the default has scale 1; upstream's doubling is a setting of its own.
+
+    As the commands resolve them.
+    """
+    fields = find.compat_of(compat, ["rememr1"], training=True).get("grpo", {})
     config, _ = find.resolve(preset, options.EMBEDDED, fields, {}, "rememr1")
     each = advantages_of(group(), config)
     for step, wanted in enumerate(GOLDEN[scale]):
         assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
-    rows = rows_of(
+    rows = training_rows(
         [group()],
-        GRPOConfig(alpha=0.8, normalisation="mean", state_reward_scale=scale, group_size=4),
+        GRPOConfig(alpha=0.8, normalisation="mean", turn_reward_scale=scale, group_size=4),
     )
     assert [row.advantage for row in rows] == pytest.approx(
         [GOLDEN[scale][k][i] for i in range(4) for k in range(3)]
@@ -65,7 +71,7 @@ def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
 
 def test_with_std_the_doubling_cancels():
     one, two = (
-        advantages_of(group(), GRPOConfig(normalisation="std", state_reward_scale=scale))
+        advantages_of(group(), GRPOConfig(normalisation="std", turn_reward_scale=scale))
         for scale in (1.0, 2.0)
     )
     assert [x for of_turns in one for x in of_turns] == pytest.approx(
@@ -81,9 +87,9 @@ def test_a_group_of_one_has_no_baseline():
 def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
     g = group()
     failed = g.trajectories[0]  # ended after its first turn
-    failed.turns, failed.states = failed.turns[:1], failed.states[:1]
+    failed.turns = failed.turns[:1]
     short = g.trajectories[1]  # and one that had a section less
-    del short.turns[1], short.states[1]
+    del short.turns[1]
     each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation="mean"))
     assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
     assert len(each[0]) == 1 and [each[2][1], each[3][1]] == pytest.approx([0.5, -0.5])
@@ -92,20 +98,25 @@ def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
 
 def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
     agreed = group([1, 1, 1, 1])
-    assert not agreed.signal and len(rows_of([agreed], GRPOConfig(normalisation="mean"))) == 12
-    assert rows_of([agreed], GRPOConfig(normalisation="mean", alpha=1.0)) == []
-    assert rows_of([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
+    assert (
+        not agreed.signal and len(training_rows([agreed], GRPOConfig(normalisation="mean"))) == 12
+    )
+    assert training_rows([agreed], GRPOConfig(normalisation="mean", alpha=1.0)) == []
+    assert training_rows([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
 
 
 def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
     for value in (1 / 3, 0.1, 0.2, 0.7):
         same = group([value] * 16, [[0.1 + 0.2] * 8 + [0.3] * 8] * 3)
         assert (
-            rows_of([same], GRPOConfig(normalisation="mean")) == rows_of([same], GRPOConfig()) == []
+            training_rows([same], GRPOConfig(normalisation="mean"))
+            == training_rows([same], GRPOConfig())
+            == []
         )
         for trajectory in same.trajectories:
-            trajectory.states = []
-        assert rows_of([same], GRPOConfig(normalisation="mean")) == []
+            for turn in trajectory.turns:
+                turn.rewards = {}
+        assert training_rows([same], GRPOConfig(normalisation="mean")) == []
 
 
 def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():
@@ -124,9 +135,9 @@ def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns()
     g = group()
     for n, turn in enumerate(turn for t in g.trajectories for turn in t.turns):
         turn.response_ids, turn.logprobs = [3] * (1 + n % 5), [-1.0] * (1 + n % 5)
-    del g.trajectories[1].turns[1], g.trajectories[1].states[1]
-    config = GRPOConfig(normalisation="mean", aggregation="state_mean", group_size=4)
-    rows = rows_of([g], config)
+    del g.trajectories[1].turns[1]
+    config = GRPOConfig(normalisation="mean", aggregation="trajectory_mean", group_size=4)
+    rows = training_rows([g], config)
     for row, weight in zip(rows, token_weights(rows, config), strict=True):
         assert weight == pytest.approx(
             1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4)

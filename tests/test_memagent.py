@@ -1,33 +1,29 @@
-from dataclasses import replace
-
 import pytest
-from agents.baselines import bm25, full_context
 
 from agents import find
+from agents.full import AtOnceConfig
 from config.errors import UserError
 from data import Task
 from embedded import tiny
 from memagent import (
     NO_MEMORY,
-    AgentConfig,
     Finish,
+    MemAgent,
+    MemAgentConfig,
     Prompt,
     Turn,
-    default_template,
-    fill,
-    memagent,
     split_template,
 )
 from memory import overwrite
 from tasks import worlds
 from tokens.codec import Codec
 
-CONFIG = tiny.AGENT
+MEMAGENT, FULL, BM25 = (tiny.agent(name) for name in ("memagent", "full", "bm25"))
 
 
-def drive(agent, task, config, codec, answers):
+def drive(agent, task, codec, answers):
     """Run an agent on scripted responses; returns its prompts."""
-    steps, prompts = agent(task, config, codec), []
+    steps, prompts = agent.on(codec).run(task), []
     prompt = next(steps)
     for answer in answers:
         prompts.append(prompt)
@@ -42,9 +38,8 @@ def drive(agent, task, config, codec, answers):
 def test_memagent_reads_each_section_once_and_answers_once(codec):
     task = worlds.make_task(0, 3, "two_hop")
     prompts = drive(
-        memagent,
+        MEMAGENT,
         task,
-        CONFIG,
         codec,
         ["Anna joined Boris.", "Clara met Otto.", "Emil reached Oslo.", "\\boxed{ Oslo}"],
     )
@@ -68,19 +63,19 @@ def test_memagent_reads_each_section_once_and_answers_once(codec):
     ],
 )
 def test_layouts(layout, order):
-    template = default_template("update", layout, "boxed")
+    template = tiny.agent(layout=layout).wording("update")
     assert sorted(order, key=template.index) == list(order)
-    shared = default_template("update", "shared", "boxed")
-    # the members of a group share all that stands before the memory: in the shared layout the whole section
-    assert (
-        "{section}" in shared[: shared.index("{memory}")]
-    ) and "{section}" not in default_template("update", "paper", "boxed").partition("{memory}")[0]
+    shared, paper = (tiny.agent(layout=name).wording("update") for name in ("shared", "paper"))
+    # the members of a group share all that stands before the memory:
+    # in the shared layout the whole section
+    assert "{section}" in shared[: shared.index("{memory}")]
+    assert "{section}" not in paper.partition("{memory}")[0]
 
 
 def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_text(codec):
     task = worlds.make_task(1, 2, "one_fact")
     a, b = (
-        drive(memagent, task, CONFIG, codec, [m, m, "x"])[1]
+        drive(MEMAGENT, task, codec, [m, m, "x"])[1]
         for m in ("Anna joined Boris.", " Anna joined Boris.")
     )
     assert codec.chat(a.pieces) == codec.chat(b.pieces)
@@ -97,9 +92,9 @@ def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_te
 )
 def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     (tmp_path / f"{turn}.txt").write_bytes(content.encode())
-    config = AgentConfig(templates=str(tmp_path))
+    agent = MemAgent(MemAgentConfig(templates=str(tmp_path))).on(codec)
     slots = {"problem": "why?", "memory": "mem {problem}", "section": "sec\r\n"}
-    text = fill(config.template(turn), 5, **slots).text
+    text = agent.prompt(turn, 5, **slots).text
     expected = content
     for name in (
         "problem",
@@ -111,41 +106,43 @@ def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
         expected = expected.replace(f"\0{name}\0", value)
     assert text == expected
     other = "final" if turn == "update" else "update"
-    assert config.template(other) == split_template(
-        default_template(other, "shared", "boxed")
-    )  # absent: our own
+    ours = MemAgent()  # what is absent is our own
+    assert agent.template(other) == ours.template(other)
+    assert ours.template(other) == split_template(ours.wording(other), ours.slots_of(other))
 
 
-def test_a_template_may_use_the_published_names_of_the_slots(tmp_path):
+def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
     (tmp_path / "update.txt").write_text("<problem> \n{prompt}\n</problem>\n{memory}|{chunk}|")
     (tmp_path / "final.txt").write_text("{prompt} {memory} \\boxed{}")
-    config = AgentConfig(templates=str(tmp_path))
-    text = fill(config.template("update"), 5, problem="why {chunk}?", memory="m", section="s").text
+    agent = MemAgent(MemAgentConfig(templates=str(tmp_path))).on(codec)
+    text = agent.prompt("update", 5, problem="why {chunk}?", memory="m", section="s").text
     assert text == "<problem> \nwhy {chunk}?\n</problem>\nm|s|"
-    assert fill(config.template("final"), 5, problem="why?", memory="m").text == "why? m \\boxed{}"
+    assert agent.prompt("final", 5, problem="why?", memory="m").text == "why? m \\boxed{}"
 
 
 @pytest.mark.parametrize(
-    ("files", "reason"),
+    ("name", "files", "reason"),
     [
-        (None, "no templates in"),
-        ({}, "no templates in"),
-        ({"updates.txt": b"{section}"}, "no templates in"),
-        ({"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
-        ({"full.txt": b"{problem}"}, "needs the slot {section}"),
-        ({"final.txt": b"{memory} {chunk}"}, "slot for the section"),
-        ({"full.txt": b"{memory} {section}"}, "slot for the memory"),
-        ({"update.txt": b"\xff{section}"}, "UTF-8"),
+        ("memagent", None, "no templates in"),
+        ("full", None, "no templates in"),
+        ("memagent", {}, "no templates in"),
+        ("full", {}, "no templates in"),
+        ("memagent", {"updates.txt": b"{section}"}, "no templates in"),
+        ("memagent", {"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
+        ("full", {"full.txt": b"{problem}"}, "needs the slot {section}"),
+        ("memagent", {"final.txt": b"{memory} {chunk}"}, "slot for the section"),
+        ("full", {"full.txt": b"{memory} {section}"}, "slot for the memory"),
+        ("memagent", {"update.txt": b"\xff{section}"}, "UTF-8"),
     ],
 )
-def test_templates_that_cannot_be_used_are_refused_at_once(tmp_path, files, reason):
+def test_templates_that_cannot_be_used_are_refused_at_once(tmp_path, name, files, reason):
     folder = tmp_path / "templates"
     if files is not None:
         folder.mkdir()
-    for name, content in (files or {}).items():
-        (folder / name).write_bytes(content)
+    for file, content in (files or {}).items():
+        (folder / file).write_bytes(content)
     with pytest.raises(UserError, match=reason):
-        AgentConfig(templates=str(folder))
+        find.make(name, {"templates": str(folder)})
 
 
 def test_a_models_agent_yaml_brings_its_templates_but_no_cap(tmp_path, monkeypatch):
@@ -157,13 +154,12 @@ def test_a_models_agent_yaml_brings_its_templates_but_no_cap(tmp_path, monkeypat
     )
     monkeypatch.chdir(tmp_path)
     for path in (model, "model"):
-        config = find.resolve("default", path, {}, {})[1]
-        assert (config.chunk_tokens, config.max_sections) == (7, None)
-        assert config.template("final")[0] == ("problem", False)
-    assert (
-        find.resolve("default", model, {}, {"max_sections": 3})[1].max_sections == 3
-    )  # a flag does cut
-    assert find.resolve("paper", model, {}, {})[1].max_sections == 8
+        agent = find.resolve("default", path, {}, {})[1]
+        assert (agent.config.chunk_tokens, agent.config.max_sections) == (7, None)
+        assert agent.template("final")[0] == ("problem", False)
+    # a flag does cut, and so does a preset
+    assert find.resolve("default", model, {}, {"max_sections": 3})[1].config.max_sections == 3
+    assert find.resolve("paper", model, {}, {})[1].config.max_sections == 8
 
 
 @pytest.mark.parametrize(
@@ -176,22 +172,22 @@ def test_empty_memory(rule, expected):
 
 def test_full_context_cuts_the_middle_and_never_the_question(codec):
     task = worlds.make_task(2, 16, "one_fact")
-    (whole,) = drive(full_context, task, CONFIG, codec, ["x"])
+    (whole,) = drive(FULL, task, codec, ["x"])
     assert whole.section.strip() == task.document
     window = 200
-    (cut,) = drive(full_context, task, AgentConfig(24, 13, 24, window=window), codec, ["x"])
+    (cut,) = drive(tiny.agent("full", window=window), task, codec, ["x"])
     assert len(codec.chat(cut.pieces)) + cut.max_tokens == window
     ids = codec.encode(task.document)
     n = len(codec.encode(cut.section))
     assert cut.section.ids == ids[: n - n // 2] + ids[len(ids) - n // 2 :]
     assert task.question in cut.text
     with pytest.raises(UserError, match="does not fit"):
-        drive(full_context, task, AgentConfig(24, 13, 24, window=30), codec, ["x"])
+        drive(tiny.agent("full", window=30), task, codec, ["x"])
 
 
 def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
     task = worlds.make_task(3, 32, "one_fact")
-    (prompt,) = drive(bm25, task, AgentConfig(24, 13, 24, top_k=2), codec, ["x"])
+    (prompt,) = drive(tiny.agent("bm25", top_k=2, window=None), task, codec, ["x"])
     assert len(codec.encode(prompt.section)) == 48
     assert (
         worlds.sentence(next(f for f in tiny.parse_facts(task.document) if f[0] in task.question))
@@ -202,56 +198,58 @@ def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
 def test_what_is_cut_off_is_counted(codec):
     task = worlds.make_task(2, 8, "one_fact")  # 8 sections of 24 tokens
     for cap, n, cut in ((None, 8, 0), (0, 8, 0), (8, 8, 0), (3, 3, 5 * 24)):
-        prompts = drive(memagent, task, replace(CONFIG, max_sections=cap), codec, ["m"] * n + ["a"])
+        prompts = drive(tiny.agent(max_sections=cap), task, codec, ["m"] * n + ["a"])
         assert len(prompts) == n + 1 and {p.cut for p in prompts} == {cut}
-    (whole,) = drive(bm25, task, replace(CONFIG, top_k=2), codec, ["x"])
+    (whole,) = drive(tiny.agent("bm25", top_k=2), task, codec, ["x"])
     assert whole.cut == 0  # it reads what it chooses
-    (capped,) = drive(bm25, task, replace(CONFIG, top_k=2, max_sections=6), codec, ["x"])
+    (capped,) = drive(tiny.agent("bm25", top_k=2, max_sections=6), task, codec, ["x"])
     assert capped.cut == 2 * 24
 
 
 def test_bm25_keeps_the_best_sections_where_the_window_is_small(codec):
-    filler = "Otto met Emil. Anna met Otto. Ida met Otto. Max met Vera. Otto met Max. Vera met Ida. "  # 24 tokens
-    evidence = "Anna met Max. Anna reached Lima. Anna met Ida. Anna met Vera. Anna met Emil. Anna met Otto. "
+    filler = (  # 24 tokens
+        "Otto met Emil. Anna met Otto. Ida met Otto. Max met Vera. Otto met Max. Vera met Ida. "
+    )
+    evidence = (
+        "Anna met Max. Anna reached Lima. Anna met Ida. "
+        "Anna met Vera. Anna met Emil. Anna met Otto. "
+    )
     task = Task("a", "Where is Anna?", ("Lima",), text=(filler * 9 + evidence + filler * 9).strip())
-    config = replace(CONFIG, top_k=9, window=None)
-    (whole,) = drive(bm25, task, config, codec, ["x"])
+    reader = tiny.agent("bm25", top_k=9, window=None)
+    (whole,) = drive(reader, task, codec, ["x"])
     fixed = len(codec.chat(whole.pieces)) - 9 * 24 + whole.max_tokens
     for room in (24, 60, 215):
-        (prompt,) = drive(bm25, task, replace(config, window=fixed + room), codec, ["x"])
+        (prompt,) = drive(reader.with_settings(window=fixed + room), task, codec, ["x"])
         assert (
             len(codec.chat(prompt.pieces)) + prompt.max_tokens == fixed + room
             and prompt.cut == 9 * 24 - room
         )
         assert evidence.strip() in prompt.section and task.question in prompt.text
     with pytest.raises(UserError, match="does not fit"):
-        drive(bm25, task, replace(config, window=20), codec, ["x"])
+        drive(reader.with_settings(window=20), task, codec, ["x"])
 
 
 def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
-    assert (
-        len(drive(memagent, Task("a", "q?", ("b",), text="Anna"), CONFIG, codec, ["m", "a"])) == 2
-    )
-    assert [
-        p.final for p in drive(memagent, Task("a", "q?", ("b",), text=""), CONFIG, codec, ["a"])
-    ] == [True]
+    short, empty = (Task("a", "q?", ("b",), text=text) for text in ("Anna", ""))
+    assert len(drive(MEMAGENT, short, codec, ["m", "a"])) == 2
+    assert [p.final for p in drive(MEMAGENT, empty, codec, ["a"])] == [True]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("kind", "wrong"),
     [
-        {"layout": "x"},
-        {"over": "tail"},
-        {"form": "b"},
-        {"empty": "e"},
-        {"chunk_tokens": 0},
-        {"max_sections": -1},
-        {"window": -1},
+        (MemAgentConfig, {"layout": "x"}),
+        (MemAgentConfig, {"over": "tail"}),
+        (MemAgentConfig, {"form": "b"}),
+        (MemAgentConfig, {"empty": "e"}),
+        (MemAgentConfig, {"chunk_tokens": 0}),
+        (MemAgentConfig, {"max_sections": -1}),
+        (AtOnceConfig, {"window": -1}),
     ],
 )
-def test_settings_that_cannot_be(wrong):
+def test_settings_that_cannot_be(kind, wrong):
     with pytest.raises(UserError):
-        AgentConfig(**wrong)
+        kind(**wrong)
 
 
 def test_prompt_text_is_its_pieces():
@@ -260,7 +258,7 @@ def test_prompt_text_is_its_pieces():
 
 @pytest.mark.parametrize("document", ["...", "a", "Anna joined Boris."])
 def test_bm25_where_there_is_no_word_to_match(codec, document):
-    (prompt,) = drive(bm25, Task("a", "?", ("b",), text=document), CONFIG, codec, ["x"])
+    (prompt,) = drive(BM25, Task("a", "?", ("b",), text=document), codec, ["x"])
     assert prompt.section.strip() == document
 
 
@@ -272,7 +270,7 @@ def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
         task = worlds.make_task("x", n, "one_fact")
         gc.collect()
         tracemalloc.start()
-        steps = bm25(task, AgentConfig(24, 13, 24), Codec(codec.tokenizer))
+        steps = tiny.agent("bm25", window=None).on(Codec(codec.tokenizer)).run(task)
         prompt = next(steps)
         gc.collect()
         bytes_, _ = tracemalloc.get_traced_memory()

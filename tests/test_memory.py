@@ -157,7 +157,8 @@ def test_d10_what_is_found_does_not_depend_on_hashes():
     script = (
         "from agents.retrieval import *\n"
         "items = [f'{a} {b}' for a in ('Anna', 'Otto', 'Ida') for b in ('met', 'saw', 'left')]\n"
-        "print([r(items).top_k(q, 4) for r in RETRIEVERS.values() for q in ('Anna met Ida', 'Otto saw it', 'left', 'nothing')])\n"
+        "queries = ('Anna met Ida', 'Otto saw it', 'left', 'nothing')\n"
+        "print([r(items).top_k(q, 4) for r in RETRIEVERS.values() for q in queries])\n"
     )
     root = Path(__file__).parents[1]
     said = {
@@ -288,7 +289,10 @@ def test_a_memory_that_was_written_several_times_is_found_once_as_the_last_time(
 
 
 def test_a_long_history_costs_what_is_found():
-    """Not a walk through all of it: 4,000 updates with a query each in a second or so; and a memory that stays takes one place."""
+    """Not a walk through all of it: 4,000 updates with a query each in a second or so.
+
+    And a memory that stays takes one place.
+    """
     s, start = state(), time.process_time()
     for k in range(4000):
         s.update(f"fact{k} of name{k % 97}", f"name{k % 89} fact{k // 2}")

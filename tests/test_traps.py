@@ -1,4 +1,6 @@
-"""What went wrong in ReMemR1's published code and cannot here: D-1 to D-24 of spec rememr1.md 14, each with the tests that would notice.
+"""What went wrong in ReMemR1's published code and cannot here.
+
+D-1 to D-24 of spec rememr1.md 14, each with the tests that would notice.
 
 Traps of one agent are tested beside it; those of the plumbing around it, here.
 """
@@ -17,8 +19,7 @@ import pytest
 from conftest import random_policy
 
 import grpo
-import memagent
-from agents.rememr1 import rememr1, states
+from agents import find
 from commands import train
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
@@ -46,35 +47,76 @@ MODULES = sorted(
     [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).glob("*.py"))]
 )
 TRAPS = {
-    "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",  # the memory before a turn is the prompt's own, nothing is searched for
-    "D-2": "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table",
+    # the memory before a turn is the prompt's own, nothing is searched for
+    "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",
+    "D-2": (
+        "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table"
+    ),
     "D-3": "test_advantages.test_golden_advantages",
-    "D-4": "test_rememr1.test_training_and_evaluation_see_the_same_prompts test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams",
-    "D-5": "test_rememr1.test_d5_what_becomes_the_memory test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed",
-    "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",  # that copying pays and length costs nothing stands in rememr1.states
-    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update "  # the whole response is read; --outcome em normalises, the published one not
-    "test_train.test_outcomes",
+    "D-4": (
+        "test_rememr1.test_training_and_evaluation_see_the_same_prompts "
+        "test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams"
+    ),
+    "D-5": (
+        "test_rememr1.test_d5_what_becomes_the_memory "
+        "test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed"
+    ),
+    # that copying pays and length costs nothing stands in ReMemR1.turn_rewards
+    "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",
+    # the whole response is read; --outcome em normalises, the published one not
+    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update test_train.test_outcomes",
     "D-8": "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for",
-    "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",  # best by validation, not by the training batch
-    # a word's weight in tfidf and bm25 depends on all candidates: these two are fitted at every query, the default never
-    "D-10": "test_memory.test_d10_what_is_found_does_not_depend_on_hashes "
-    "test_memory.test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found test_memory.test_the_words_of_an_item_are_taken_once",
-    "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",  # with one task alone
-    "D-12": "test_eval.test_failures_and_empty_answers_are_wrong_and_stay_in_n test_eval.test_failures_are_tried_again_then_written_and_redone_when_asked",
-    "D-13": "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run test_eval.test_killed_with_sigkill_at_random_moments",
-    "D-14": "test_grading.test_metrics",  # one way, all answers; upstream's two-way one under its own name
-    "D-15": "test_hqa.test_fixed_places_under_compat_seed4_only test_hqa.test_every_possible_choice_is_drawn_alike",
-    "D-16": "test_readers.test_eval_files_say_where_the_evidence_stands test_hqa.test_the_same_questions_at_every_length test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
-    "test_hqa.test_build_refuses test_hqa.test_no_second_version_of_an_own_title",
+    # best by validation, not by the training batch
+    "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",
+    # a word's weight in tfidf and bm25 depends on all candidates: these two are fitted at every
+    # query, the default never
+    "D-10": (
+        "test_memory.test_d10_what_is_found_does_not_depend_on_hashes "
+        "test_memory.test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found "
+        "test_memory.test_the_words_of_an_item_are_taken_once"
+    ),
+    # with one task alone
+    "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",
+    "D-12": (
+        "test_eval.test_failures_and_empty_answers_are_wrong_and_stay_in_n "
+        "test_eval.test_failures_are_tried_again_then_written_and_redone_when_asked"
+    ),
+    "D-13": (
+        "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run "
+        "test_eval.test_killed_with_sigkill_at_random_moments"
+    ),
+    # one way, all answers; upstream's two-way one under its own name
+    "D-14": "test_grading.test_metrics",
+    "D-15": (
+        "test_hqa.test_fixed_places_under_compat_seed4_only "
+        "test_hqa.test_every_possible_choice_is_drawn_alike"
+    ),
+    "D-16": (
+        "test_readers.test_eval_files_say_where_the_evidence_stands "
+        "test_hqa.test_the_same_questions_at_every_length "
+        "test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
+        "test_hqa.test_build_refuses "
+        "test_hqa.test_no_second_version_of_an_own_title"
+    ),
     "D-17": "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked",
-    "D-18": "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
-    "test_rememr1.test_the_question_is_looked_for_whether_or_not_the_policy_asks test_traps.test_the_environment_is_put_back",
+    "D-18": (
+        "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
+        "test_rememr1.test_the_question_is_looked_for_whether_or_not_the_policy_asks "
+        "test_traps.test_the_environment_is_put_back"
+    ),
     "D-19": "test_traps.test_nothing_of_one_machine_is_in_the_repository",
     "D-20": "test_traps.test_each_turn_ends_at_its_own_limit",
     "D-21": "test_traps.test_whatever_is_imported_is_required",
-    "D-22": "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined test_advantages.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone",
+    "D-22": (
+        "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined "
+        "test_advantages.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone"
+    ),
     "D-23": "test_traps.test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error",
-    "D-24": "test_advantages.test_a_group_of_one_has_no_baseline test_advantages.test_with_std_the_doubling_cancels test_rememr1.test_compat_sets_every_axis",
+    "D-24": (
+        "test_advantages.test_a_group_of_one_has_no_baseline "
+        "test_advantages.test_with_std_the_doubling_cancels "
+        "test_rememr1.test_compat_sets_every_axis"
+    ),
 }
 
 
@@ -96,34 +138,29 @@ def test_every_trap_has_tests_that_are_there():
 def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
     """D-8: the validation's, and the rewards of training."""
     run = RunConfig(agent="rememr1", device="cpu")
-    module = train.build(run, GRPOConfig(), replace(tiny.AGENT, form=form))
+    module = train.build(run, GRPOConfig(), tiny.agent("rememr1", form=form))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
         final = Turn(Prompt((), 8, final=True), [], [], [], Finish.STOP, codec.text(answer))
         trajectory = Trajectory(
             replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final]
         )
-        assert module.reward(trajectory) == module.states(trajectory)[0]["format"] == score
+        module.grade(trajectory)
+        assert trajectory.reward == final.rewards["format"] == score
     task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
         engine = ScriptedEngine(
             codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>"
         )
-        agent = replace(tiny.AGENT, form=form, final_tokens=60, step_tokens=60)
-        module = grpo.GRPO(
-            policy,
-            engine,
-            rememr1,
-            memagent.reward(form),
-            None,
-            GRPOConfig(),
-            agent,
-            validation=[task],
-        )
+        agent = tiny.agent("rememr1", form=form, final_tokens=60, step_tokens=60)
+        module = grpo.GRPO(policy, engine, agent, None, GRPOConfig(), validation=[task])
         assert module.validate() == {"score": score, "n": 1}
 
 
 def test_nothing_of_one_machine_is_in_the_repository():
-    """D-19: no paths of a home or a mount, no keys, no addresses but this machine's own, no GPUs picked by number; one GPU is the default."""
+    """D-19: no paths of a home or a mount, no keys, no addresses but this machine's own.
+
+    Nor GPUs picked by number; one GPU is the default.
+    """
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.split()
@@ -135,7 +172,9 @@ def test_nothing_of_one_machine_is_in_the_repository():
     for path in texts:
         text = path.read_text(encoding="utf-8", errors="ignore")
         found = re.search(
-            r"(?<![\w.~])/(home|root|mnt|Users|workspace|work)/\w+|\b(sk|hf|ghp)[-_][\w-]{20,}|\b(?!127\.|0\.0\.0\.0)\d+\.\d+\.\d+\.\d+:\d|CUDA_VISIBLE_DEVICES\s*=\s*[\"']?\d",
+            r"(?<![\w.~])/(home|root|mnt|Users|workspace|work)/\w+|\b(sk|hf|ghp)[-_][\w-]{20,}"
+            r"|\b(?!127\.|0\.0\.0\.0)\d+\.\d+\.\d+\.\d+:\d"
+            r"|CUDA_VISIBLE_DEVICES\s*=\s*[\"']?\d",
             text,
         )
         assert path.name == "test_traps.py" or not found, (path.name, found)
@@ -156,10 +195,9 @@ def test_the_environment_is_put_back(monkeypatch):
 def test_each_turn_ends_at_its_own_limit(codec):
     """D-20."""
     engine = TransformersEngine(random_policy(codec), codec)
-    config = replace(tiny.AGENT, step_tokens=11, final_tokens=5)
-    for trajectory in rollout(
-        engine, rememr1, [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)], config
-    ):
+    agent = tiny.agent("rememr1", step_tokens=11, final_tokens=5)
+    jobs = [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)]
+    for trajectory in rollout(engine, agent, jobs):
         for turn in trajectory.turns:
             assert len(turn.response_ids) <= (5 if turn.prompt.final else 11)
             assert (turn.finish == "length") == (turn.response_ids[-1] not in codec.eos_ids)
@@ -219,7 +257,10 @@ def dotted(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_every_module_can_be_imported_and_names_nothing_undefined(path):
-    """D-22: ruff's rule F821, which `make lint` applies to all files, here to each module; and a module that nothing imports is noticed."""
+    """D-22: ruff's rule F821, which `make lint` applies to all files, here to each module.
+
+    And a module that nothing imports is noticed; an agent's is imported by its name.
+    """
     importlib.import_module(dotted(path))
     done = subprocess.run(
         [
@@ -245,23 +286,23 @@ def test_every_module_can_be_imported_and_names_nothing_undefined(path):
     imports = rf"^\s*(from|import) {dotted(path)}\b"
     if room:
         imports += rf"|^\s*from {room} import [\w, ]*\b{name}\b"
-    assert dotted(path) == "cli" or re.search(imports, others, re.M)
+    by_name = room == "agents" and name in find.names() and find.find(name).name == name
+    assert by_name or dotted(path) == "cli" or re.search(imports, others, re.M)
 
 
-def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec):
+def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec, policy):
     """D-23: a list that is too short is no list that is padded."""
     engine = ScriptedEngine(
         codec, lambda prompt: "\\boxed{x}" if prompt.final else "<update>x</update>"
     )
-    (trajectory,) = rollout(
-        engine,
-        rememr1,
-        [(worlds.make_task(0, 2, "two_hop"), 0)],
-        replace(tiny.AGENT, step_tokens=30),
-    )
-    trajectory.states = states(trajectory)
+    agent = tiny.agent("rememr1", step_tokens=30)
+    (trajectory,) = rollout(engine, agent, [(worlds.make_task(0, 2, "two_hop"), 0)])
+    module = grpo.GRPO(policy, engine, agent, None, GRPOConfig())
+    module.grade(trajectory)
+    assert [turn.rewards["format"] for turn in trajectory.turns] == [1, 1, 1]
     assert len(advantages_of(Group(trajectory.task, [trajectory]), GRPOConfig())[0]) == 3
-    for wrong in (trajectory.states[:-1], [*trajectory.states, {"state": 0.0}]):
-        broken = Trajectory(trajectory.task, trajectory.turns, states=wrong)
+    rewards = agent.turn_rewards(trajectory)
+    for wrong in (rewards[:-1], [*rewards, {"memory": 0.0}]):
+        module.agent.turn_rewards = lambda trajectory, wrong=wrong: wrong
         with pytest.raises(ValueError):
-            advantages_of(Group(trajectory.task, [broken]), GRPOConfig())
+            module.grade(trajectory)

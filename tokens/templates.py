@@ -18,6 +18,8 @@ ANSWER_REQUESTS = {  # `ReadConfig.form` -> how an answer is asked for: {answer}
     "boxed": "Give the answer inside \\boxed{}.",
     "sentence": 'End with the sentence "Therefore, the answer is (...)".',
 }
+# slots of published templates: one that a prompt has no text for is refused, whoever the agent is
+KNOWN_SLOTS = ("problem", "memory", "section", "recalled_memory")
 ALIASES = {"prompt": "problem", "chunk": "section"}  # names that published templates use
 
 
@@ -66,7 +68,7 @@ def read_template(
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
-    names = {"problem", "memory", "section", *every}
+    names = {*KNOWN_SLOTS, *every}
     pieces = split_template(text, tuple(sorted(names)))
     used = {piece for piece, constant in pieces if not constant}
     for slot in needs:

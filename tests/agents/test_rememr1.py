@@ -1,49 +1,38 @@
+from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
-from agents.baselines import AGENTS, SECTIONWISE
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import find
 from agents.rememr1 import (
-    COUNTS,
     ERRORS,
-    Looks,
-    Sought,
+    NOT_RECALLED,
+    Evidence,
+    ReMemR1,
+    ReMemR1Config,
     on_one_line,
     parse_step,
     read_step,
-    rememr1,
-    states,
 )
-from commands import train
-from config import options, presets
+from config import options
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig
-from config.presets import COMPAT
+from config.options import GRPOConfig
 from data import Pool, Task, answer_recall
 from embedded import tiny
 from engines.scripted import ScriptedEngine
 from eval import evaluate
 from grpo import advantages_of
-from memagent import (
-    NO_MEMORY,
-    NOT_RECALLED,
-    AgentConfig,
-    Finish,
-    Group,
-    Prompt,
-    Trajectory,
-    Turn,
-    window_of,
-)
+from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
-from report.metrics import describe_states
+from report.metrics import describe_turns
+from report.rows import Cell
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 
-CONFIG = AgentConfig(24, 13, 24, query_tokens=8, step_tokens=40)
+SIZES = dict(chunk_tokens=24, memory_tokens=13, final_tokens=24, query_tokens=8, step_tokens=40)
+CONFIG = ReMemR1Config(**SIZES)
 
 
 FACTS = [
@@ -82,7 +71,7 @@ TASK = Task(
 
 def drive(task, config, codec, answers, finish=Finish.STOP):
     """Run the agent on scripted responses; returns its turns."""
-    steps, turns = rememr1(task, config, codec), []
+    steps, turns = ReMemR1(config).on(codec).run(task), []
     prompt = next(steps)
     for answer in answers:
         text = codec.text(answer)
@@ -92,6 +81,34 @@ def drive(task, config, codec, answers, finish=Finish.STOP):
         except StopIteration:
             return turns
     raise AssertionError("the agent wants more turns than there are answers")
+
+
+def states(trajectory, config=CONFIG):
+    """What each turn earns, by name; `sum` is what trains, the rest stands in the turn's notes."""
+    found = []
+    turn_rewards = ReMemR1(config).turn_rewards(trajectory)
+    for turn, rewards in zip(trajectory.turns, turn_rewards, strict=True):
+        assert [*rewards] == ["memory", "callback", "format"]
+        found.append(rewards | {"sum": sum(rewards.values())})
+        if turn.notes is not None:
+            found[-1] |= {name: getattr(turn.notes, name) for name in ("gain", "level", "covered")}
+    return found
+
+
+def pay(trajectory, config=CONFIG):
+    """Give the turns their rewards, as training does."""
+    rewards = ReMemR1(config).turn_rewards(trajectory)
+    for turn, own in zip(trajectory.turns, rewards, strict=True):
+        turn.rewards = own
+    return trajectory
+
+
+def counted(task, config, turns) -> Counter:
+    """What is counted of the turns of a trajectory."""
+    n: Counter = Counter()
+    for turn in turns:
+        n.update(ReMemR1(config).count(task, turn))
+    return n
 
 
 def ask(memory: str, query: str = "") -> str:
@@ -242,20 +259,19 @@ def test_d5_what_becomes_the_memory(codec, memory_text, on_missing, response, me
 
 def compat_agent(name, training, **own):
     """The agent's settings as the commands resolve them."""
-    fields = presets.compat_fields(name, training)["agent"]
-    return find.resolve(
-        "default",
-        "no model folder",
-        {},
-        asdict(CONFIG) | {"memory_tokens": 64, "step_tokens": 400} | fields | own,
-    )[1]
+    fields = find.compat_of(name, ["rememr1"], training)
+    sizes = SIZES | {"memory_tokens": 64, "step_tokens": 400}
+    settings = sizes | fields.get("agent", {}) | own
+    grpo = fields.get("grpo", {})
+    return find.resolve("default", "no model folder", grpo, settings, "rememr1")[1].config
 
 
 LONG = " ".join(["Otto"] * 300)
 
 
-# what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the query: the first match of one pattern,
-# which crosses no end of a line and is greedy, in the whole response, uncut; and what ours is
+# what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the
+# query: the first match of one pattern, which crosses no end of a line and is greedy, in the whole
+# response, uncut; and what ours is
 @pytest.mark.parametrize(
     ("response", "theirs", "ours"),
     [
@@ -317,13 +333,12 @@ def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, t
             == ours
         )
     answers = [ask("Otto reached Lima."), response, ask("x"), "x"]
-    assert drive(TASK, compat_agent("upstream", True), codec, answers)[2].prompt.recalled.query == (
-        theirs or ""
-    )
+    turns = drive(TASK, compat_agent("upstream", True), codec, answers)
+    assert turns[2].notes.recalled.query == turns[1].notes.asked == (theirs or "")
 
 
 def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in_evaluation(codec):
-    """Expected: upstream's order of its set of memories and its retriever; scores that are no ties."""
+    """Expected: upstream's order of its set of memories and its retriever; no score is a tie."""
     first, other = (ask(text) for text in ("Otto reached Lima.", "Ida left Oslo."))
     same = first + "<recall>Otto Lima</recall>"
     for training, answers, found in (
@@ -340,38 +355,31 @@ def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in
     ):
         looked = answers.index(same) + 1
         longer = answers + [other] * (3 - len(answers)) + ["x"]
-        shown = drive(TASK, compat_agent("upstream", training), codec, longer)[looked].prompt
-        assert shown.recalled.text == found and (found or NOT_RECALLED) in shown.text, (
-            training,
-            answers,
-        )
-    shown = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2].prompt
-    assert shown.recalled.text == ""  # ours: what stands in the prompt anyway
+        turn = drive(TASK, compat_agent("upstream", training), codec, longer)[looked]
+        assert turn.notes.recalled.text == found, (training, answers)
+        assert (found or NOT_RECALLED) in turn.prompt.text, (training, answers)
+    turn = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2]
+    assert turn.notes.recalled.text == ""  # ours: what stands in the prompt anyway
 
 
 def test_a_blank_query_of_upstreams_finds_what_there_is(codec):
     answers = [ask("Otto reached Lima."), ask("Ida left.") + "<recall> </recall>", ask("x"), "x"]
-    assert drive(TASK, compat_agent("upstream", True), codec, answers)[
-        2
-    ].prompt.recalled.text == ask("Otto reached Lima.")
-    assert drive(TASK, CONFIG, codec, answers)[2].prompt.recalled == Recall()
+    theirs = drive(TASK, compat_agent("upstream", True), codec, answers)
+    assert theirs[2].notes.recalled.text == ask("Otto reached Lima.")
+    assert drive(TASK, CONFIG, codec, answers)[2].notes.recalled == Recall()
 
 
 def test_caps_cut_memory_and_query_and_say_so(codec):
     config = replace(CONFIG, memory_tokens=4, query_tokens=2)
     (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto. Ida left.", "Anna met Otto")] * 4)
-    assert (turn.step.memory, turn.step.memory_cut, turn.step.query, turn.step.query_cut) == (
-        " Anna met Otto.",
-        True,
-        " Anna met",
-        True,
-    )
+    step = turn.notes.step
+    assert (step.memory, step.memory_cut) == (" Anna met Otto.", True)
+    assert (step.query, step.query_cut) == (" Anna met", True)
     turns = drive(TASK, config, codec, [ask("Anna left.", "Anna met Otto")] * 3 + ["x"])
-    assert (
-        turns[-1].prompt.recalled.query == " Anna met"
-    )  # what is looked for is what the cap has left
+    # what is looked for is what the cap has left
+    assert turns[-1].notes.recalled.query == " Anna met"
     (turn, *_) = drive(TASK, config, codec, [ask("Anna met Otto.", "Anna")] * 4)
-    assert not turn.step.memory_cut and not turn.step.query_cut
+    assert not turn.notes.step.memory_cut and not turn.notes.step.query_cut
 
 
 # ---------------------------------------------------------------- the agent
@@ -389,7 +397,7 @@ def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
             "\\boxed{Lima}",
         ],
     )
-    assert [t.prompt.recalled for t in turns] == [
+    assert [t.notes.recalled for t in turns] == [
         Recall(),
         Recall(),
         Recall("Otto reached Lima.", "Otto", (1,), 1.0, 1),
@@ -406,7 +414,9 @@ def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
         "Karin reached Kyoto.",
         "Max reached Malmo.",
     ]
-    assert [t.prompt.final for t in turns] == [False, False, False, True] and turns[-1].step is None
+    assert [t.prompt.final for t in turns] == [False, False, False, True]
+    assert [t.notes.step is None for t in turns] == [False, False, False, True]
+    assert [t.notes.asked for t in turns] == ["", "Otto", "Karin and Rome", ""]
     assert [t.prompt.max_tokens for t in turns] == [40, 40, 40, 24]
 
 
@@ -418,48 +428,40 @@ def test_three_arms_differ_in_nothing_but_what_is_looked_for(codec):
         "x",
     ]
     learned, question, off = (
-        [t.prompt for t in drive(TASK, replace(CONFIG, callback=callback), codec, answers)]
+        drive(TASK, replace(CONFIG, callback=callback), codec, answers)
         for callback in ("learned", "question", "off")
     )
-    assert [p.recalled.text for p in learned] == [
+    assert [t.notes.recalled.text for t in learned] == [
         "",
         "",
         "Otto reached Lima.",
         "Karin reached Kyoto.",
     ]
-    assert [p.recalled.text for p in question] == [
+    assert [t.notes.recalled.text for t in question] == [
         "",
         "",
         "Otto reached Lima.",
         "Otto reached Lima.",
     ]
-    assert [p.recalled for p in off] == [Recall()] * 4
-    assert (
-        [p.text for p in learned[:2]] == [p.text for p in question[:2]] == [p.text for p in off[:2]]
-    )
-    assert (
-        learned[2].text
-        == question[2].text
-        == off[2].text.replace(NOT_RECALLED, "Otto reached Lima.")
-    )
+    assert [t.notes.recalled for t in off] == [Recall()] * 4
+    learned, question, off = ([t.prompt.text for t in arm] for arm in (learned, question, off))
+    assert learned[:2] == question[:2] == off[:2]
+    assert learned[2] == question[2] == off[2].replace(NOT_RECALLED, "Otto reached Lima.")
 
 
 def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
     answers = [ask("Otto reached Lima."), ask("Max left."), "nonsense", "x"]
-    turns = drive(TASK, replace(CONFIG, callback="question"), codec, answers)
-    assert [t.prompt.recalled.query for t in turns] == ["", *[TASK.question] * 3]
-    assert [t.prompt.recalled.steps for t in turns] == [(), (), (1,), (1,)]
-    assert [s["callback"] for s in states(Trajectory(TASK, turns))] == [
-        0
-    ] * 4  # nor is it its doing
+    asking = replace(CONFIG, callback="question")
+    turns = drive(TASK, asking, codec, answers)
+    assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
+    assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
+    # nor is it its doing
+    assert [s["callback"] for s in states(Trajectory(TASK, turns), asking)] == [0] * 4
     answers[2] = ask("Max left.", "Otto")
-    besides = drive(
-        TASK, replace(CONFIG, callback="question"), codec, answers
-    )  # it asks, but that is not what is looked for
-    assert (
-        besides[-1].prompt.recalled.steps == (1,)
-        and [s["callback"] for s in states(Trajectory(TASK, besides))] == [0] * 4
-    )
+    # it asks, but that is not what is looked for
+    besides = drive(TASK, asking, codec, answers)
+    assert besides[-1].notes.recalled.steps == (1,)
+    assert [s["callback"] for s in states(Trajectory(TASK, besides), asking)] == [0] * 4
     own = drive(TASK, CONFIG, codec, answers)
     assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
 
@@ -468,10 +470,10 @@ def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
     answers = [ask("Otto reached Lima."), "<recall>Otto</recall>", "nonsense", "x"]
     turns = drive(TASK, CONFIG, codec, answers)
     assert [t.prompt.memory for t in turns] == [NO_MEMORY] + 3 * ["Otto reached Lima."]
-    assert turns[2].prompt.recalled == Recall(
+    assert turns[2].notes.recalled == Recall(
         query="Otto"
     )  # what stands in the prompt anyway is not recalled
-    assert [t.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
+    assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
     wiped = drive(TASK, replace(CONFIG, on_missing_update="reset"), codec, answers)
     assert [t.prompt.memory for t in wiped] == [
         NO_MEMORY,
@@ -479,7 +481,7 @@ def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
         NO_MEMORY,
         NO_MEMORY,
     ]
-    assert wiped[2].prompt.recalled.text == "Otto reached Lima."
+    assert wiped[2].notes.recalled.text == "Otto reached Lima."
 
 
 def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
@@ -494,9 +496,8 @@ def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
             "x",
         ],
     )
-    assert (turns[0].step.memory, turns[0].step.query) == ("c", "d") and turns[
-        1
-    ].prompt.recalled.query == "d"
+    assert (turns[0].notes.step.memory, turns[0].notes.step.query) == ("c", "d")
+    assert turns[1].notes.recalled.query == "d"
 
 
 def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
@@ -535,13 +536,11 @@ def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
         return seen
 
     task = worlds.make_task(0, 9, "two_hop_reverse")
-    config = replace(tiny.AGENT, step_tokens=60)
-    trained = prompts(lambda engine: list(rollout(engine, rememr1, [(task, 0)], config)))
-    followed = prompts(lambda engine: list(follow(engine, rememr1, task, config, Sampling())))
+    agent, cell = tiny.agent("rememr1", step_tokens=60), Cell("a", "", "", 9)
+    trained = prompts(lambda engine: list(rollout(engine, agent, [(task, 0)])))
+    followed = prompts(lambda engine: list(follow(engine, agent, task, Sampling())))
     evaluated = prompts(
-        lambda engine: evaluate(
-            engine, rememr1, [task], config, Sampling(), name="a", length=9, rows=tmp_path / "rows"
-        )
+        lambda engine: evaluate(engine, agent, [task], Sampling(), cell, tmp_path / "rows")
     )
     assert trained == followed == evaluated and len(trained) == 10
     assert sum(NOT_RECALLED not in text for text, _ in trained) >= 2
@@ -549,8 +548,9 @@ def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
 
 @pytest.mark.parametrize("layout", ["shared", "paper"])
 def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
-    config = AgentConfig(layout=layout)
-    slots = [piece for piece, constant in config.template("recall_update") if not constant]
+    config = ReMemR1Config(layout=layout)
+    agent = ReMemR1(config)
+    slots = [piece for piece, constant in agent.template("recall_update") if not constant]
     assert (
         slots
         == {
@@ -558,32 +558,31 @@ def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
             "paper": ["problem", "recalled_memory", "memory", "section"],
         }[layout]
     )
-    assert [p for p, constant in config.template("recall_final") if not constant] == [
+    assert [p for p, constant in agent.template("recall_final") if not constant] == [
         "problem",
         "recalled_memory",
         "memory",
     ]
-    text = "".join(piece for piece, constant in config.template("recall_update") if constant)
+    text = "".join(piece for piece, constant in agent.template("recall_update") if constant)
     for tag in ("thinking", "update", "recall"):
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") >= 1
-    assert config.example_query in text and config.example_query.upper() in "".join(
-        piece
-        for piece, _ in replace(config, example_query=config.example_query.upper()).template(
-            "recall_update"
-        )
-    )
+    louder = agent.with_settings(example_query=config.example_query.upper())
+    assert config.example_query in text
+    assert config.example_query.upper() in "".join(p for p, _ in louder.template("recall_update"))
 
 
 def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
     single, double = (
-        "".join(piece for piece, _ in replace(CONFIG, boxed_literal=name).template("recall_final"))
-        for name in ("single", "double")
+        "".join(piece for piece, _ in tiny.agent("rememr1", **box).template("recall_final"))
+        for box in ({"boxed_literal": "single"}, {"boxed_literal": "double"})
     )
     assert (
         "\\boxed{}" in single and "\\boxed{{}}" in double and double.replace("{{}}", "{}") == single
     )
-    for turn in ("final", "full", "recall_update"):  # of no other prompt
-        assert replace(CONFIG, boxed_literal="double").template(turn) == CONFIG.template(turn)
+    # of no other prompt
+    for name, turn in (("memagent", "final"), ("full", "full"), ("rememr1", "recall_update")):
+        theirs = tiny.agent(name, boxed_literal="double")
+        assert theirs.template(turn) == tiny.agent(name).template(turn)
 
 
 def test_templates_of_ones_own(tmp_path, codec):
@@ -591,24 +590,24 @@ def test_templates_of_ones_own(tmp_path, codec):
         "{prompt}|{recalled_memory}|{memory}|{chunk}|<update>"
     )
     (tmp_path / "recall_final.txt").write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
-    turns = drive(
-        TASK,
-        replace(CONFIG, templates=str(tmp_path)),
-        codec,
-        [ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x"],
-    )
+
+    def own(**settings) -> ReMemR1:
+        return ReMemR1(replace(CONFIG, templates=str(tmp_path), **settings))
+
+    answers = [ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x"]
+    turns = drive(TASK, own().config, codec, answers)
     assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
     (tmp_path / "recall_update.txt").write_text("{prompt} without a section")
-    with pytest.raises(UserError, match=r"recall_update\.txt shows no text"):
-        replace(CONFIG, templates=str(tmp_path))
+    with pytest.raises(UserError, match=r"recall_update\.txt does not show the section"):
+        own()
     (tmp_path / "recall_update.txt").write_text("{chunk} {memory}")
-    with pytest.raises(UserError, match="does not show what was recalled"):
-        replace(CONFIG, templates=str(tmp_path))
-    assert replace(CONFIG, templates=str(tmp_path), callback="off").callback == "off"
+    with pytest.raises(UserError, match="does not show the recalled memory"):
+        own()
+    assert own(callback="off").config.callback == "off"
     (tmp_path / "recall_update.txt").write_text("{chunk} {recalled_memory}")
-    (tmp_path / "update.txt").write_text("{chunk} {recalled_memory}")
-    with pytest.raises(UserError, match="slot for the recalled memory, which there is none of"):
-        replace(CONFIG, templates=str(tmp_path))
+    (tmp_path / "recall_final.txt").write_text("{chunk} {recalled_memory}")
+    with pytest.raises(UserError, match="slot for the section, which this prompt is given none of"):
+        own()
 
 
 @pytest.mark.parametrize(
@@ -629,7 +628,7 @@ def test_templates_of_ones_own(tmp_path, codec):
 )
 def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
-        AgentConfig(**wrong)
+        ReMemR1Config(**wrong)
 
 
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
@@ -640,19 +639,16 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
         "x",
     ]
     for retriever in ("word_recall", "tfidf", "bm25", "tfidf_tokens"):
-        found = drive(
-            TASK, replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64), codec, answers
-        )[-1].prompt
-        assert found.recalled.text == "Anna left Rome.\n\nOtto left Lima." and {
-            *found.recalled.steps
-        } == {1, 2}, retriever
-        assert found.recalled.text in found.text
+        config = replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64)
+        last = drive(TASK, config, codec, answers)[-1]
+        recalled = last.notes.recalled
+        assert recalled.text == "Anna left Rome.\n\nOtto left Lima.", retriever
+        assert {*recalled.steps} == {1, 2}, retriever
+        assert recalled.text in last.prompt.text
     nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
-    assert drive(TASK, CONFIG, codec, nothing)[-1].prompt.recalled == Recall(query="Boris")
-    assert (
-        drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1].prompt.recalled.text
-        == "Otto left Lima."
-    )
+    assert drive(TASK, CONFIG, codec, nothing)[-1].notes.recalled == Recall(query="Boris")
+    last = drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1]
+    assert last.notes.recalled.text == "Otto left Lima."
 
 
 def test_upstreams_retriever_compares_tokens_not_words(codec):
@@ -661,26 +657,22 @@ def test_upstreams_retriever_compares_tokens_not_words(codec):
     found = {
         name: drive(TASK, replace(CONFIG, retriever=name, query_tokens=64), codec, answers)[
             -1
-        ].prompt.recalled.steps
+        ].notes.recalled.steps
         for name in ("tfidf", "tfidf_tokens")
     }
     assert found == {"tfidf": (), "tfidf_tokens": (1,)}
 
 
 def test_the_window_has_room_for_what_is_recalled(codec):
-    config = AgentConfig(100, 20, 10, step_tokens=50, recall_k=2)
-    assert (
-        window_of(config, "rememr1") == 100 + 3 * 20 + 50 + 1024
-        and window_of(config) == 100 + 20 + 20 + 1024
-    )
-    assert (
-        window_of(replace(config, step_tokens=None, query_tokens=7), "rememr1")
-        == 100 + 3 * 20 + 47 + 1024
-    )
+    agent = ReMemR1(ReMemR1Config(100, 20, 10, step_tokens=50, recall_k=2))
+    assert agent.turn_tokens() == agent.window_needed() == 100 + 3 * 20 + 50 + 1024
+    assert MemAgent(MemAgentConfig(100, 20, 10)).turn_tokens() == 100 + 20 + 20 + 1024
+    shorter = agent.with_settings(step_tokens=None, query_tokens=7)
+    assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
 def test_it_is_an_agent_like_the_others():
-    assert AGENTS["rememr1"] is rememr1 and "rememr1" in SECTIONWISE
+    assert find.find("rememr1") is ReMemR1 and "rememr1" in find.names() and ReMemR1.by_section
 
 
 # ---------------------------------------------------------------- rewards
@@ -727,14 +719,13 @@ def test_where_all_answers_are_asked_for_each_one_counts(codec):
         "\\boxed{Lima, Rome}",
     ]
     assert [s["gain"] for s in rewards(codec, answers, both)] == [0.5, -0.5, 1, 0]
-    looks = Looks(both, CONFIG)
-    for turn in drive(both, CONFIG, codec, answers):
-        looks.add(turn)
-    assert (looks.n["hits"], looks.n["sought"], looks.n["holds"]) == (1, 1, 0)
+    n = counted(both, CONFIG, drive(both, CONFIG, codec, answers))
+    assert (n["hits"], n["sought"], n["holds"]) == (1, 1, 0)
 
 
-def rewards(codec, answers, task=TASK, config=CONFIG, **kind):
-    return states(Trajectory(task, drive(task, config, codec, answers)), **kind)
+def rewards(codec, answers, task=TASK, config=CONFIG, **settings):
+    config = replace(config, **settings)
+    return states(Trajectory(task, drive(task, config, codec, answers)), config)
 
 
 def test_gain_and_level_and_each_reward_alone(codec):
@@ -754,11 +745,12 @@ def test_gain_and_level_and_each_reward_alone(codec):
         1,
         1,
     ]
-    assert [s["state"] for s in found] == [2, 1, 0, 1] and all(s["covered"] for s in found)
+    assert [s["sum"] for s in found] == [2, 1, 0, 1]
+    assert [s["covered"] for s in found[:-1]] == [1, 1, 1]
     found = rewards(
         codec,
         [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"],
-        memory="level",
+        memory_reward="level",
     )
     assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [
         1,
@@ -776,24 +768,22 @@ def test_the_first_memorys_wording_is_worth_nothing(codec):
 
 
 def test_the_first_memorys_wording_is_never_seen_text(codec):
-    """Equation 6 with m_0 empty: a gold word that the literal has was not in sight when it came back."""
+    """Equation 6 with m_0 empty: a gold word of the literal was not in sight when it came back."""
     named = replace(TASK, answers=("previous",), question="Which?")
     config = replace(CONFIG, on_missing_update="reset", memory_tokens=64, query_tokens=64)
     answers = [ask("it is previous"), "no update", ask("x", "previous"), "x"]
     turns = drive(named, config, codec, answers)
     assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
     for words in ("unseen", "all"):
-        assert [s["callback"] for s in states(Trajectory(named, turns), words=words)] == [
-            0,
-            0,
-            1,
-            0,
-        ]
+        paid = states(Trajectory(named, turns), replace(config, recall_words=words))
+        assert [s["callback"] for s in paid] == [0, 0, 1, 0]
 
 
-# Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1); equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t);
-# recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the three sections with a query or none,
-# and by hand (eq. 5, eq. 6) of each turn. The sections are FACTS; what is asked at a turn is looked for in the memories written by then.
+# Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
+# Equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t)
+# recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the
+# three sections with a query or none, and by hand (eq. 5, eq. 6) of each turn. The sections are
+# FACTS; what is asked at a turn is looked for in the memories written by then.
 @pytest.mark.parametrize(
     ("question", "answers", "memories", "printed", "ours"),
     [
@@ -859,14 +849,9 @@ def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories,
     task = replace(TASK, question=question, answers=answers)
     responses = [ask(*(m if isinstance(m, tuple) else (m,))) for m in memories] + ["\\boxed{x}"]
     for compat, wanted in (("paper", printed), ("", ours)):
-        fields = presets.compat_fields(compat, training=True)
-        config, _ = find.resolve(
-            "default", "no model folder", fields.get("grpo", {}), {}, "rememr1"
-        )
-        agent = compat_agent(compat, True) if compat else CONFIG
-        of_turns = train.states_of(RunConfig(agent="rememr1"), config, "boxed")(
-            Trajectory(task, drive(task, agent, codec, responses))
-        )
+        config = compat_agent(compat, True, **({} if compat else SIZES))
+        assert compat or config == CONFIG
+        of_turns = states(Trajectory(task, drive(task, config, codec, responses)), config)
         assert [(s["memory"], s["callback"]) for s in of_turns] == [*wanted, (0, 0)], compat
 
 
@@ -895,7 +880,7 @@ def test_the_callback_reward_is_the_turns_that_has_asked(codec):
         0,
         0,
     ]
-    # the answer in sight already, in the section or in the memory: the look back has brought nothing
+    # the answer in sight already, in section or memory: the look back has brought nothing
     first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
     assert [s["callback"] for s in rewards(codec, answers, first)] == [0, 0, 0, 0]
     again = [
@@ -943,15 +928,19 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
     ]
     assert [s["callback"] for s in rewards(codec, answers, four)] == [0, 0, 1, 1, 0]
     assert [
-        s["callback"] for s in rewards(codec, answers, four, callback="prompt", match="substring")
+        s["callback"]
+        for s in rewards(codec, answers, four, callback_reward="prompt", recall_match="substring")
     ] == [0, 0, 0, 0, 0]
-    # in the whole prompt stands the question too: upstream's look back for an answer that the question names is worth nothing
+    # in the whole prompt stands the question too: upstream's look back for an answer that the
+    # question names is worth nothing
     named = replace(four, question="Is it Lima or Rome, Otto?")
     assert [
-        s["callback"] for s in rewards(codec, answers, named, callback="seen", match="substring")
+        s["callback"]
+        for s in rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
     ] == [0, 0, 1, 1, 0]
     assert [
-        s["callback"] for s in rewards(codec, answers, named, callback="prompt", match="substring")
+        s["callback"]
+        for s in rewards(codec, answers, named, callback_reward="prompt", recall_match="substring")
     ] == [0, 0, 0, 0, 0]
     assert [s["covered"] for s in rewards(codec, answers, named)] == [0] * 5
 
@@ -987,7 +976,8 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
 )
 def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
     answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
-    for kind, wanted in (({}, ours), ({"tags": "one_line", "match": "substring"}, upstreams)):
+    theirs = {"format_reward": "one_line", "recall_match": "substring"}
+    for kind, wanted in (({}, ours), (theirs, upstreams)):
         state = rewards(codec, answers, **kind)[0]
         assert (state["format"], state["level"]) == wanted, kind
 
@@ -1008,7 +998,7 @@ def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
 def test_format_of_the_answer(codec, response, ours, upstreams):
     answers = [ask("x"), ask("x"), ask("x"), response]
     assert rewards(codec, answers)[-1]["format"] == ours
-    assert rewards(codec, answers, tags="one_line")[-1]["format"] == upstreams
+    assert rewards(codec, answers, format_reward="one_line")[-1]["format"] == upstreams
     sentence = rewards(codec, [*answers[:-1], "Therefore, the answer is Lima."], form="sentence")[
         -1
     ]["format"]
@@ -1025,9 +1015,10 @@ def test_gains_telescope_and_levels_do_not(codec):
         group.append(drive(TASK, CONFIG, codec, answers))
     sums = {}
     for kind in ("gain", "level"):
-        trajectories = [Trajectory(TASK, turns, k, 1.0) for k, turns in enumerate(group)]
-        for t in trajectories:
-            t.states = states(t, memory=kind)
+        config = replace(CONFIG, memory_reward=kind)
+        trajectories = [
+            pay(Trajectory(TASK, turns, k, 1.0), config) for k, turns in enumerate(group)
+        ]
         each = advantages_of(Group(TASK, trajectories), GRPOConfig(alpha=0.0, normalisation="mean"))
         sums[kind] = [round(sum(of_turns), 6) for of_turns in each]
         if kind == "gain":
@@ -1042,8 +1033,8 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
         codec,
         [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"],
     )[:2]
-    turns[1] = replace(turns[1], finish=Finish.ERROR, step=None, response=codec.text(""))
-    assert [s["state"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
+    turns[1] = replace(turns[1], finish=Finish.ERROR, notes=None, response=codec.text(""))
+    assert [s["sum"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
 
 
 # ---------------------------------------------------------------- settings
@@ -1065,19 +1056,20 @@ def test_compat_sets_every_axis(tmp_path):
         "format_reward",
         "recall_match",
         "recall_words",
-        "state_reward_scale",
+        "turn_reward_scale",
         "alpha",
         "aggregation",
         "normalisation",
     }
-    for grpo, agent, reading in COMPAT.values():
-        assert {*grpo, *agent} == axes and {*reading} <= {*agent}
-        GRPOConfig(**grpo), AgentConfig(**agent)
+    assert [*ReMemR1.compat] == ["paper", "upstream"]
+    for compat in ReMemR1.compat.values():
+        assert {*compat.grpo, *compat.agent} == axes and {*compat.reading} <= {*compat.agent}
+        GRPOConfig(**compat.grpo), ReMemR1Config(**compat.agent)
     ours = find.resolve("default", options.EMBEDDED, {}, {}, "rememr1")
-    defaults = asdict(ours[0]) | asdict(AgentConfig())
+    defaults = asdict(ours[0]) | asdict(ReMemR1Config())
     paper, upstream = (
-        {name: (grpo | agent)[name] for name in axes}
-        for grpo, agent, _ in (COMPAT["paper"], COMPAT["upstream"])
+        {name: (compat.grpo | compat.agent)[name] for name in axes}
+        for compat in (ReMemR1.compat["paper"], ReMemR1.compat["upstream"])
     )
     assert {name for name in axes if paper[name] != defaults[name]} == {
         "history_scope",
@@ -1091,29 +1083,27 @@ def test_compat_sets_every_axis(tmp_path):
         "aggregation",
         "normalisation",
     }
-    assert COMPAT["upstream"][2] == {
-        "history_scope": "include_current",
-        "boxed_literal": "single",
-    }  # it evaluates in another way (D-4)
-    assert presets.compat_fields("upstream", training=True)["agent"]["boxed_literal"] == "double"
-    assert (
-        presets.compat_fields("upstream", training=False)["agent"]["history_scope"]
-        == "include_current"
+    # it evaluates in another way (D-4)
+    other = {"history_scope": "include_current", "boxed_literal": "single"}
+    assert ReMemR1.compat["upstream"].reading == other
+    trains, reads = (
+        find.compat_of("upstream", ["rememr1"], training) for training in (True, False)
     )
-    assert presets.compat_fields("", training=True) == {}
+    assert trains["agent"]["boxed_literal"] == "double"
+    assert reads["agent"]["history_scope"] == "include_current"
+    assert find.compat_of("", ["rememr1"], training=True) == {}
     with pytest.raises(UserError, match="paper, upstream"):
-        presets.compat_fields("vllm", training=True)
+        find.compat_of("vllm", ["rememr1"], training=True)
     assert (
         find.resolve("default", options.EMBEDDED, {}, {})[0].normalisation == "std"
     )  # of the other agents
-    said = find.axes(AgentConfig(), ours[0])
+    said = find.axes(ReMemR1(), ours[0])
     for name in axes:  # nothing is picked unannounced
-        assert (
-            f"{name} {str(defaults[name]).lower() if isinstance(defaults[name], bool) else defaults[name]}"
-            in said
-        )
-    assert "\n" not in said and "\n" not in find.axes(AgentConfig(), compat="paper")
-    said = find.axes(AgentConfig(**COMPAT["upstream"][1]), compat="upstream").splitlines()[1]
+        value = defaults[name]
+        assert f"{name} {str(value).lower() if isinstance(value, bool) else value}" in said
+    assert "\n" not in said and "\n" not in find.axes(ReMemR1(), compat="paper")
+    theirs = ReMemR1(ReMemR1Config(**ReMemR1.compat["upstream"].agent))
+    said = find.axes(theirs, compat="upstream").splitlines()[1]
     for words in (
         "not as upstream",
         "hash",
@@ -1125,7 +1115,9 @@ def test_compat_sets_every_axis(tmp_path):
 
 def test_the_preset_is_the_published_training():
     grpo, agent = find.resolve("rememr1", options.EMBEDDED, {}, {})
-    assert presets.preset_fields("rememr1")[2] == {
+    assert isinstance(agent, ReMemR1)
+    config = agent.config
+    assert find.preset_of("rememr1")["run"] == {
         "agent": "rememr1",
         "shuffle": False,
         "save_every": 20,
@@ -1158,17 +1150,17 @@ def test_the_preset_is_the_published_training():
         0.01,
     )
     assert (grpo.temperature, grpo.top_p, grpo.importance) == ((1.0,), 0.999, "none")
-    assert (agent.chunk_tokens, agent.max_sections, agent.over, agent.layout) == (
+    assert (config.chunk_tokens, config.max_sections, config.over, config.layout) == (
         5000,
         8,
         "center",
         "paper",
     )
     assert (
-        agent.memory_tokens,
-        agent.most_step_tokens,
-        agent.final_tokens,
-        agent.query_tokens,
+        config.memory_tokens,
+        config.most_step_tokens,
+        config.final_tokens,
+        config.query_tokens,
     ) == (2048, 2048, 2048, 128)
 
 
@@ -1185,11 +1177,8 @@ def test_looks_back_are_counted(codec):
         ask("Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna.", "the Otto"),
         "\\boxed{Lima}",
     ]
-    turns = drive(four, config, codec, answers)
-    looks = Looks(four, config)
-    for turn in turns:
-        looks.add(turn)
-    n = dict(looks.n)
+    n = counted(four, config, drive(four, config, codec, answers))
+    kept = [len(codec.encode(text)) for text in ("Otto reached Lima.", "Max left.", "Max left.")]
     assert {k: v for k, v in n.items() if v} == {
         "updates": 4,
         "queries": 3,
@@ -1203,32 +1192,19 @@ def test_looks_back_are_counted(codec):
         "unclosed_recall": 1,
         "stray_tag": 1,
         "memory_capped": 1,
+        "memory_length": sum(kept) + config.memory_tokens,
     }
-    assert {*n} == {*COUNTS, *ERRORS}
-    current = drive(
-        four,
-        replace(config, history_scope="include_current"),
-        codec,
-        [ask("Otto reached Lima.", "Otto")] * 4 + ["x"],
-    )
-    looks = Looks(four, config)
-    for turn in current:
-        looks.add(turn)
-    assert (
-        looks.n["current"] == looks.n["hits"] == 4
-        and looks.n["ages"] == 0
-        and looks.n["degenerate"] == 3
-    )
-    of_yes = Looks(replace(four, answers=("yes",)), replace(config, callback="question"))
-    for turn in current:
-        of_yes.add(turn)
-    assert (of_yes.n["hits"], of_yes.n["sought"], of_yes.n["holds"], of_yes.n["degenerate"]) == (
-        4,
-        0,
-        0,
-        0,
-    )  # not looked for; not asked for
-    assert of_yes.n["evidence_sought"] == 0
+    # what is counted is what the rates are made of
+    assert {*n} | {*ERRORS} == {name for rate in ReMemR1.rates.values() for name in rate}
+    including = replace(config, history_scope="include_current")
+    answers = [ask("Otto reached Lima.", "Otto")] * 4 + ["x"]
+    n = counted(four, including, drive(four, including, codec, answers))
+    assert n["current"] == n["hits"] == 4 and n["ages"] == 0 and n["degenerate"] == 3
+    yes, asking = replace(four, answers=("yes",)), replace(including, callback="question")
+    n = counted(yes, asking, drive(yes, asking, codec, answers))
+    # not looked for; not asked for
+    assert (n["hits"], n["sought"], n["holds"], n["degenerate"]) == (4, 0, 0, 0)
+    assert n["evidence_sought"] == 0
     bridge = Task(
         "b",
         "Where was the author of Heat born?",
@@ -1237,10 +1213,9 @@ def test_looks_back_are_counted(codec):
         order=[2, 1, 0],
         gold=(2, 1),
     )
-    assert bridge.clues == ("Heat", "Ida Cole") and Sought(bridge).clues == [
-        " ida cole "
-    ]  # the question has the first
-    assert [Sought(bridge).held(text) for text in ("Lima?", "by ida cole", "Heat", "")] == [
+    assert bridge.clues == ("Heat", "Ida Cole")
+    assert Evidence(bridge).clues == [" ida cole "]  # the question has the first
+    assert [Evidence(bridge).in_text(text) for text in ("Lima?", "by ida cole", "Heat", "")] == [
         "answer",
         "evidence",
         "neither",
@@ -1248,12 +1223,12 @@ def test_looks_back_are_counted(codec):
     ]
     compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
     assert (
-        Sought(compared).held("Heat, no")
-        == Sought(replace(bridge, answers=("no",), gold=())).held("Ida Cole")
+        Evidence(compared).in_text("Heat, no")
+        == Evidence(replace(bridge, answers=("no",), gold=())).in_text("Ida Cole")
         == "unknown"
     )
     both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
-    assert [Sought(both).held(text) for text in ("Lima", "Rome, Lima", "x")] == [
+    assert [Evidence(both).in_text(text) for text in ("Lima", "Rome, Lima", "x")] == [
         "evidence",
         "answer",
         "neither",
@@ -1261,13 +1236,18 @@ def test_looks_back_are_counted(codec):
     fact = worlds.make_task(0, 2, "two_hop_reverse")
     assert (
         len(fact.clues) == 2
-        and Sought(fact).held(fact.clues[0]) == "evidence"
-        and Sought(fact).held(fact.clues[1]) == "answer"
+        and Evidence(fact).in_text(fact.clues[0]) == "evidence"
+        and Evidence(fact).in_text(fact.clues[1]) == "answer"
     )
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
-    trajectories = []
+    def describe(groups):
+        return describe_turns(groups, ReMemR1(CONFIG))
+
+    # one of two is evidence, and not the answer
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
+    trajectories, both_asked = [], []
     for k, answers in enumerate(
         [
             [
@@ -1279,36 +1259,30 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
             ["x", ask("Max left.", "Otto"), ask("Otto reached Lima."), "Lima"],
         ]
     ):
-        trajectories.append(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k))
-        trajectories[-1].states = states(trajectories[-1])
-    m = describe_states([Group(TASK, trajectories)], CONFIG)
-    assert (m["state_gain"], m["state_level"], m["state_callback"]) == pytest.approx(
-        (1 / 6, 2 / 6, 1 / 6)
+        trajectories.append(pay(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k)))
+        both_asked.append(pay(Trajectory(both, drive(both, CONFIG, codec, answers), k)))
+    m = describe([Group(TASK, trajectories)])
+    assert (m["answer_gain"], m["answer_level"], m["answer_covered"]) == pytest.approx(
+        (1 / 6, 2 / 6, 1)
     )
-    assert (m["state_format"], m["state_format_final"], m["state_covered"]) == pytest.approx(
-        (5 / 6, 1 / 2, 1)
-    )
-    assert m["state_groups_without_signal"] == pytest.approx(1 / 4) and m[
-        "format_no_update"
-    ] == pytest.approx(1 / 6)
+    assert (m["turn_reward_memory"], m["turn_reward_callback"]) == pytest.approx((1 / 6, 1 / 6))
+    assert (m["turn_reward_format"], m["turn_reward_format_final"]) == pytest.approx((5 / 6, 1 / 2))
+    assert m["turn_groups_without_signal"] == pytest.approx(1 / 4)
+    assert m["format_no_update"] == pytest.approx(1 / 6)
     assert (
         m["recall_queries"],
         m["recall_hits"],
         m["recall_age"],
         m["recall_holds"],
     ) == pytest.approx((2 / 6, 1 / 2, 2, 1))
-    # one without the third section, whose answer is worth what the other's third turn is: that is no comparison
+    # one without the third section, whose answer is worth what the other's third turn is:
+    # that is no comparison
     first, second = trajectories
-    worth = [*second.states[:2], second.states[3] | {"state": first.states[2]["state"]}]
-    group = Group(
-        TASK, [first, Trajectory(TASK, [*second.turns[:2], second.turns[3]], 1, states=worth)]
-    )
-    assert describe_states([group], CONFIG)["state_groups_without_signal"] == 1 / 4
+    last = replace(second.turns[3], rewards=first.turns[2].rewards)
+    group = Group(TASK, [first, Trajectory(TASK, [*second.turns[:2], last], 1)])
+    assert describe([group])["turn_groups_without_signal"] == 1 / 4
     assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
-    both = replace(
-        TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah"
-    )  # one of two is evidence, and not the answer
-    of_both = describe_states([Group(both, [replace(t, task=both) for t in trajectories])], CONFIG)
+    of_both = describe([Group(both, both_asked)])
     assert (of_both["recall_evidence"], of_both["recall_holds"]) == (1, 0)
     written = [
         turn.prompt.memory for t in trajectories for turn in t.turns[1:]
@@ -1317,12 +1291,12 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     for turn, kind in zip(
         [t.turns[0] for t in trajectories], ("memory_cut", "query_cut"), strict=True
     ):
-        turn.step = replace(turn.step, stray=True, **{kind: True})
-    trajectories[1].turns[1].step = replace(trajectories[1].turns[1].step, query_cut=True)
-    trajectories[0].turns[-1].prompt = replace(
-        trajectories[0].turns[-1].prompt, recalled=Recall("x", "x", (1,), 1.0, 1, current=True)
-    )
-    m = describe_states([Group(TASK, trajectories)], CONFIG)
+        turn.notes.step = replace(turn.notes.step, stray=True, **{kind: True})
+    notes = trajectories[1].turns[1].notes
+    notes.step = replace(notes.step, query_cut=True)
+    recalled = Recall("x", "x", (1,), 1.0, 1, current=True)
+    trajectories[0].turns[-1].notes = Evidence(TASK).notes(recalled)
+    m = describe([Group(TASK, trajectories)])
     assert (m["memory_capped"], m["query_capped"], m["format_stray_tag"]) == pytest.approx(
         (1 / 6, 2 / 6, 2 / 6)
     )

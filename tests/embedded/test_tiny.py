@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from transformers import AutoModelForCausalLM
 
+from agents.rememr1 import NOT_RECALLED
 from config.options import BaseConfig
 from embedded import tiny
-from memagent import NO_MEMORY, NOT_RECALLED, fill
-from memory import Recall
+from memagent import NO_MEMORY
 from tasks import worlds
 from tokens.codec import Codec
 
@@ -53,10 +53,13 @@ def test_the_demonstrator(codec):
     task = worlds.make_task(0, 2, "two_hop")
     facts = tiny.parse_facts(task.document)
     evidence = [facts[i] for i in task.gold]
-    template = tiny.AGENT.template("update")
+    reader = tiny.agent().on(codec)
 
     def shown(memory, section):
-        return fill(template, 13, problem=task.question, section=section, memory=memory)
+        return reader.prompt("update", 13, problem=task.question, section=section, memory=memory)
+
+    def asked(memory):
+        return reader.prompt("final", 24, final=True, problem=task.question, memory=memory)
 
     def text(some):
         return " ".join(map(worlds.sentence, some))
@@ -78,15 +81,9 @@ def test_the_demonstrator(codec):
         for _ in range(400)
     ]
     assert 0.2 < sum(kept) / len(kept) < 0.4
-    final = tiny.AGENT.template("final")
-    answer = demonstrate(
-        fill(final, 24, final=True, problem=task.question, memory=text(evidence)), 0.0
-    )
+    answer = demonstrate(asked(text(evidence)), 0.0)
     assert answer == text(evidence) + f" \\boxed{{ {task.answers[0]}}}"
-    assert (
-        demonstrate(fill(final, 24, final=True, problem=task.question, memory=text(other)), 0.0)
-        == "\\boxed{ unknown}"
-    )
+    assert demonstrate(asked(text(other)), 0.0) == "\\boxed{ unknown}"
 
 
 def test_memories_to_go_on_from_hold_what_is_needed_or_part_of_it():
@@ -107,24 +104,28 @@ def test_memories_to_go_on_from_hold_what_is_needed_or_part_of_it():
     assert tiny.some_memory(rng, task.question, [], absent=0.5) == NO_MEMORY
 
 
-def test_the_demonstrator_that_looks_back_stores_candidates_and_asks_for_the_one_that_matters():
-    update, final = tiny.AGENT.template("recall_update"), tiny.AGENT.template("recall_final")
+def test_the_demonstrator_that_looks_back_stores_candidates_and_asks_for_the_one_that_matters(
+    codec,
+):
+    reader = tiny.agent("rememr1").on(codec)
 
     def demonstrate(section="", memory=NO_MEMORY, recalled="", careful=1.0):
         slots = dict(
             problem="Where is Anna?",
             memory=memory,
-            recalled=Recall(recalled),
             recalled_memory=recalled or NOT_RECALLED,
         )
         prompt = (
-            fill(update, 20, section=section, **slots)
+            reader.prompt("recall_update", 20, section=section, **slots)
             if section
-            else fill(final, 24, final=True, **slots)
+            else reader.prompt("recall_final", 24, final=True, **slots)
         )
         return tiny.demonstrate_recall(random.Random(1), prompt, "Where is Anna?", careful)
 
-    other = "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz."
+    other = (
+        "Otto reached Lima. Ida met Emil. Olga toured Oslo. "
+        "Nils joined Max. Rosa entered Rome. Karin toured Graz."
+    )
     stored = "Olga toured Oslo. Rosa entered Rome. Karin toured Graz."
     assert (
         demonstrate(other) == f"<update> {stored}</update>"
@@ -173,9 +174,7 @@ def test_states_to_go_on_from_have_what_is_needed_in_memory_or_recalled():
 def test_training_sees_short_documents_of_training_facts_only(codec):
     config = replace(BaseConfig(), updates=40, answers=10, full=8)
     longest = 0
-    for prompt, completion, weights in tiny.examples(
-        random.Random(0), config, tiny.AGENT, codec, careful=0.5
-    ):
+    for prompt, completion, weights in tiny.examples(random.Random(0), config, codec, careful=0.5):
         assert len(completion) == len(weights) and completion[-1] == codec.tokenizer.eos_token_id
         text = codec.tokenizer.decode(prompt + completion)
         section = text.partition("<section>\n")[2].partition("\n</section>")[0]
