@@ -31,6 +31,8 @@ REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.E
            errno.EROFS)  # fmt: skip
 
 Panels = Sequence[tuple[str, type]]  # (title, settings class)
+CHOICE = "<choice>"  # for a value of several; they stand in the help: in full they are so wide
+# that in 80 columns the names of flags beside them are cut
 BUILDERS: dict[
     str, Callable[[list[str]], TyperCommand]
 ] = {}  # command -> how it is built from arguments
@@ -168,11 +170,17 @@ def _flag(
     optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
     plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    choices = typing.get_args(plain) if typing.get_origin(plain) is typing.Literal else ()
+    if any(choice not in doc for choice in choices):
+        doc = f"{doc}: {', '.join(choices)}"
     about = f"{doc} (default: {shown})" if shown not in ("", None) else doc
     flag = f"--{name.replace('_', '-')}"
     if plain is bool:
         flag += f"/--no-{name.replace('_', '-')}"
-    option = typer.Option(flag, help=about, rich_help_panel=panel, show_default=False)
+    metavar = CHOICE if choices else None
+    option = typer.Option(
+        flag, help=about, metavar=metavar, rich_help_panel=panel, show_default=False
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
