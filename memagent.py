@@ -189,6 +189,7 @@ class Compat:
     grpo: dict
     agent: dict
     reading: dict = field(default_factory=dict)  # fields of the agent where nothing is trained
+    rewards: Sequence[str] = ()  # fields of the agent that count in training alone
     omitted: str = ""  # what the settings cannot imitate
 
 
