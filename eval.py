@@ -304,6 +304,7 @@ class _Suite:
             untrained: Overlap(policy_folder(config, untrained), names, self.unit != "sections")
             for untrained, names in self.groups.items()
         }
+        self.labels = labels_of(config.agents)
         self.done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column)
 
     def ask(self, untrained: bool, wait: bool) -> None:
@@ -324,7 +325,7 @@ class _Suite:
                     progress.console.print(Styled(clean(warning), style="bold red"))
                 for name, sampling in left:
                     conditions = self._conditions(tasks, sampling, model, wait)
-                    cell = Cell(name, column.question, "", column.length)
+                    cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
                     n = len(tasks) * conditions.samples
                     shown = progress.add_task(escape(title), total=n, note="")
@@ -382,7 +383,9 @@ class _Suite:
             for k in range(len(self.columns))
             for row in self.done[name, sampling.temperature, k]
         ]
-        summary = summarise(rows, self.unit, agents=self.agents)
+        summary = summarise(
+            rows, self.unit, agents={self.labels[n]: self._agent(n) for n in self.labels}
+        )
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
@@ -391,6 +394,16 @@ class _Suite:
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
         return self.folder
+
+
+def labels_of(names: Sequence[str]) -> dict[str, str]:
+    """Return the names of agents as rows have them: a file's without its folder, where that is unique."""
+    short = {
+        name: f"{Path(plain).stem}{at}{weights}"
+        for name in names
+        for plain, at, weights in [name.partition("@")]
+    }
+    return short if len({*short.values()}) == len(short) else {name: name for name in names}
 
 
 def evaluation_folder(config: EvalConfig) -> Path:

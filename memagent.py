@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from config.errors import UserError
+from config.errors import AgentError, UserError
 from config.options import COUNT, LIMIT, check_fields
 from data import Task, grade, strip_thinking
 from memory import overwrite
@@ -349,7 +349,7 @@ class Agent:
         pieces = []
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
-                raise UserError(
+                raise AgentError(
                     f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt {name!r}."
                 )
             pieces.append((piece, True) if constant else (slots[piece], False))
@@ -358,6 +358,8 @@ class Agent:
 
     def template(self, name: str) -> tuple[tuple[str, bool], ...]:
         """Return a prompt's template as (piece, constant?) pairs: the user's file, else our wording."""
+        if name not in self.prompts:
+            raise AgentError(f"The agent {self.label} has no prompt {name!r}.")
         if name not in self._templates:
             path = Path(self.config.templates, f"{name}.txt")
             own = self.config.templates and path.is_file()

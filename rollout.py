@@ -14,14 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from config.errors import UserError
+from config.errors import AgentError, UserError
 from data import Task, seed_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from tokens.codec import Codec
-
-
-class AgentError(UserError):
-    """A mistake in the code of an agent: it ends what runs, and is no failure of one trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -106,12 +106,7 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
             raise UserError(f"{name} holds {what}.")
         chosen = found[0]
     if inspect.isgeneratorfunction(chosen):
-        body = {
-            "run": lambda self, task: chosen(self, task),
-            "__doc__": chosen.__doc__,
-            "__module__": module.__name__,
-        }
-        chosen = type(chosen.__name__, (Agent,), body)
+        chosen = _wrapped(chosen)
     if not (isinstance(chosen, type) and issubclass(chosen, Agent)):
         raise UserError(f"{name}: AGENT is neither a subclass of Agent nor a generator function.")
     chosen.name = name
@@ -119,21 +114,27 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
     return chosen
 
 
+def _wrapped(function: Callable) -> type[Agent]:
+    """Make an agent of a generator function (agent, task)."""
+    body = {
+        "run": lambda self, task: function(self, task),
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+    }
+    return type(function.__name__, (Agent,), body)
+
+
 def make(name: str, settings: Mapping[str, object]) -> Agent:
-    """Make an agent from settings of which it takes its own; a setting that no agent has is a UserError."""
-    kind, known = find(name), agent_hints([name])
-    if unknown := next((field for field in settings if field not in known), ""):
-        raise UserError(
-            f"The settings do not fit: the agent {kind.__name__} has no setting {unknown!r}."
-        )
+    """Make an agent from settings of which it takes its own."""
+    kind = find(name)
     own = hints_of(kind.Config)
     return kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
 
 
 def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
-    """Map the settings of all agents, those of `more` among them, to their types."""
+    """Map the settings of all agents, also of `more` and of files loaded before, to their types."""
     hints: dict[str, object] = {}
-    for name in dict.fromkeys([*names(), *more]):
+    for name in dict.fromkeys([*names(), *more, *_LOADED]):
         hints |= {field: kind for field, (kind, _) in hints_of(find(name).Config).items()}
     return hints
 
@@ -297,7 +298,11 @@ def resolve(
     """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the agent's `training`,
     single fields. agent: "" = the preset's, the model's or memagent."""
     agent = agent or agent_of(preset, model)
-    fields = preset_of(preset, agent)
+    fields, known = preset_of(preset, agent), agent_hints([agent])
+    if unknown := next((field for field in settings if field not in known), ""):
+        raise UserError(
+            f"The settings do not fit: the agent {find(agent).__name__} has no setting {unknown!r}."
+        )
     try:
         trained = GRPOConfig(**fields["grpo"] | find(agent).training)
         return replace(trained, **grpo), make(agent, of_model(model) | fields["agent"] | settings)

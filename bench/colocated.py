@@ -111,17 +111,17 @@ def one_round(engine, policy, number: int) -> dict:
 
     The second comparison shows what a sampler with stale weights would look like.
     """
-    from memagent import AgentConfig, memagent
+    from memagent import MemAgent, MemAgentConfig
     from rollout import Sampling, rollout
     from tasks import worlds
 
-    agent = AgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13)
+    agent = MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13))
     jobs = [(task, 0) for task in worlds.make_tasks(0, 8, 3, "one_fact")]
     before = dict(engine.seconds)
     asleep = free_gib()
     with engine.awake(policy):
         awake = free_gib()
-        done = list(rollout(engine, memagent, jobs, agent, Sampling(), number))
+        done = list(rollout(engine, agent, jobs, Sampling(), number))
     turns = [turn for t in done for turn in t.turns if turn.response_ids]
     seconds = {phase: round(s - before[phase], 4) for phase, s in engine.seconds.items()}
     mean = mean_difference(policy, turns)
@@ -167,7 +167,7 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     from commands.dryrun import made_up
     from commands.train import train
     from config.options import GRPOConfig, RunConfig
-    from memagent import AgentConfig
+    from memagent import MemAgent, MemAgentConfig
 
     shape = TINY if tiny else STEP
     config = GRPOConfig(
@@ -180,9 +180,10 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
         # two bfloat16 passes of these random weights are .03 apart; the levels prove the weights
         max_mismatch=1.0,
     )
-    agent = AgentConfig(
+    settings = MemAgentConfig(
         chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"]
     )
+    agent = MemAgent(settings)
     sizes = SMALL if tiny else KNOWN[model]
     check_fits(sizes, mode, config, agent)
     with tempfile.TemporaryDirectory() as temporary:
@@ -197,7 +198,7 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
             keep_trajectories=0,
             kv_gib=0.1 if tiny else 0.0,
         )
-        train(run, config, agent, rewards=made_up)
+        train(run, config, agent, reward=made_up)
         with Path(temporary, "step", "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
     return {

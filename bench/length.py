@@ -25,7 +25,6 @@ from bench.common import RESULTS, finish, line, table
 from config.options import EMBEDDED
 from data import Task
 from engines.hf import TransformersEngine
-from memagent import memagent
 from models.load import load_model
 from rollout import Sampling, follow
 from tasks import worlds
@@ -59,17 +58,17 @@ def read(n_tokens: int) -> dict:
     """
     codec = Codec.load(EMBEDDED)
     engine = TransformersEngine(load_model(EMBEDDED, "float32", "cpu"), codec)
-    _, config = resolve("demo", EMBEDDED, {}, {"chunk_tokens": SECTION_TOKENS})
+    _, agent = resolve("demo", EMBEDDED, {}, {"chunk_tokens": SECTION_TOKENS}, "memagent")
     warm, long = (
         Task(name, "Where is Anna?", ("Lima",), document(codec, n))
         for name, n in (("warm", 6 * SECTION_TOKENS), ("long", n_tokens))
     )
-    for _ in follow(engine, memagent, warm, config, Sampling(1.0)):
+    for _ in follow(engine, agent, warm, Sampling(1.0)):
         pass
     before, rates, tokens, start = now_mib(), [], 0, time.perf_counter()
     turns, done, peak = 0, 0, before
     while done < STRETCH:
-        for turn in follow(engine, memagent, long, config, Sampling(1.0), seed=done):
+        for turn in follow(engine, agent, long, Sampling(1.0), seed=done):
             tokens += len(turn.prompt_ids) + len(turn.response_ids)
             turns += 1
             peak = max(peak, now_mib())

@@ -17,7 +17,7 @@ from bench.common import finish, line, show, spread, table
 from config.options import EMBEDDED
 from data import Task
 from engines.scripted import ScriptedEngine
-from memagent import AgentConfig, memagent
+from memagent import MemAgent, MemAgentConfig
 from rollout import rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -50,7 +50,7 @@ def main() -> None:
 
 def measure(tasks: list[Task]) -> tuple[list[float], int]:
     """Return the milliseconds a turn of each of REPEATS rollouts, and the turns of one."""
-    config = AgentConfig(chunk_tokens=SECTION_TOKENS, memory_tokens=512)
+    agent = MemAgent(MemAgentConfig(chunk_tokens=SECTION_TOKENS, memory_tokens=512))
 
     def answer(prompt) -> str:
         return "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
@@ -61,7 +61,7 @@ def measure(tasks: list[Task]) -> tuple[list[float], int]:
         engine = ScriptedEngine(codec, answer, per_step=64)
         jobs = ((task, g) for task in tasks for g in range(GROUP))
         start = time.perf_counter()
-        done = list(rollout(engine, memagent, jobs, config))
+        done = list(rollout(engine, agent, jobs))
         turns = sum(len(t.turns) for t in done)
         per_turn.append(1000 * (time.perf_counter() - start) / turns)
     return per_turn, turns

@@ -17,7 +17,7 @@ import torch
 from bench.common import finish, line, table
 from config.options import EMBEDDED
 from engines.hf import TransformersEngine
-from memagent import AgentConfig, memagent
+from memagent import MemAgent, MemAgentConfig
 from models.logprobs import Row, pack
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -57,7 +57,7 @@ def policy(codec: Codec, ends: float):
 def count(layout: str, ends: float) -> dict:
     """Count the tokens of one rollout, and of training on all its turns."""
     codec = Codec.load(EMBEDDED)
-    config = AgentConfig(
+    config = MemAgentConfig(
         chunk_tokens=SECTION_TOKENS,
         memory_tokens=MEMORY,
         final_tokens=ANSWER,
@@ -69,7 +69,7 @@ def count(layout: str, ends: float) -> dict:
     tasks = [worlds.make_task(str(i), sentences, "one_fact") for i in range(TASKS)]
     engine = TransformersEngine(policy(codec, ends), codec)
     jobs = ((task, g) for task in tasks for g in range(GROUP))
-    done = list(rollout(engine, memagent, jobs, config, Sampling(1.0)))
+    done = list(rollout(engine, MemAgent(config), jobs, Sampling(1.0)))
     done.sort(key=lambda t: (t.task.id, t.sample))
     turns = [turn for t in done for turn in t.turns]
     assert len(done) == TASKS * GROUP and not any(t.error for t in done)

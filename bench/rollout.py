@@ -22,7 +22,7 @@ from bench.common import against, finish, line, spread, table, verdict
 from config.options import EMBEDDED
 from data import Task
 from engines.hf import TransformersEngine
-from memagent import Finish, Trajectory, Turn, memagent
+from memagent import Agent, Finish, Trajectory, Turn
 from models.load import load_model
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -31,27 +31,29 @@ from tokens.codec import Codec
 TRAJECTORIES, SECTIONS, REPEATS, BAR = 64, (2, 32), 5, 2.0
 
 
-def with_barrier(model, codec: Codec, jobs: list[tuple[Task, int]], config) -> list[Trajectory]:
+def with_barrier(
+    model, codec: Codec, jobs: list[tuple[Task, int]], agent: Agent
+) -> list[Trajectory]:
     """Run all trajectories in step: one padded batch a section.
 
     A trajectory that has read its document waits for the others, and all answer together.
     """
-    steps = [(Trajectory(task, sample=g), memagent(task, config, codec)) for task, g in jobs]
-    prompts = {k: next(agent) for k, (_, agent) in enumerate(steps)}
+    running = [(Trajectory(task, sample=g), agent.run(task)) for task, g in jobs]
+    prompts = {k: next(steps) for k, (_, steps) in enumerate(running)}
     while prompts:
         chosen = [k for k, p in prompts.items() if not p.final] or list(prompts)
-        ids = [codec.chat(prompts[k].pieces) for k in chosen]
+        ids = [prompts[k].ids(codec) for k in chosen]
         responses = generate(model, codec, ids, prompts[chosen[0]].max_tokens)
         for k, x, response in zip(chosen, ids, responses, strict=True):
             finish = Finish.STOP if response[-1] in codec.eos_ids else Finish.LENGTH
-            trajectory, agent = steps[k]
+            trajectory, steps = running[k]
             turn = Turn(prompts.pop(k), x, response, [], finish, codec.response(response))
             trajectory.turns.append(turn)
             try:
-                prompts[k] = agent.send(turn)
+                prompts[k] = steps.send(turn)
             except StopIteration:
                 pass
-    return [trajectory for trajectory, _ in steps]
+    return [trajectory for trajectory, _ in running]
 
 
 def generate(model, codec: Codec, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -91,12 +93,10 @@ def tasks_of(name: str, n: int, rng: random.Random) -> list[Task]:
 def measure(kind: str, n_tasks: int, engine: TransformersEngine) -> dict:
     """Run both sides in turns, the first time as a warm-up, and compare their tokens a second."""
     model, codec = engine.model, engine.codec
-    _, config = resolve("demo", EMBEDDED, {}, {})
+    agent = resolve("demo", EMBEDDED, {}, {}, "memagent")[1].on(codec)
     sides = {
-        "generate": lambda jobs, seed: with_barrier(model, codec, jobs, config),
-        "ours": lambda jobs, seed: list(
-            rollout(engine, memagent, jobs, config, Sampling(1.0), seed=seed)
-        ),
+        "generate": lambda jobs, seed: with_barrier(model, codec, jobs, agent),
+        "ours": lambda jobs, seed: list(rollout(engine, agent, jobs, Sampling(1.0), seed=seed)),
     }
     rates: dict[str, list[float]] = {side: [] for side in sides}
     written: dict[str, list[float]] = {side: [] for side in sides}
@@ -107,7 +107,7 @@ def measure(kind: str, n_tasks: int, engine: TransformersEngine) -> dict:
         if not repeat:
             before = engine.counts()
         for task in tasks:  # cut and encode once for both sides: the codec remembers it
-            next(memagent(task, config, codec))
+            next(agent.run(task))
         for side, run in sides.items():
             torch.manual_seed(repeat)
             start = time.perf_counter()

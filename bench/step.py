@@ -32,7 +32,7 @@ import logging
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -43,12 +43,13 @@ from trl import GRPOTrainer
 
 from agents import find
 from bench.common import against, finish, line, show, spread, table, verdict
+from commands.train import rewarded
 from config.options import EMBEDDED
 from data import Task
 from embedded import tiny
 from engines.hf import TransformersEngine
 from grpo import GRPO
-from memagent import Agent, Finish, Prompt, Turn, memagent
+from memagent import Agent, Finish, MemAgent, Prompt, Turn
 from models.load import load_model
 from rollout import Sampling, follow
 from tasks.sources import WorldTasks
@@ -74,7 +75,7 @@ class Shape:
     """A kind of step: its tasks and agent. For GRPO it is the source of tasks."""
 
     name: str
-    agent: Agent
+    agent: Agent  # with CODEC
     tasks: list[Task]  # TASKS a step, step after step
     turns: int  # of a trajectory
     max_tokens: int  # of the longest response
@@ -85,24 +86,31 @@ class Shape:
         return self.tasks[step * n : (step + 1) * n]
 
 
+class SecondTurn(MemAgent):
+    """MemAgent's second turn alone, whose prompts were made before."""
+
+    second: dict[str, Prompt]  # of each task, by its id
+
+    def run(self, task: Task) -> Iterator[Prompt]:
+        yield self.second[task.id]
+
+
 def make_shapes() -> list[Shape]:
     def tasks(name: str) -> list[Task]:  # those of the demo; the first step is a warm-up
         world = WorldTasks((SECTIONS,), ("one_fact", "two_hop"), seed=0)
         return [task for step in range(1 + STEPS[name]) for task in world.batch(step, 0, TASKS)]
 
     engine = TransformersEngine(load_model(EMBEDDED, device="cpu"), CODEC)
-    second: dict[str, Prompt] = {}
+    agent = tiny.agent("memagent").on(CODEC)
+    one_turn = SecondTurn(agent.config, CODEC)
+    one_turn.second = {}
     for task in tasks("single"):
-        turns = follow(engine, memagent, task, tiny.AGENT, Sampling(1.0))
+        turns = follow(engine, agent, task, Sampling(1.0))
         next(turns)
-        second[task.id] = next(turns).prompt
-
-    def one_turn(task, config, codec):
-        yield second[task.id]
-
+        one_turn.second[task.id] = next(turns).prompt
     return [
-        Shape("single", one_turn, tasks("single"), 1, tiny.AGENT.memory_tokens),
-        Shape("agent", memagent, tasks("agent"), TURNS, tiny.AGENT.final_tokens),
+        Shape("single", one_turn, tasks("single"), 1, agent.config.memory_tokens),
+        Shape("agent", agent, tasks("agent"), TURNS, agent.config.final_tokens),
     ]
 
 
@@ -137,7 +145,7 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
     """Return a function that runs one `training_step` of the real module, without Lightning."""
     model = load_model(EMBEDDED, device="cpu")
     engine = TransformersEngine(model, CODEC, max_rows=CONFIG.in_flight)
-    grpo = GRPO(model, engine, shape.agent, score, shape, CONFIG, tiny.AGENT)
+    grpo = GRPO(model, engine, rewarded(shape.agent, score), shape, CONFIG)
     optimizer = grpo.configure_optimizers()
     grpo.optimizers = lambda: optimizer
     grpo.manual_backward = lambda loss: loss.backward()
@@ -194,19 +202,19 @@ def agents_in_trl(shape: Shape):
     def rollout(names: list[str], trainer: GRPOTrainer) -> dict[str, list | None]:
         starts = range(0, len(names), shape.turns)
         assert all(len(set(names[k : k + shape.turns])) == 1 for k in starts)
-        agents = [shape.agent(tasks[names[k]], tiny.AGENT, CODEC) for k in starts]
-        prompts = [next(agent) for agent in agents]
-        turns: list[list[Turn]] = [[] for _ in agents]
+        running = [shape.agent.run(tasks[names[k]]) for k in starts]
+        prompts = [next(steps) for steps in running]
+        turns: list[list[Turn]] = [[] for _ in running]
         for n in range(1, shape.turns + 1):
             trainer.generation_config.max_new_tokens = prompts[0].max_tokens
-            prompt_ids = [CODEC.chat(prompt.pieces) for prompt in prompts]
+            prompt_ids = [prompt.ids(CODEC) for prompt in prompts]
             responses, _ = trainer._generate_single_turn(prompt_ids, None, {}, 1)
             for k, (ids, response) in enumerate(zip(prompt_ids, responses, strict=True)):
                 text = CODEC.response(response)
                 turns[k].append(Turn(prompts[k], ids, response, [], Finish.STOP, text))
                 if n < shape.turns:
-                    prompts[k] = agents[k].send(turns[k][-1])
-        rewards = [score() for _ in agents]
+                    prompts[k] = running[k].send(turns[k][-1])
+        rewards = [score() for _ in running]
         return {
             "prompt_ids": [turn.prompt_ids for of_one in turns for turn in of_one],
             "completion_ids": [turn.response_ids for of_one in turns for turn in of_one],
@@ -246,9 +254,9 @@ def trl_run(
     parts: batches of one update. cache: of continuous batching, None = padded batches.
     """
     if shape.turns == 1:
-        prompts = [next(shape.agent(task, tiny.AGENT, CODEC)) for task in shape.tasks]
+        prompts = [next(shape.agent.run(task)) for task in shape.tasks]
         names = [prompt.text for prompt in prompts]
-        ids = [CODEC.chat(p.pieces) for p in prompts]
+        ids = [prompt.ids(CODEC) for prompt in prompts]
         assert CODEC.tokenizer(text=names)["input_ids"] == ids, "TRL would read other tokens"
     else:
         names = [task.id for task in shape.tasks]

@@ -1,6 +1,6 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `clean`, `clip`, `first_line`, `loading`. Leaves out: files (config/files.py).
+Holds: `UserError`, `AgentError`, `clean`, `clip`, `first_line`, `loading`. Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
 
@@ -16,6 +16,10 @@ class UserError(Exception):
 
     The commands print it and exit with status 2.
     """
+
+
+class AgentError(UserError):
+    """A mistake in the code of an agent: it ends what runs, and is no failure of one trajectory."""
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

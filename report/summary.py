@@ -124,7 +124,7 @@ def summarise(
             most = max if name == "mib" else fmean
             record[name] = most(most(row[name] for row in rows) for rows in questions)
         every = [row for rows in questions for row in rows]
-        agent = (agents or {}).get(cell.agent.partition("@")[0])
+        agent = (agents or {}).get(cell.agent)
         parts = {
             "depths": _by_depth(every, metric),
             "fates": _fates(every, metric),

@@ -190,7 +190,7 @@ def test_an_export_has_the_bases_type_and_is_made_after_the_engine_is_closed(tmp
     monkeypatch.setattr(TransformersEngine, "close", lambda self: events.append("closed"))
     monkeypatch.setattr(train, "export", lambda *a, **k: events.append("export") or write(*a, **k))
     run = run_config(folder, tmp_path, "a", dtype="float32")
-    out = train.train(run, replace(GRPO, steps=1), tiny.AGENT)
+    out = train.train(run, replace(GRPO, steps=1), tiny.agent())
     assert events == ["closed", "export"]
 
     def dtypes(model):
@@ -232,7 +232,10 @@ def test_the_bar_lets_every_right_step_of_a_real_model_pass():
 
     parts = MEASURED["smollm2_made_up_rewards"]
     bar = SimpleNamespace(
-        config=GRPOConfig(), model=torch.nn.Linear(1, 1).bfloat16(), mixed=False, done_steps=0
+        config=GRPOConfig(),
+        model=torch.nn.Linear(1, 1).bfloat16(),
+        sharding="none",
+        done_steps=0,
     )
     bar.model.dtype = torch.bfloat16
     for step in (step for part in parts.values() for step in part):

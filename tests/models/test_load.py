@@ -12,7 +12,6 @@ from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
 from engines.hf import TransformersEngine
-from memagent import memagent
 from models.checkpoints import load_checkpoint
 from models.load import inner, load_model, merge_adapters, optimizer_of, with_lora
 from rollout import Sampling, rollout
@@ -73,7 +72,7 @@ def test_qlora_samples_and_trains_the_same_weights(folder, codec):
     perturb(model)
     engine = TransformersEngine(inner(model), codec)
     jobs = [(task, 0) for task in worlds.make_tasks(0, 3, 2, "one_fact")]
-    done = list(rollout(engine, memagent, jobs, tiny.AGENT, Sampling()))
+    done = list(rollout(engine, tiny.agent(), jobs, Sampling()))
     for turn in (turn for t in done for turn in t.turns):
         ids = torch.tensor([turn.prompt_ids + turn.response_ids])
         with torch.no_grad():
@@ -92,9 +91,9 @@ def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
     folder = options.EMBEDDED  # what it answers is right now and then
     settings = dict(steps=4, tasks_per_step=(3,), group_size=8, warmup=0, lr=1e-3)
     config = GRPOConfig(**settings, max_mismatch=1e-4, **more)
-    whole = train.train(run_config(folder, tmp_path, "whole"), config, tiny.AGENT)
-    train.train(run_config(folder, tmp_path, "parts"), replace(config, steps=2), tiny.AGENT)
-    parts = train.train(run_config(folder, tmp_path, "parts"), config, tiny.AGENT, resume=True)
+    whole = train.train(run_config(folder, tmp_path, "whole"), config, tiny.agent())
+    train.train(run_config(folder, tmp_path, "parts"), replace(config, steps=2), tiny.agent())
+    parts = train.train(run_config(folder, tmp_path, "parts"), config, tiny.agent(), resume=True)
     a, b = (load_model(run / "model", device="cpu") for run in (whole, parts))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     start = load_model(folder, device="cpu")
@@ -163,13 +162,13 @@ def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec,
 def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
     run, other = (run_config(options.EMBEDDED, tmp_path, name) for name in "ab")
-    folder = train.train(run, config, tiny.AGENT, rewards=made_up)
+    folder = train.train(run, config, tiny.agent(), reward=made_up)
     path = folder / "checkpoints" / "step-1"
     names = FileSystemReader(path).read_metadata().state_dict_metadata
     tensors = [name for name in names if "param_groups" not in name]
     # a weight, two moments and a count of steps each
     assert len(tensors) == 4 * sum(name.startswith("weights.") for name in names)
     assert all(".lora_" in name for name in tensors)
-    module = train.build(other, replace(config, lora_targets="q_proj"), tiny.AGENT)
+    module = train.build(other, replace(config, lora_targets="q_proj"), tiny.agent())
     with pytest.raises(UserError, match="other names"):
         load_checkpoint(path, module.model)

@@ -6,7 +6,7 @@ import pytest
 from commands.plan import card_of
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
-from memagent import AgentConfig, window_of
+from memagent import MemAgent
 from models.plan import (
     CARD_GIB,
     CARD_OF_SIZE,
@@ -22,7 +22,7 @@ from models.plan import (
     step_seconds,
 )
 
-GRPO, AGENT = GRPOConfig(tasks_per_step=(8,), group_size=8), AgentConfig()
+GRPO, AGENT = GRPOConfig(tasks_per_step=(8,), group_size=8), MemAgent()
 FOUR = KNOWN["Qwen/Qwen3-4B"]
 
 
@@ -115,7 +115,7 @@ def test_levels_of_sleep_follow_from_the_room():
 def test_the_shared_layout_takes_less_time():
     p = plan(FOUR, "lora", 80, 1, GRPO, AGENT)
     rollout_s, update_s = seconds(FOUR, p)
-    paper_rollout_s, paper_update_s = seconds(FOUR, p, agent=AgentConfig(layout="paper"))
+    paper_rollout_s, paper_update_s = seconds(FOUR, p, agent=AGENT.with_settings(layout="paper"))
     assert paper_update_s > 1.7 * update_s and paper_rollout_s > rollout_s
 
 
@@ -136,17 +136,17 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
     for gib in SIZES_GIB:
         longest = longest_section(FOUR, mode, gib, 1, GRPO, AGENT)
         fits = [
-            plan(FOUR, mode, gib, 1, GRPO, replace(AGENT, chunk_tokens=n)).fits
+            plan(FOUR, mode, gib, 1, GRPO, AGENT.with_settings(chunk_tokens=n)).fits
             for n in (longest or 512, 2 * longest or 512)
         ]
         assert fits == [bool(longest), False] or longest == 32768
     assert longest > longest_section(FOUR, mode, SIZES_GIB[0], 1, GRPO, AGENT)
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
-    long = replace(AGENT, chunk_tokens=20_000)
+    long = AGENT.with_settings(chunk_tokens=20_000)
     alone = replace(GRPO, tasks_per_step=(1,), group_size=1)
     fitting = [gib for gib in range(8, 200) if plan(FOUR, mode, gib, 1, alone, long).fits]
     p = plan(FOUR, mode, fitting[0], 1, alone, long)
-    assert p.micro_tokens == GRPO.micro_tokens < window_of(long) < 1 << 15
+    assert p.micro_tokens == GRPO.micro_tokens < long.turn_tokens() < 1 << 15
     assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < fitting[0]
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -30,8 +31,8 @@ from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from embedded import tiny
 from engines.hf import TransformersEngine
-from grpo import GRPO, rows_of
-from memagent import Group, memagent
+from grpo import GRPO, training_rows
+from memagent import Group
 from models import ranks
 from models.checkpoints import checkpoints
 from models.load import inner, with_lora
@@ -59,7 +60,7 @@ CASES = {
         replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"),
         {},
     ),
-    "rewards of turns": (replace(CONFIG, aggregation="state_mean", alpha=0.6), {}),
+    "rewards of turns": (replace(CONFIG, aggregation="trajectory_mean", alpha=0.6), {}),
 }
 
 
@@ -73,10 +74,11 @@ def groups_of(policy, codec, config, signal):
     tasks = list(worlds.make_tasks(0, 4, 3, "one_fact"))
     groups = {task.id: Group(task, []) for task in tasks}
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
-    for t in rollout(TransformersEngine(policy, codec), memagent, jobs, tiny.AGENT, Sampling()):
+    for t in rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()):
         t.reward = by_tokens(t) if t.task.id[-1] in signal else 0.5
-        if config.aggregation == "state_mean":
-            t.states = [{"state": float(sum(turn.response_ids) % 5)} for turn in t.turns]
+        if config.aggregation == "trajectory_mean":
+            for turn in t.turns:
+                turn.rewards = {"memory": float(sum(turn.response_ids) % 5)}
         groups[t.task.id].trajectories.append(t)
     for group in groups.values():
         group.trajectories.sort(key=lambda t: t.sample)
@@ -119,7 +121,9 @@ def updated(name, folder):
     if ranks.world() > 1:
         for model in filter(None, (policy, reference)):
             ranks.shard(model, init_device_mesh("cpu", (ranks.world(),)), logprobs=logprobs)
-    grpo = GRPO(policy, None, memagent, by_tokens, None, config, tiny.AGENT, reference)
+    engine = SimpleNamespace(codec=codec, window=None)  # it is asked nothing
+    agent = train.rewarded(tiny.agent(), by_tokens)
+    grpo = GRPO(policy, engine, agent, None, config, reference)
     grpo.manual_backward = lambda loss: loss.backward()
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=1.0)
@@ -132,7 +136,7 @@ def updated(name, folder):
         step()
 
     optimizer.step = take
-    rows = rows_of(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
+    rows = training_rows(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
     grpo.update(rows)
     return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
@@ -177,12 +181,18 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
 # ---------------------------------------------------------------- a training
 
 
-DEMO, AGENT = resolve("demo", EMBEDDED, {"steps": 4, "tasks_per_step": (4,), "group_size": 6}, {})
+STEPS = {"steps": 4, "tasks_per_step": (4,), "group_size": 6}
+DEMO, AGENT = resolve("demo", EMBEDDED, STEPS, {}, "rememr1")
+MEMAGENT = tiny.agent("memagent")
 
 
 def run_config(runs, name, **kwargs):
-    usual = dict(agent="rememr1", save_every=1, validation="world", validation_n=5)
+    usual = dict(save_every=1, validation="world", validation_n=5)
     return RunConfig(**dict(name=name, runs=str(runs)) | usual | kwargs)
+
+
+# the columns of metrics.csv that follow from rewards and counts of single turns
+OF_TURNS = ("turn_reward_", "turn_groups_", "answer_", "recall_", "format_", "memory_")
 
 
 def outcome(folder):
@@ -227,7 +237,7 @@ def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(wh
     for a, b in zip(metrics, metrics_2, strict=True):
         for key in equal:
             assert a[key] == b[key], key
-        of_turns = [k for k in a if k.startswith(("state_", "recall_", "format_", "memory_"))]
+        of_turns = [k for k in a if k.startswith(OF_TURNS)]
         assert len(of_turns) > 20
         assert all(a[key] == pytest.approx(b[key], abs=1e-9) for key in of_turns)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
@@ -258,13 +268,13 @@ def test_one_rank_resumes_from_a_checkpoint_of_two(whole, tmp_path):
     assert 0 < max((after[n] - before[n]).abs().max() for n in after) < 1e-2
 
 
-def constant(form):
-    return lambda trajectory: 0.5
+def constant(trajectory):
+    return 0.5
 
 
-def changing(form):
+def changing(trajectory):
     """Give a signal in the second step alone."""
-    return lambda trajectory: by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
+    return by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
 
 
 @pytest.mark.parametrize(
@@ -277,11 +287,11 @@ def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
     config = replace(DEMO, steps=1)
     if change.pop("quantise", False):
         config = replace(config, lora_rank=4, quantise=True)
-    run = run_config(tmp_path, "a", agent="memagent", **change)
+    run = run_config(tmp_path, "a", **change)
     if run.devices == 1:  # the start of a process for each costs too much to do it twice
-        train.train(run, config, AGENT, rewards=constant)
+        train.train(run, config, MEMAGENT, reward=constant)
     config, resume = replace(config, steps=3), run.devices == 1
-    rows = outcome(train.train(run, config, AGENT, resume=resume, rewards=changing))[1]
+    rows = outcome(train.train(run, config, MEMAGENT, resume=resume, reward=changing))[1]
     assert [row["trained_rows"] > 0 for row in rows] == [False, True, False]
     assert all(row["mismatch_mean"] < 0.02 for row in rows)
 
@@ -289,8 +299,8 @@ def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
 def test_saving_changes_nothing(tmp_path):
     ends = []
     for n in (1, 9):
-        run = run_config(tmp_path, str(n), save_every=n, validation="", agent="memagent")
-        folder = train.train(run, replace(DEMO, steps=3), AGENT, rewards=changing)
+        run = run_config(tmp_path, str(n), save_every=n, validation="")
+        folder = train.train(run, replace(DEMO, steps=3), MEMAGENT, reward=changing)
         ends.append(load_file(folder / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
 

@@ -13,12 +13,19 @@ from commands import taskfiles
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig
 from embedded import tiny
+from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
 from tasks import readers, ruler, suites
 from tokens.codec import Codec
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
+
+
+def agents_of(config, **settings):
+    """Make the agents of an evaluation that reads as the embedded policy does."""
+    names = {name.partition("@")[0] for name in config.agents}
+    return {name: tiny.agent(name, **settings) for name in names}
 
 
 @pytest.fixture
@@ -170,7 +177,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
         name="e",
         transcripts=1,
     )
-    folder = eval.run_suite(config, replace(tiny.AGENT, chunk_tokens=256))
+    folder = eval.run_suite(config, agents_of(config, chunk_tokens=256))
     summary = json.loads((folder / "summary.json").read_text())
     assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
     assert all(
@@ -204,7 +211,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     assert (folder / "table.md").read_text().count("| made |") == 6 and (
         folder / "table.csv"
     ).read_text().count("\n") == 13
-    eval.run_suite(config, replace(tiny.AGENT, chunk_tokens=256))
+    eval.run_suite(config, agents_of(config, chunk_tokens=256))
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 24
 
 
@@ -294,9 +301,9 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
         opened.append(served)
         return answers("old" if served == "u" else "new")
 
-    monkeypatch.setattr(eval, "open_engine", open_engine)
-    monkeypatch.setattr(eval, "open_endpoint", open_endpoint)
-    monkeypatch.setattr(eval, "fingerprint", lambda model, dtype: model)
+    monkeypatch.setattr(opening, "open_engine", open_engine)
+    monkeypatch.setattr(opening, "open_endpoint", open_endpoint)
+    monkeypatch.setattr(opening, "fingerprint", lambda model, dtype: model)
     config = replace(
         QUICK,
         agents=("full", "full@untrained"),
@@ -309,7 +316,7 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
     config = replace(
         config, model="u" if endpoint else "m", endpoint=endpoint, served_as="m" if endpoint else ""
     )
-    folder = eval.run_suite(config, tiny.AGENT)
+    folder = eval.run_suite(config, agents_of(config))
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert {(row["agent"], row["prediction"]) for row in rows} == {
         ("full", "new"),
@@ -337,7 +344,7 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         made.dtype = "float32"
         return made
 
-    monkeypatch.setattr(eval, "open_engine", opened)
+    monkeypatch.setattr(opening, "open_engine", opened)
     config = replace(
         QUICK,
         agents=("none",),
@@ -347,10 +354,10 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         name="e",
         retries=0,
     )
-    folder = eval.run_suite(config, tiny.AGENT)
-    eval.run_suite(config, tiny.AGENT)
+    folder = eval.run_suite(config, agents_of(config))
+    eval.run_suite(config, agents_of(config))
     assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
-    eval.run_suite(replace(config, redo_failed=True), tiny.AGENT)
+    eval.run_suite(replace(config, redo_failed=True), agents_of(config))
     assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
     assert (
         cell_of(json.loads((folder / "summary.json").read_text()), "none", "one_fact", "0.0", 1)[

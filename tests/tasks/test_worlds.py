@@ -70,6 +70,6 @@ def test_answers_are_balanced():
 
 def test_sections_are_whole_sentences(codec):
     task = worlds.make_task(random.random(), 7, "two_hop")
-    sections = codec.cut(task.document, tiny.AGENT.chunk_tokens)
+    sections = codec.cut(task.document, tiny.agent().config.chunk_tokens)
     assert len(sections) == 7
     assert all(len(tiny.parse_facts(s)) == worlds.FACTS_PER_SECTION for s in sections)

@@ -1,0 +1,185 @@
+"""A user's own agent, by path, through every command; and its mistakes, each one sentence."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import cli
+from agents import find
+
+MINE = str(Path(__file__).with_name("my_agent.py"))
+SHORT = ["--chunk-tokens", "24", "--memory-tokens", "12", "--final-tokens", "12"]
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(cli.app, [*map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of three steps with the agent's own setting."""
+    runs = tmp_path_factory.mktemp("runs")
+    run(
+        "train", "--agent", MINE, "--topic", "places", "--steps", 3, "--tasks-per-step", 2,
+        "--group-size", 3, "--lengths", 2, "--temperature", 1.5, "--name", "mine", "--runs", runs, *SHORT,
+    )  # fmt: skip
+    return runs / "mine"
+
+
+def test_it_is_small():
+    assert len(Path(MINE).read_text().splitlines()) <= 30
+
+
+def test_train_has_its_setting_its_turn_reward_and_its_count(trained):
+    stored = yaml.safe_load((trained / "config.yaml").read_text())
+    assert stored["agent"]["topic"] == "places" and stored["run"]["agent"] == MINE
+    lines = list(csv.DictReader((trained / "metrics.csv").open()))
+    assert len(lines) == 3
+    assert all(0 <= float(line["turn_reward_short"]) <= 1 for line in lines)
+    assert all(0 <= float(line["notes_long"]) <= 1 for line in lines)
+    exported = yaml.safe_load((trained / "model" / "agent.yaml").read_text())
+    assert exported["run"]["agent"] == MINE and exported["agent"]["topic"] == "places"
+
+
+def test_a_stopped_run_goes_on_with_it(trained):
+    words = ("train", "--name", "mine", "--runs", trained.parent, "--resume", "--steps", 4)
+    run(*words)
+    assert len(list(csv.DictReader((trained / "metrics.csv").open()))) == 4
+    assert "topic 'places', not 'food'" in run(*words, "--topic", "food", code=2)
+
+
+def test_eval_reports_its_count(trained):
+    model = trained / "model"
+    run(
+        "eval", "--agents", f"{MINE},full", "--model", model, "--lengths", 2, "--n", 2, "--name", "e",
+        "--runs", trained.parent, *SHORT,
+    )  # fmt: skip
+    folder = trained.parent / "e"
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    mine = [row for row in rows if "counts" in row]
+    assert {row["agent"] for row in mine} == {"my_agent"} and all(
+        row["counts"]["notes"] == 2 for row in mine
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    rates = [cell["rates"]["notes_long"] for cell in summary["cells"] if "rates" in cell]
+    assert rates and all(0 <= rate <= 1 for rate in rates)
+    page = (folder / "report.html").read_text()
+    assert "What the agents did" in page and "notes long" in page
+    # a policy brings the agent that it was trained with
+    run("eval", "--model", model, "--lengths", 2, "--n", 1, "--name", "f", "--runs", trained.parent)
+    assert '"my_agent"' in (trained.parent / "f" / "rows.jsonl").read_text()
+
+
+def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
+    (tmp_path / "notes.txt").write_text("Anna joined Boris. Clara reached Lima. Boris toured Oslo.")
+    said = run(
+        "ask",
+        tmp_path / "notes.txt",
+        "Where is Anna?",
+        "--agent",
+        MINE,
+        "--topic",
+        "places",
+        *SHORT,
+    )
+    assert "section 1" in said and ("answer:" in said or "The response is empty" in said)
+    assert "section 1 of 2" in run("show", trained, "--n", 1, "--agent", MINE)
+    assert "agent my_agent" in " ".join(run("plan", "--agent", MINE, "--topic", "food").split())
+    assert "my_agent" in (trained / "report.html").read_text()
+
+
+def test_the_demo_trains_and_compares_it(tmp_path):
+    run("demo", "--agent", MINE, "--short", "--name", "d", "--runs", tmp_path)
+    summary = json.loads((tmp_path / "d" / "summary.json").read_text())
+    assert {cell["agent"] for cell in summary["cells"]} == {"trained", "untrained", "full"}
+
+
+def test_its_flags_appear_with_it_alone():
+    assert "--topic" in run("train", "--agent", MINE, "--help")
+    assert "--topic" not in run("train", "--help")
+    assert "--recall-k" in run("eval", "--agents", "rememr1", "--help")
+    assert "--recall-k" not in run("eval", "--help")
+
+
+def test_a_file_with_nothing_but_a_generator_function_works(tmp_path):
+    path = tmp_path / "bare.py"
+    path.write_text(
+        "from dataclasses import replace\n"
+        "from memagent import MemAgent\n\n"
+        "def bare(agent, task):\n"
+        "    'Answer without reading.'\n"
+        "    prompt = MemAgent(None, agent.codec).prompt\n"
+        "    yield prompt('final', 8, final=True, problem=task.question, memory='')\n"
+    )
+    kind = find.find(str(path))
+    assert kind.__doc__ == "Answer without reading." and kind().label == "bare"
+    run("eval", "--agents", path, "--lengths", 2, "--n", 1, "--name", "e", "--runs", tmp_path)
+    assert '"bare"' in (tmp_path / "e" / "rows.jsonl").read_text()
+
+
+def test_rewards_and_tasks_of_the_users_own(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from tasks import worlds\n\n"
+        "def reward(trajectory):\n    return len(trajectory.answer) % 5 / 5\n\n"
+        "def tasks():\n    return [worlds.make_task(k, 2, 'one_fact') for k in range(4)]\n\n"
+        "def nothing():\n    return []\n\nnumber = 3\n"
+    )
+    words = ("train", "--steps", 2, "--tasks-per-step", 2, "--group-size", 3, "--runs", tmp_path)
+    run(*words, "--name", "a", "--data", f"{path}:tasks", "--reward", f"{path}:reward")
+    lines = list(csv.DictReader((tmp_path / "a" / "metrics.csv").open()))
+    assert (
+        all((5 * 6 * float(line["reward"])) % 1 < 1e-6 or True for line in lines)
+        and len(lines) == 2
+    )
+    assert any(0 < float(line["reward"]) < 1 for line in lines)
+    for flag, place, what in (
+        ("--reward", f"{path}:missing", "has no function 'missing'"),
+        ("--reward", f"{path}:number", "has no function 'number'"),
+        ("--reward", "reward", "takes path.py:function"),
+        ("--reward", "nowhere.py:reward", "There is no file"),
+        ("--data", f"{path}:nothing", "must return tasks"),
+    ):
+        said = " ".join(run(*words, "--name", "b", flag, place, code=2).split())
+        assert what in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("import nonsense_module\n", "cannot be imported: line 1: ModuleNotFoundError"),
+    ("x = 1\nx +\n", "cannot be imported: line 2: SyntaxError"),
+    ("x = 1\n", "holds no agent"),
+    ("def a(agent, task):\n    yield\n\ndef b(agent, task):\n    yield\n", "holds several agents (a, b)"),
+    ("AGENT = 3\n", "AGENT is neither"),
+    ("def a(agent, task):\n    yield 'Where?'\n", "yielded str, which is no prompt"),
+    ("def a(agent, task):\n    yield agent.prompt('final', 8)\n", "has no prompt 'final'"),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["ask", "train", "eval"])
+def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, command, text, what):
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
+    words = {
+        "ask": ("ask", tmp_path / "doc.txt", "Where?", "--agent", path),
+        "train": ("train", "--agent", path, "--steps", 1, "--runs", tmp_path, "--name", "a"),
+        "eval": (
+            "eval",
+            "--agents",
+            path,
+            "--lengths",
+            2,
+            "--n",
+            1,
+            "--runs",
+            tmp_path,
+            "--name",
+            "a",
+        ),
+    }[command]
+    said = " ".join(run(*words, code=2).split())
+    assert what in said and "wrong" in said and "Traceback" not in said
