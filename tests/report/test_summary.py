@@ -400,8 +400,6 @@ def test_looks_back_are_added_up_and_set_against_the_outcome():
     assert rates["format_truncated"] == 0.125 and rates["recall_holds"] is None
     ((_, splits),) = cells(summary, "splits")
     assert splits == {"holds": {"with": {"n": 1, "mean": 1.0}, "without": {"n": 2, "mean": 0.25}}}
-    untrained = [row | {"agent": "a@untrained"} for row in rows]
-    assert [rates for _, rates in cells(summarise(untrained, agents=agents), "rates")] == [rates]
     assert not [*cells(summarise(rows), "rates")]  # nobody says what the counts mean
     never = summarise([looks("1", 1.0)], agents=agents)
     ((_, rates),) = cells(never, "rates")
