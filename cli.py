@@ -18,7 +18,7 @@ import typer
 from agents import find
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, command, value_of
+from config.flags import CHOICE, AgentGroup, command, value_of
 from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
@@ -193,11 +193,15 @@ def ask(
     model: Model = "",
     name: AgentName = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    device: Annotated[Device, typer.Option(help="where the model computes")] = "auto",
+    device: Annotated[
+        Device, typer.Option(help="where the model computes: cpu, cuda or auto", metavar=CHOICE)
+    ] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option(help="run code that comes with the model")
     ] = False,
-    engine: Annotated[EngineName, typer.Option(help="what answers")] = "transformers",
+    engine: Annotated[
+        EngineName, typer.Option(help="what answers: transformers or vllm", metavar=CHOICE)
+    ] = "transformers",
     endpoint: Annotated[str, typer.Option(help=ENDPOINT)] = "",
     served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
     chat: Annotated[

@@ -198,6 +198,7 @@ class Compat:
     grpo: dict
     agent: dict
     reading: dict = field(default_factory=dict)  # fields of the agent where nothing is trained
+    rewards: Sequence[str] = ()  # fields of the agent that count in training alone
     omitted: str = ""  # what the settings cannot imitate
 
 
@@ -365,6 +366,7 @@ class Agent:
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
         """
+        slots = {slot: self.codec.text(text) for slot, text in slots.items()}
         pieces = []
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
@@ -372,7 +374,7 @@ class Agent:
                     f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt "
                     f"{name!r}."
                 )
-            pieces.append((piece, True) if constant else (self.codec.text(slots[piece]), False))
+            pieces.append((piece, True) if constant else (slots[piece], False))
         section, memory = slots.get("section", ""), slots.get("memory", "")
         return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
 

@@ -197,12 +197,13 @@ def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
     """Say in one line what a run has chosen where a published system and ours differ, "" for an
     agent without such.
 
-    A second line says what `--compat` cannot imitate.
+    grpo: None where nothing is trained. A second line says what `--compat` cannot imitate.
     """
     if not agent.compat:
         return ""
     first = next(iter(agent.compat.values()))
-    chosen = {name: getattr(agent.config, name) for name in first.agent}
+    own = [name for name in first.agent if grpo or name not in first.rewards]
+    chosen = {name: getattr(agent.config, name) for name in own}
     chosen |= {name: getattr(grpo, name) for name in first.grpo if grpo}
     parts = [
         f"{name} {str(value).lower() if isinstance(value, bool) else value}"

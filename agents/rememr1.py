@@ -153,12 +153,14 @@ PUBLISHED = {
 }  # fmt: skip
 
 # every point where the paper and the code differ from our defaults
+REWARDS = ("memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words")
 AS_THE_PAPER = Compat(
     dict(turn_reward_scale=1.0, alpha=0.8, normalisation="mean", aggregation="trajectory_mean"),
     dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words",
          recall_words="all", memory_text="update", on_missing_update="keep_previous",
          query_text="first", history_scope="include_current", retriever="word_recall", recall_k=1,
          recall_at_zero=False, callback="learned", boxed_literal="single"),
+    rewards=REWARDS,
 )  # fmt: skip
 AS_THE_CODE = Compat(
     dict(turn_reward_scale=2.0, alpha=0.8, normalisation="mean", aggregation="token_mean"),
@@ -168,12 +170,11 @@ AS_THE_CODE = Compat(
          retriever="tfidf_tokens", recall_k=1, recall_at_zero=True, callback="learned",
          boxed_literal="double"),
     reading=dict(history_scope="include_current", boxed_literal="single"),
-    omitted="among equally good memories the most recent is recalled, not the one that a hash "
-            "picks; a look "
-    "back that fails leaves its placeholder, never the word None, and that placeholder is no "
-    "recalled text "
-    "to the rewards; a blank memory and the first-memory literal are never recalled; <think> "
-    "thoughts enter "
+    rewards=REWARDS,
+    omitted="among equally good memories the most recent is recalled, not the one that a hash picks; "
+    "a look back that fails leaves its placeholder, never the word None, and that placeholder is no "
+    "recalled text to the rewards; a blank memory and the first-memory literal are never recalled; "
+    "<think> thoughts enter "
     "no memory and no reward; sections keep their token ids in evaluation too",
 )  # fmt: skip
 

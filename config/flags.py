@@ -32,6 +32,9 @@ REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.E
            errno.EROFS)  # fmt: skip
 
 Panels = Sequence[tuple[str, type]]  # (title, settings class)
+# stands in the help for a value of several: in full they are so wide that in 80 columns the names of
+# the flags beside them are cut
+CHOICE = "<choice>"
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
@@ -170,11 +173,17 @@ def _flag(
     optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
     plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
     text = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    choices = typing.get_args(plain) if typing.get_origin(plain) is typing.Literal else ()
+    if any(choice not in doc for choice in choices):
+        doc = f"{doc}: {', '.join(choices)}"
     help_text = f"{doc} (default: {text})" if text not in ("", None) else doc
     flag = f"--{name.replace('_', '-')}"
     if plain is bool:
         flag += f"/--no-{name.replace('_', '-')}"
-    option = typer.Option(flag, help=help_text, rich_help_panel=panel, show_default=False)
+    metavar = CHOICE if choices else None
+    option = typer.Option(
+        flag, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

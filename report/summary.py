@@ -120,8 +120,7 @@ def summarise(
         "unit": unit,
         "metric": metric,
         "cells": [
-            _cell_record(cell, groups[cell], metric, agents.get(cell.agent))
-            for cell in by_length
+            _cell_record(cell, groups[cell], metric, agents.get(cell.agent)) for cell in by_length
         ],
         "paired": _paired(groups, metric) if paired else [],
         "settings": sorted(settings),

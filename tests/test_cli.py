@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ import cli
 from agents import find
 from commands import demo
 from config.options import EMBEDDED
+from memagent import ReadConfig
 from tasks import downloads
 
 ROOT = Path(cli.__file__).parent
@@ -66,7 +68,10 @@ def own(tmp_path):
     ["", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data", "data build"],
 )
 def test_help_names_every_flag_and_imports_no_torch(command):
-    code = f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\ntry: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    code = (
+        f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\n"
+        "try: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
     assert "Usage" in python(code)
 
 
@@ -80,7 +85,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
 
 def test_help_answers_within_a_second():
     def seconds():
-        """Processor time of one call: on a machine with nothing else to do that is how long it takes."""
+        """Processor time of one call: how long it takes where nothing else is done."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [sys.executable, "cli.py", "train", "--help"], cwd=ROOT, capture_output=True, check=True
@@ -113,17 +118,17 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("train", "--model", "./nowhere"), "./nowhere"),
         (("train", "--preset", "papre"), "papre"),
-        (("train", "--compat", "papre"), "paper, upstream"),
-        (("train", "--compat", "paper"), "--agent rememr1"),
-        (("eval", "--compat", "paper"), "--agent rememr1"),
+        (("train", "--agent", "rememr1", "--compat", "papre"), "paper, upstream"),
+        (("train", "--compat", "papre"), "it is about rememr1"),
+        (("train", "--compat", "paper"), "it is about rememr1"),
+        (("eval", "--compat", "paper"), "it is about rememr1"),
         (("train", "--alpha", "1.5"), "alpha"),
-        (("train", "--agent", "rememr1", "--callback", "always"), "learned, question, off"),
-        (("eval", "--compat", "papre"), "paper, upstream"),
-        (("demo", "--agent", "full"), "memagent or rememr1"),
-        (("plan", "--agent", "bm25"), "memagent or rememr1"),
+        (("train", "--agent", "nowhere.py"), "nowhere.py"),
+        (("eval", "--agents", "rememr1", "--compat", "papre"), "paper, upstream"),
+        (("demo", "--agent", "full"), "section by section"),
+        (("plan", "--agent", "bm25"), "section by section"),
         (("train", "--lengths", "4,x"), "--lengths"),
         (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
-        (("train", "--credit", "shared"), "share, split"),
         (("eval", "--agents", "memgent"), "memgent"),
         (("eval", "--split", "tset"), "tset"),
         (("eval", "--data", "nowhere.parquet"), "nowhere.parquet"),
@@ -139,8 +144,6 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--top-p", "0"), "top_p"),
         (("train", "--grad-clip", "-1"), "grad_clip"),
         (("train", "--lora-rank", "-1"), "lora_rank"),
-        (("train", "--dtype", "float33"), "dtype"),
-        (("train", "--device", "foo"), "device"),
         (("train", "--max-sections", "-1"), "max_sections"),
         (("train", "--lengths", ""), "lengths"),
         (("train", "--name", ".."), "--name"),
@@ -158,8 +161,6 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("eval", "--lengths", "0"), "lengths"),
         (("eval", "--temperatures", "-1"), "temperatures"),
         (("eval", "--top-p", "0"), "top_p"),
-        (("eval", "--device", "foo"), "device"),
-        (("ask", __file__, "why?", "--device", "foo"), "device"),
         (("demo", "--short", "--name", ""), "--name"),
         (("demo", "--short", "--name", "."), "--name"),
         (("demo", "--short", "--name", "../other"), "--name"),
@@ -185,14 +186,90 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "choices"),
+    [
+        (("train", "--agent", "rememr1", "--callback", "always"), "learned, question, off"),
+        (("train", "--credit", "shared"), "share, split"),
+        (("train", "--dtype", "float33"), "auto, float32, bfloat16, mixed"),
+        (("train", "--device", "foo"), "auto, cpu, cuda"),
+        (("eval", "--device", "foo"), "auto, cpu, cuda"),
+        (("ask", __file__, "why?", "--device", "foo"), "auto, cpu, cuda"),
+    ],
+)
+def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, arguments, choices):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    *_, flag, value = arguments
+    message = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    assert f"Invalid value for '{flag}'" in message and f"'{value}' is not one of" in message
+    assert ", ".join(f"'{choice}'" for choice in choices.split(", ")) in message
+    assert "Traceback" not in result.output and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "base", "data"])
+def test_no_flag_is_cut_in_80_columns(words):
+    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
+    assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
+
+
 # every argument of every command that takes a path, P
-PATHS = """train --data P|train --model P|train --config P|train --templates P|train --runs P|train --name P|train --validation P
-train --name P --resume|train --runs P --name a --resume|export P|export RUN --out P|eval --data P|eval --model P|eval --config P|eval --templates P|eval --runs P --lengths 1
-eval --name P --lengths 1|eval --untrained P --agents memagent@untrained|eval --suite ruler-hqa --data P|eval --suite ruler-hqa --data OWN --filler P
-eval --suite ruler --data P|eval --suite ruler --haystack P|eval --suite ruler --squad P|ask P why?|ask OWN why? --model P|ask OWN why? --templates P|show P
-plan --model P|base --out P|demo --short --name P|demo --short --runs P|data look P|data look OWN --form eval --pool P|data convert P o.json --to eval|data convert OWN P --to eval
-data build P out|data build SET P --documents 12 --n 1|data build SET out --documents 12 --n 1 --extra P|data build-ruler P --tasks vt --n 1|data build-ruler out --haystack P|data build-ruler out --squad P|data build-ruler out --questions P
-data build-ruler out --extra P|data build-ruler out --tokenizer P --tasks vt|data filter P out.jsonl|data filter SET P|data filter SET out.jsonl --model P|data get musique --out P"""
+PATHS = """
+train --data P
+train --model P
+train --config P
+train --templates P
+train --runs P
+train --name P
+train --validation P
+train --agent P
+train --reward P
+train --name P --resume
+train --runs P --name a --resume
+export P
+export RUN --out P
+eval --data P
+eval --model P
+eval --config P
+eval --templates P
+eval --agents P
+eval --runs P --lengths 1
+eval --name P --lengths 1
+eval --untrained P --agents memagent@untrained
+eval --suite ruler-hqa --data P
+eval --suite ruler-hqa --data OWN --filler P
+eval --suite ruler --data P
+eval --suite ruler --haystack P
+eval --suite ruler --squad P
+ask P why?
+ask OWN why? --model P
+ask OWN why? --agent P
+ask OWN why? --templates P
+show P
+show RUN --agent P
+plan --model P
+base --out P
+demo --short --name P
+demo --short --runs P
+data look P
+data look OWN --form eval --pool P
+data convert P o.json --to eval
+data convert OWN P --to eval
+data build P out
+data build SET P --documents 12 --n 1
+data build SET out --documents 12 --n 1 --extra P
+data build-ruler P --tasks vt --n 1
+data build-ruler out --haystack P
+data build-ruler out --squad P
+data build-ruler out --questions P
+data build-ruler out --extra P
+data build-ruler out --tokenizer P --tasks vt
+data filter P out.jsonl
+data filter SET P
+data filter SET out.jsonl --model P
+data get musique --out P
+"""
 NO_PATHS = {
     "name too long": "x" * 300,
     "path too long": "x/" * 3000,
@@ -221,7 +298,7 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
     Path("run/checkpoints/step-1").mkdir(parents=True)
     Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     there = sorted(tmp_path.rglob("*"))
-    for line in PATHS.replace("\n", "|").split("|"):
+    for line in PATHS.strip().splitlines():
         words = [
             {"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word)
             for word in line.split()
@@ -289,11 +366,8 @@ def test_plan_prints_a_line_a_mode_and_its_formulas():
 )
 def test_plan_is_for_one_card(words, said):
     out = " ".join(run("plan", "--model", "Qwen/Qwen3-0.6B", *words).split())
-    assert (
-        said in out
-        and f"Seconds are an estimate for the {said.partition('(')[2].partition('(')[2].rstrip(')')}:"
-        in out
-    )
+    card = said.rpartition("(")[2].rstrip(")")
+    assert said in out and f"Seconds are an estimate for the {card}:" in out
 
 
 def test_look_and_convert(own, tmp_path):
@@ -379,7 +453,8 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
         "0",
     )
     (tmp_path / "doc.txt").write_text(
-        "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. Paula met Leon."
+        "Clara joined Otto. Anna reached Lima. Emil met Ida. "
+        "Hugo toured Nice. Max met Vera. Paula met Leon."
     )
     out = run("ask", tmp_path / "doc.txt", "Where is Anna?", "--agent", "full")
     assert "answer: Lima" in out
@@ -518,23 +593,27 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
         (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
     ]
-    assert {cell["agent"] for cell in summary["cells"] if "recalls" in cell} == {
+    assert {cell["agent"] for cell in summary["cells"] if "counts" in cell} == {
         agents[0],
         agents[2],
         agents[5],
     }
-    assert cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)["recalls"]["queries"] == 0
+    off = cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)
+    assert off["counts"]["updates"] > 0 and "queries" not in off["counts"]
+    assert off["rates"]["recall_queries"] == 0
     for name in ("rememr1-0", "memagent-0"):
         assert (folder / name / "report.html").exists() and (
             folder / name / "model" / "model.safetensors"
         ).exists()
     page = (folder / "report.html").read_text()
-    assert "Seed by seed" in page and "Looking back" in page
+    assert "Seed by seed" in page and "What the agents did" in page
     run("demo", "--agent", "rememr1", "--short")  # and again, over it
 
 
 def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
-    work = demo.trainings(demo.VERSUS["default"], 3, tmp_path)
+    about = find.find("rememr1").demo
+    work = demo.Comparison("rememr1", about, about.sizes["default"], 3).trainings(tmp_path)
+    shared = {field.name for field in fields(ReadConfig)}
     assert [(t.run.agent, t.grpo.seed) for t in work] == [
         (arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")
     ]
@@ -547,7 +626,7 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
                     t.grpo.group_size,
                     t.grpo.lr,
                     t.run.model,
-                    t.config,
+                    *(t.settings[name] for name in sorted(shared)),
                 )
                 for t in work
             }
@@ -558,7 +637,7 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
         {
             (j.agent, j.kinds, j.seed, j.sections, j.asks)
             for j in t.then
-            if j.config.callback == "learned"
+            if j.settings.get("callback") != "off"
         }
         for t in work
     ]
@@ -571,7 +650,7 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
         for t in work
         for j in t.then
     )
-    assert {j.agent for t in work for j in t.then if j.config.callback == "off"} == {
+    assert {j.agent for t in work for j in t.then if j.settings.get("callback") == "off"} == {
         "rememr1, not looking back"
     }
 
@@ -605,12 +684,12 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "boxed_literal double",
         "retriever tfidf_tokens",
         "alpha 0.5",
-        "state_reward_scale 2.0",
+        "turn_reward_scale 2.0",
         "not as upstream: ",
     ):
         assert words in out
     stored = find.begun(Path("runs/a"))
-    assert (stored["run"]["agent"], stored["grpo"]["memory_reward"], stored["grpo"]["kl"]) == (
+    assert (stored["run"]["agent"], stored["agent"]["memory_reward"], stored["grpo"]["kl"]) == (
         "rememr1",
         "level",
         1e-3,
@@ -633,7 +712,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "recall_words all",
         "retriever word_recall",
         "alpha 0.8",
-        "aggregation state_mean",
+        "aggregation trajectory_mean",
     ):
         assert words in out
     run("train", "--name", "b", "--resume", "--steps", 2)
@@ -663,11 +742,12 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     assert (
         "history_scope include_current" in out
         and "boxed_literal single" in out
-        and "memory_reward" not in out
+        and not {"memory_reward", "turn_reward_scale"} & {*out.split()}  # nothing is trained
     )
-    assert "looked back" in Path("runs/e/report.html").read_text()
+    assert "What the agents did" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(
-        "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. Rosa entered Rome. Karin toured Graz. Anna met Otto."
+        "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. "
+        "Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
     assert "rememr1: memory_text update" in run(
         "ask", "notes.txt", "Where is Anna?", "--agent", "rememr1"
@@ -701,7 +781,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
-    """In their order, each with small numbers on top, on files of the names and forms that it speaks of."""
+    """In their order, with small numbers on top, on files of the names and forms they speak of."""
     monkeypatch.chdir(tmp_path)
     questions = [
         {
@@ -767,15 +847,18 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
 
 def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "train --name a --steps 1 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30 --keep-checkpoints 0"
-    said = run(*words.split())
+    small = "--steps 1 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
+    said = run("train", "--name", "a", "--keep-checkpoints", 0, *small.split())
     assert "Neither checkpoint nor policy was kept" in said and "The policy is in" not in said
     assert not Path("runs/a/model").exists() and Path("runs/a/report.html").exists()
 
 
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 --save-every 1 --chunk-tokens 30 --name".split()
+    words = (
+        "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 "
+        "--save-every 1 --chunk-tokens 30 --name"
+    ).split()
     metrics = Path("runs/killed/metrics.csv")
     with subprocess.Popen(
         [sys.executable, ROOT / "cli.py", *words, "killed"], stdout=subprocess.DEVNULL
@@ -819,11 +902,8 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_an
 ):
     """And one is killed: the third finishes what they left, every row once."""
     monkeypatch.chdir(tmp_path)
-    words = [
-        sys.executable,
-        ROOT / "cli.py",
-        *"eval --lengths 8 --kinds one_fact --n 80 --agents memagent --in-flight 2 --name shared".split(),
-    ]
+    small = "--lengths 8 --kinds one_fact --n 80 --agents memagent --in-flight 2"
+    words = [sys.executable, ROOT / "cli.py", "eval", *small.split(), "--name", "shared"]
     rows = Path("runs/shared/rows.jsonl")
 
     def lines():

@@ -11,20 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agents.baselines import full_context
 from conftest import cell_of
 from rich.console import Console
 
 import eval
 import rollout
-from agents.rememr1 import rememr1
+from agents import find
 from config.errors import UserError
-from config.presets import compat_fields
 from data import Task
 from embedded import tiny
 from engines.scripted import ScriptedEngine
-from eval import evaluate
-from memagent import AgentConfig, Finish, Trajectory, Turn, fill, memagent
+from eval import Conditions, evaluate
+from memagent import Finish, MemAgent, Trajectory, Turn
 from report import rows as report_rows
 from report.reading import EDGE, row_of
 from report.rows import Cell, Rows, fate
@@ -33,6 +31,7 @@ from rollout import Sampling
 from tasks import worlds
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
+FULL = tiny.agent("full")
 
 
 def tasks(n=6, sections=2):
@@ -80,13 +79,18 @@ def run(
     path,
     some=None,
     engine=None,
-    agent=memagent,
-    config=tiny.AGENT,
+    agent=tiny.agent(),
     sampling=Sampling(),
+    progress=lambda row: None,
     **other,
 ):
+    """Fill one cell; `other` are fields of the cell and of the conditions."""
     engine = engine or Counting(codec, script, per_step=2)
-    return evaluate(engine, agent, some or tasks(), config, sampling, rows=path, **(CELL | other))
+    name, question, length = (other.pop(name, value) for name, value in CELL.items())
+    cell = Cell(name, question, "", length)
+    return evaluate(
+        engine, agent, some or tasks(), sampling, cell, path, Conditions(**other), progress
+    )
 
 
 def lines(path):
@@ -154,12 +158,12 @@ def test_rulers_own_tasks_are_graded_by_the_share_of_their_answers(codec, tmp_pa
 
 def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
     some = list(tasks(2, 3))
-    for name, agent, change, cut in (
-        ("a", memagent, {}, 0),
-        ("b", memagent, {"max_sections": 2}, 24),
-        ("c", full_context, {"window": 100}, None),
+    for name, agent, cut in (
+        ("a", tiny.agent(), 0),
+        ("b", tiny.agent(max_sections=2), 24),
+        ("c", tiny.agent("full", window=100), None),
     ):
-        rows = run(codec, tmp_path / name, some, agent=agent, config=replace(tiny.AGENT, **change))
+        rows = run(codec, tmp_path / name, some, agent=agent)
         assert all(row["cut"] == cut if cut is not None else row["cut"] > 0 for row in rows)
         summary = summarise(rows)
         assert cell_of(summary, "trained", "one_fact", "1.0", 2)["cut"] == rows[0]["cut"]
@@ -219,11 +223,12 @@ def test_failures_and_empty_answers_are_wrong_and_stay_in_n(codec, tmp_path):
 
 
 def test_a_failed_trajectory_is_wrong_even_with_the_answer_in_hand(codec):
-    prompt = fill(tiny.AGENT.template("final"), 24, final=True, problem="q?", memory="m")
+    agent = tiny.agent().on(codec)
+    prompt = agent.prompt("final", 24, final=True, problem="q?", memory="m")
     turn = Turn(prompt, [1, 2], [3], [0.0], Finish.ERROR, codec.text("\\boxed{Lima}"), "gone")
     failed = Trajectory(Task("a", "q?", ("Lima",), text="x"), [turn], error="gone")
     assert failed.answer == "\\boxed{Lima}"
-    found = row_of(failed, Cell("trained", "one_fact", "1.0", 2), "boxed")
+    found = row_of(failed, Cell("trained", "one_fact", "1.0", 2), agent)
     assert (found["reward"], found["sub_em"], found["prediction"], found["finish"]) == (
         0.0,
         0.0,
@@ -234,16 +239,13 @@ def test_a_failed_trajectory_is_wrong_even_with_the_answer_in_hand(codec):
 
 def test_kinds_side_by_side_are_the_cells_that_they_are_apart(codec, tmp_path):
     def all_rows(name, question, tasks):
-        found = evaluate(
-            ScriptedEngine(codec, script),
-            memagent,
+        found = run(
+            codec,
+            tmp_path / name,
             tasks,
-            tiny.AGENT,
-            Sampling(),
+            ScriptedEngine(codec, script),
             name="a",
             question=question,
-            length=2,
-            rows=tmp_path / name,
             record_to=tmp_path / "records",
             n_records=2,
         )
@@ -268,7 +270,7 @@ def test_kinds_side_by_side_are_the_cells_that_they_are_apart(codec, tmp_path):
 
 
 def test_a_question_that_does_not_fit_the_window_is_a_failed_row(codec, tmp_path):
-    rows = run(codec, tmp_path / "rows", agent=full_context, config=replace(tiny.AGENT, window=20))
+    rows = run(codec, tmp_path / "rows", agent=tiny.agent("full", window=20))
     assert [row["reward"] for row in rows] == [0] * 6 and all(
         "does not fit" in row["error"] for row in rows
     )
@@ -280,8 +282,8 @@ def test_the_form_of_the_answer_decides(codec, tmp_path, form):
     say = {"boxed": "\\boxed{Lima}", "sentence": "Therefore, the answer is Lima."}
     for said, right in ((form, 1.0), ("sentence" if form == "boxed" else "boxed", 0.0)):
         engine = ScriptedEngine(codec, lambda p, said=said: say[said] if p.final else "x")
-        config = replace(tiny.AGENT, form=form, final_tokens=99)
-        assert run(codec, tmp_path / said, [task], engine, config=config)[0]["reward"] == right
+        agent = tiny.agent(form=form, final_tokens=99)
+        assert run(codec, tmp_path / said, [task], engine, agent)[0]["reward"] == right
 
 
 # ---------------------------------------------------------------- resume
@@ -349,8 +351,8 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"config": replace(tiny.AGENT, memory_tokens=12)},
-        {"config": replace(tiny.AGENT, layout="paper")},
+        {"config": {"memory_tokens": 12}},
+        {"config": {"layout": "paper"}},
         {"sampling": Sampling(1.0, 0.9)},
         {"sampling": Sampling(0.5)},
         {"seed": 1},
@@ -358,7 +360,7 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
         {"name": "other"},
         {"question": "two_hop"},
         {"length": 3},
-        {"agent": full_context},
+        {"agent": "full"},
         {"some": [replace(t, text=t.document + " Anna met Otto.", pool=None) for t in tasks()]},
         {"some": [replace(t, answers=("Quito",)) for t in tasks()]},
         {"templates": "Read {section} for {problem}; you have {memory}"},
@@ -370,8 +372,11 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "final.txt").write_text("{problem} {memory}")
-    config = replace(tiny.AGENT, templates=str(folder))
-    first = run(codec, path, config=config)
+
+    def reads(agent="memagent", **config):
+        return tiny.agent(agent, templates=str(folder), **config)
+
+    first = run(codec, path, agent=reads())
     if template := change.pop("templates", ""):
         (folder / "update.txt").write_text(template)
     engine = Counting(codec, script)
@@ -379,13 +384,8 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
         codec,
         path,
         engine=engine,
-        **(
-            {"config": config}
-            | {
-                k: replace(v, templates=str(folder)) if k == "config" else v
-                for k, v in change.items()
-            }
-        ),
+        agent=reads(change.pop("agent", "memagent"), **change.pop("config", {})),
+        **change,
     )
     assert engine.finals == 6 and len(lines(path)) == 12
     assert not {(r["settings"], r["task"]) for r in first} & {
@@ -396,7 +396,7 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
         (folder / "update.txt").unlink()
     engine = Counting(codec, script)
     assert (
-        run(codec, path, engine=engine, config=config) == first
+        run(codec, path, engine=engine, agent=reads()) == first
     )  # the old rows are still there for the old settings
     assert engine.finals == 0
 
@@ -472,7 +472,7 @@ def test_every_row_is_written_and_on_the_disk_before_it_is_reported(codec, tmp_p
         codec,
         path,
         tasks(30),
-        agent=full_context,
+        agent=FULL,
         progress=lambda row: seen.append(path.read_bytes().count(b"\n")),
     )
     assert seen == syncs == list(range(1, 31))
@@ -500,37 +500,32 @@ def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
 
 
 def test_importing_it_brings_no_torch():
-    code = "import sys, eval; from report import page; from tasks import suites; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    code = (
+        "import sys, eval; from report import page; from tasks import suites; "
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(eval.__file__).parent)
 
 
-# ---------------------------------------------------------------- what is remembered of a trajectory
+# ---------------------------------------------------------------- what a trajectory leaves
 
 
 def reading_of(codec, sections, memories, answers=("Lima",), **labels):
     """The row of a trajectory that reads these sections and writes these memories."""
     said, reads = iter([*memories, "\\boxed{x}"]), iter(sections)
 
-    def agent(task, config, codec):
-        memory = codec.text("No previous memory")
-        for section in reads:
-            turn = yield fill(
-                config.template("update"),
-                24,
-                problem="q?",
-                section=codec.text(section),
-                memory=memory,
-            )
-            memory = turn.response
-        yield fill(config.template("final"), 24, final=True, problem="q?", memory=memory)
+    class Scripted(MemAgent):
+        def run(self, task):
+            memory = "No previous memory"
+            for section in reads:
+                turn = yield self.prompt("update", 24, problem="q?", section=section, memory=memory)
+                memory = turn.response
+            yield self.prompt("final", 24, final=True, problem="q?", memory=memory)
 
-    (trajectory,) = rollout.rollout(
-        ScriptedEngine(codec, lambda prompt: next(said)),
-        agent,
-        [(Task("a", "q?", answers, text="x", **labels), 0)],
-        tiny.AGENT,
-    )
-    return row_of(trajectory, Cell("a", "q", "1.0", 2), "boxed")
+    engine, agent = ScriptedEngine(codec, lambda prompt: next(said)), Scripted()
+    task = Task("a", "q?", answers, text="x", **labels)
+    (trajectory,) = rollout.rollout(engine, agent, [(task, 0)])
+    return row_of(trajectory, Cell("a", "q", "1.0", 2), agent)
 
 
 @pytest.mark.parametrize(
@@ -586,11 +581,13 @@ def test_where_an_answer_came_into_the_memory_and_left_it(
 
 
 def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path):
-    """`--compat upstream` keeps a memory with its tags (D2 of the check against the originals): rows, counts and transcripts see the answer."""
-    fields = compat_fields("upstream", training=False)["agent"]
-    config = AgentConfig(
-        24, 24, 24, query_tokens=8, step_tokens=48, **fields | {"retriever": "word_recall"}
-    )
+    """`--compat upstream` keeps a memory with its tags: rows, counts, transcripts see the answer.
+
+    That is D2 of the check against the originals.
+    """
+    fields = find.compat_of("upstream", ["rememr1"], training=False)["agent"]
+    small = dict(memory_tokens=24, query_tokens=8, step_tokens=48, retriever="word_recall")
+    agent = tiny.agent("rememr1", **fields | small)
     sections = ["Anna met Otto there." + " And so on." * 5] * 3
     task = Task("a", "Where?", ("Lima",), text=" ".join(sections))
     said = [
@@ -608,8 +605,7 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
         tmp_path / "rows",
         [task],
         ScriptedEngine(codec, script),
-        rememr1,
-        config,
+        agent,
         record_to=tmp_path / "records",
         n_records=1,
     )
@@ -619,10 +615,10 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
         and fate(row) == "lost"
     )
     assert (
-        row["recalls"]["queries"],
-        row["recalls"]["sought"],
-        row["recalls"]["holds"],
-        row["recalls"]["evidence"],
+        row["counts"]["queries"],
+        row["counts"]["sought"],
+        row["counts"]["holds"],
+        row["counts"]["evidence"],
     ) == (
         1,
         1,
@@ -632,10 +628,10 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
     (record,) = lines(tmp_path / "records")
     assert (
         record["turns"][1]["memory"]
-        == record["turns"][2]["recalled"]["text"]
+        == record["turns"][2]["notes"]["recalled"]["text"]
         == "<update> Otto: Lima</update>"
     )
-    assert record["turns"][2]["recalled"]["held"] == "answer"
+    assert record["turns"][2]["notes"]["evidence"] == "answer"
 
 
 def test_of_answers_that_are_all_asked_for_each_is_looked_for(codec):
@@ -657,18 +653,21 @@ def test_occupancy_is_by_sixteenths(codec):
 
 
 def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypatch):
-    """Only sample 0 of the first tasks keeps its prompts, and of a long document the first and last sections alone."""
+    """Only sample 0 of the first tasks keeps its prompts.
+
+    Of a long document it keeps the first and last sections alone.
+    """
     kept = []
     n = 3 * EDGE
     some = list(tasks(2, n))
-    real = rollout.rollout
+    real = eval.rollout
 
     def spy(*args):
         for trajectory in real(*args):
             kept.append(trajectory)
             yield trajectory
 
-    monkeypatch.setattr(rollout, "rollout", spy)
+    monkeypatch.setattr(eval, "rollout", spy)
     rows = run(codec, tmp_path / "rows", some, record_to=tmp_path / "records", n_records=1)
     by_id = {t.task.id: t for t in kept}
     first, other = by_id[some[0].id], by_id[some[1].id]
@@ -787,12 +786,13 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
 def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):
     some = list(tasks(4))
 
-    def careless(task, config, codec):
-        yield fill(config.template("final"), 24, final=True, problem=task.question, memory="m")
-        if task is some[1]:
-            raise ZeroDivisionError("by\nzero")
+    class Careless(MemAgent):
+        def run(self, task):
+            yield self.prompt("final", 24, final=True, problem=task.question, memory="m")
+            if task is some[1]:
+                raise ZeroDivisionError("by\nzero")
 
-    rows = run(codec, tmp_path / "rows", some, agent=careless)
+    rows = run(codec, tmp_path / "rows", some, agent=Careless())
     assert [row["error"] for row in rows] == ["", "ZeroDivisionError: by zero", "", ""] and rows[1][
         "sub_em"
     ] == 0
@@ -801,19 +801,19 @@ def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):
 
 def test_what_decides_an_answer_decides_which_rows_are_found(codec, tmp_path):
     path, some = tmp_path / "rows", list(tasks(2))
-    run(codec, path, some, agent=full_context)
+    run(codec, path, some, agent=FULL)
     for change in ({"gold": (1,)}, {"dataset": "ruler", "kind": "vt"}):
         engine = Counting(codec, script)
-        run(codec, path, [replace(task, **change) for task in some], engine, agent=full_context)
+        run(codec, path, [replace(task, **change) for task in some], engine, agent=FULL)
         assert engine.finals == 2, change  # what the oracle reads, and how it is graded
     for agent, again in (
-        (full_context, 2),
-        (memagent, 0),
+        (FULL, 2),
+        (tiny.agent(), 0),
     ):  # who reads at once is cut to the engine's window
-        run(codec, tmp_path / agent.__name__, some, agent=agent)
+        run(codec, tmp_path / agent.label, some, agent=agent)
         engine = Counting(codec, script)
         engine.window = 400
-        run(codec, tmp_path / agent.__name__, some, engine, agent=agent)
+        run(codec, tmp_path / agent.label, some, engine, agent=agent)
         assert engine.finals == again
 
 
@@ -823,8 +823,7 @@ def test_transcripts_hold_no_token_ids_and_no_document_of_megabytes(codec, tmp_p
         codec,
         tmp_path / "rows",
         [task],
-        agent=full_context,
-        config=replace(tiny.AGENT, window=0),
+        agent=tiny.agent("full", window=0),
         record_to=tmp_path / "records",
     )
     (record,) = lines(tmp_path / "records")
@@ -863,19 +862,15 @@ def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
             next((answer for key, answer in said.items() if key in p.section), None) or script(p)
         ),
     )
-    config = replace(tiny.AGENT, step_tokens=60)
-    (row,) = evaluate(
-        engine,
-        rememr1,
-        [task],
-        config,
-        Sampling(),
-        name="a",
-        length=4,
-        rows=tmp_path / "rows",
-        record_to=tmp_path / "records",
-    )
-    assert {k: v for k, v in row["recalls"].items() if v} == {
+
+    def ask(name, **settings):
+        cell = Cell("a" if name == "rememr1" else "b", "", "", 4)
+        agent = tiny.agent(name, step_tokens=60, **settings)
+        conditions = Conditions(record_to=tmp_path / "records" if name == "rememr1" else None)
+        return evaluate(engine, agent, [task], Sampling(), cell, tmp_path / "rows", conditions)
+
+    (row,) = ask("rememr1")
+    assert {k: v for k, v in row["counts"].items() if v} == {
         "updates": 4,
         "queries": 1,
         "hits": 1,
@@ -884,37 +879,24 @@ def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
         "holds": 1,
         "evidence_sought": 1,
         "evidence": 1,
+        "memory_length": len(codec.encode("Anna reached Lima. Otto met Anna."))
+        + 2 * len(codec.encode("Nothing.")),
     }
-    turns = json.loads((tmp_path / "records").read_text())["turns"]
-    assert (
-        turns[3]["recalled"]
-        == {
-            "text": "Anna reached Lima.",
-            "query": "Anna",
-            "from": [1],
-            "score": 1.0,
-            "held": "answer",
-        }
-        and turns[2]["query"] == "Anna"
-    )
-    (other,) = evaluate(
-        engine, memagent, [task], config, Sampling(), name="b", length=4, rows=tmp_path / "rows"
-    )
-    assert "recalls" not in other
-    n = len((tmp_path / "rows").read_text().splitlines())
-    for agent, name, made in (
-        (memagent, "b", 0),
-        (rememr1, "a", 1),
-    ):  # what means nothing to an agent changes none of its rows
-        evaluate(
-            engine,
-            agent,
-            [task],
-            replace(config, recall_k=2),
-            Sampling(),
-            name=name,
-            length=4,
-            rows=tmp_path / "rows",
-        )
+    (turns,) = [record["turns"] for record in lines(tmp_path / "records")]
+    notes = turns[3]["notes"]
+    assert notes["recalled"] == {
+        "steps": [1],
+        "text": "Anna reached Lima.",
+        "query": "Anna",
+        "score": 1.0,
+        "age": 2,
+        "current": False,
+    }
+    assert notes["evidence"] == "answer" and turns[2]["notes"]["asked"] == "Anna"
+    (other,) = ask("memagent")
+    assert "counts" not in other
+    n = len(lines(tmp_path / "rows"))
+    for name, made in (("memagent", 0), ("rememr1", 1)):
+        ask(name, recall_k=2)  # what means nothing to an agent changes none of its rows
         n += made
-        assert len((tmp_path / "rows").read_text().splitlines()) == n
+        assert len(lines(tmp_path / "rows")) == n

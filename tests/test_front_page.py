@@ -1,7 +1,6 @@
 """README.md, CONTRIBUTING.md and docs/: size, commands, links, figures, the agents they show."""
 
 import csv
-import inspect
 import re
 import shlex
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 import typer
 
 import cli
-import memagent
 from dev import picture
 from report.summary import wilson
 
@@ -28,11 +26,6 @@ MODULES = ["memagent", "memory", "data", "rollout", "grpo", "eval", "cli"]
 # files that a page speaks of and this repository does not have: a user's, and forbidden names
 ELSEWHERE = {"my_agent.py", "update.txt", "final.txt", "full.txt"}
 ELSEWHERE |= {"__init__.py", "vllm.py", "transformers.py", "datasets.py"}
-
-needs_agent_class = pytest.mark.skipif(
-    not (inspect.isclass(memagent.Agent) and hasattr(memagent.Agent, "turn_rewards")),
-    reason="memagent.Agent is not a class yet: --agent takes no file",
-)
 
 
 def commands(text: str) -> list[list[str]]:
@@ -191,7 +184,6 @@ def test_the_own_agent_of_the_front_page_is_short_and_compiles():
     compile(own_agent(), "my_agent.py", "exec")
 
 
-@needs_agent_class
 def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
     (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
@@ -205,7 +197,6 @@ def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
         assert len(list(csv.DictReader(file))) == int(words[words.index("--steps") + 1])
 
 
-@needs_agent_class
 def test_the_example_is_a_complete_agent(tmp_path):
     """Its setting is a flag, its count a column, and its turns have rewards of their own."""
     path = str(ROOT / "examples/own_agent.py")
@@ -216,6 +207,8 @@ def test_the_example_is_a_complete_agent(tmp_path):
     with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
         steps = list(csv.DictReader(file))
     assert len(steps) == 2 and all(0 <= float(step["notes_empty"]) <= 1 for step in steps)
+    rewards = [float(step["turn_reward_short"]) for step in steps]
+    assert all(0 <= reward <= 1 for reward in rewards) and "turn_reward_short_final" in steps[0]
     assert "about places" in run(tmp_path, "show", "runs/own") or "places" in (
         tmp_path / "runs/own/config.yaml"
     ).read_text(encoding="utf-8")

@@ -6,23 +6,26 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agents import find
 from agents.find import resolve
 from commands.dryrun import dry_run
-from config import files, options
+from config import options
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
-from config.presets import preset_fields
-from memagent import AgentConfig
 from models.plan import geometry, plan
 from tasks.downloads import SOURCES
 
 RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))
-CLASSES = {"run": RunConfig, "grpo": GRPOConfig, "agent": AgentConfig}
+
+
+def classes(agent):
+    return {"run": RunConfig, "grpo": GRPOConfig, "agent": find.find(agent).Config}
 
 
 def read(path):
-    stored = files.load(path, **CLASSES)
-    return [cls(**stored[section]) for section, cls in CLASSES.items()]
+    stored = find.stored_settings(path)
+    run = RunConfig(**stored["run"])
+    return run, GRPOConfig(**stored["grpo"]), find.make(run.agent, stored["agent"])
 
 
 def recipe(name):
@@ -44,7 +47,9 @@ def test_all_that_are_promised_are_there():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_everything_and_can_be_dry_run(path):
     stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for section, cls in CLASSES.items():  # a default that changes changes no recipe
+    for section, cls in classes(
+        stored["run"]["agent"]
+    ).items():  # a default that changes changes no recipe
         assert stored[section].keys() == {field.name for field in fields(cls)}, section
     said = []
     dry_run(*read(path), said.append)
@@ -107,7 +112,6 @@ def test_a_recipe_fits_the_cards_that_it_names(name, gib):
         run.devices * run.num_nodes,
         config,
         agent,
-        reader=run.agent,
     )
     assert (
         p.fits
@@ -127,12 +131,11 @@ def test_a_recipe_fits_the_cards_that_it_names(name, gib):
 )
 def test_the_published_settings_are_those_of_the_preset(name, preset):
     run, config, agent = recipe(name)
-    theirs, its_agent, its_run = preset_fields(preset)
-    different = {key for key, value in theirs.items() if getattr(config, key) != value} - {
-        "micro_tokens"
-    }
-    assert not different and all(getattr(agent, key) == value for key, value in its_agent.items())
-    assert all(getattr(run, key) == value for key, value in its_run.items())
+    theirs = find.preset_of(preset)
+    different = {key for key, value in theirs["grpo"].items() if getattr(config, key) != value}
+    assert not different - {"micro_tokens"}
+    assert all(getattr(agent.config, key) == value for key, value in theirs["agent"].items())
+    assert all(getattr(run, key) == value for key, value in theirs["run"].items())
 
 
 def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):

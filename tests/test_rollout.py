@@ -2,17 +2,16 @@ import threading
 from functools import partial
 
 import pytest
-from agents.baselines import full_context
 
 from config.errors import UserError
 from embedded import tiny
 from engines.scripted import ScriptedEngine
 from engines.sharing import share_engine
-from memagent import Finish, memagent
+from memagent import Finish
 from rollout import Sampling, rollout
 from tasks import worlds
 
-CONFIG = tiny.AGENT
+MEMAGENT, FULL = tiny.agent(), tiny.agent("full")
 
 
 def tasks(n, n_sections=3, kind="one_fact"):
@@ -24,7 +23,7 @@ def test_scripted_rollout_runs_every_agent_to_its_end(codec):
         codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
     )
     done = list(
-        rollout(engine, memagent, ((t, s) for t in tasks(5) for s in range(3)), CONFIG, in_flight=4)
+        rollout(engine, MEMAGENT, ((t, s) for t in tasks(5) for s in range(3)), in_flight=4)
     )
     assert sorted((t.task.id, t.sample) for t in done) == sorted(
         (t.id, s) for t in tasks(5) for s in range(3)
@@ -37,7 +36,7 @@ def test_scripted_rollout_runs_every_agent_to_its_end(codec):
 
 def test_a_memory_cut_at_its_limit_is_a_value(codec):
     engine = ScriptedEngine(codec, lambda prompt: "Anna joined Boris. " * 9)
-    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    (done,) = rollout(engine, MEMAGENT, [(tasks(1)[0], 0)])
     assert {t.finish for t in done.turns} == {Finish.LENGTH}
     assert all(len(t.response_ids) == t.prompt.max_tokens for t in done.turns)
 
@@ -54,7 +53,7 @@ def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
     engine = Padding(
         codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
     )
-    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    (done,) = rollout(engine, MEMAGENT, [(tasks(1)[0], 0)])
     assert all(turn.response_ids[0] == 0 for turn in done.turns)
     assert (
         not any(0 in turn.prompt_ids for turn in done.turns)
@@ -94,14 +93,14 @@ class Watched(ScriptedEngine):
 
 
 def ask(agent, n, temperature, engine):
-    done = rollout(engine, agent, [(t, 0) for t in tasks(n, n + 1)], CONFIG, Sampling(temperature))
+    done = rollout(engine, agent, [(t, 0) for t in tasks(n, n + 1)], Sampling(temperature))
     return sorted((t.task.id, t.answer, [str(turn.response) for turn in t.turns]) for t in done)
 
 
 WORKS = [
-    partial(ask, memagent, 3, 1.0),
-    partial(ask, full_context, 2, 0.5),
-    partial(ask, memagent, 1, 0.0),
+    partial(ask, MEMAGENT, 3, 1.0),
+    partial(ask, FULL, 2, 0.5),
+    partial(ask, MEMAGENT, 1, 0.0),
 ]
 
 
@@ -121,12 +120,12 @@ def test_the_first_that_fails_ends_the_others(codec):
     before, ended = threading.active_count(), []
 
     def fails(engine):
-        ask(memagent, 1, 1.0, engine)
+        ask(MEMAGENT, 1, 1.0, engine)
         raise UserError("no more")
 
     def goes_on(engine):
         try:
-            ask(memagent, 9, 1.0, engine)
+            ask(MEMAGENT, 9, 1.0, engine)
         except Exception as error:  # as an evaluation would turn it into a row
             ended.append(error)
         finally:

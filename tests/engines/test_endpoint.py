@@ -25,12 +25,12 @@ from embedded import tiny
 from engines import endpoint
 from engines.endpoint import EndpointEngine
 from engines.scripted import ScriptedEngine
-from memagent import Finish, Prompt, memagent
+from memagent import Finish, Prompt
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.codec import Text
 
-CONFIG = tiny.AGENT
+AGENT = tiny.agent()
 SECRET = "sk-not-a-real-one-123"
 
 
@@ -183,7 +183,7 @@ def jobs(n):
 
 def run(engine, n=24, **settings):
     with engine.awake():
-        return list(rollout(engine, memagent, jobs(n), CONFIG, **settings))
+        return list(rollout(engine, AGENT, jobs(n), **settings))
 
 
 def plain(done):
@@ -208,7 +208,7 @@ def expected(codec, n=24):
                 turn.response, turn.finish = self.codec.response(turn.response_ids), Finish(finish)
             return done
 
-    return plain(rollout(Reply(codec, lambda prompt: ""), memagent, jobs(n), CONFIG))
+    return plain(rollout(Reply(codec, lambda prompt: ""), AGENT, jobs(n)))
 
 
 def one(engine, text="Anna joined Boris.", max_tokens=8, **sampling):
@@ -241,7 +241,7 @@ def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
 
 
 def test_ask_goes_turn_by_turn(codec, serve):
-    turns = list(follow(serve.engine(serve()), memagent, tasks(1)[0], CONFIG, Sampling()))
+    turns = list(follow(serve.engine(serve()), AGENT, tasks(1)[0], Sampling()))
     assert [turn.prompt.final for turn in turns] == [False] * 3 + [True]
 
 
@@ -601,7 +601,7 @@ def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engin
 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(endpoint, "READY_S", 300)
-    codec, config = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
+    codec, agent = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
     long_jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -613,7 +613,7 @@ def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engin
         assert engine.model == "m" and engine.window == 2048
         done = []
         with engine.awake():
-            for trajectory in rollout(engine, memagent, long_jobs, config, Sampling(0.0)):
+            for trajectory in rollout(engine, agent, long_jobs, Sampling(0.0)):
                 done.append(trajectory)
                 if len(done) == 6:
                     pending = len(engine._sockets)
@@ -631,7 +631,7 @@ def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engin
     assert pending and not any(t.error for t in done)  # turns were in flight when it was killed
     assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in long_jobs)
     engine_here = TransformersEngine(load_model(options.EMBEDDED, "float32", "cpu"), codec)
-    here = rollout(engine_here, memagent, long_jobs, config, Sampling(0.0))
+    here = rollout(engine_here, agent, long_jobs, Sampling(0.0))
     assert plain(done) == plain(here)
     assert {turn.finish for turn in refused} == {Finish.FULL}
     assert "maximum context length" in refused[1].error
@@ -660,6 +660,6 @@ def test_over_https_a_server_needs_a_certificate_that_is_trusted_and_is_not_trie
     assert time.monotonic() - start < 5
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     engine = EndpointEngine([url], "m", codec)
-    done = list(rollout(engine, memagent, [(task, 0) for task in tasks(3)], CONFIG, Sampling(0.0)))
+    done = list(rollout(engine, AGENT, [(task, 0) for task in tasks(3)], Sampling(0.0)))
     engine.close()
     assert len(done) == 3 and not any(t.error for t in done)

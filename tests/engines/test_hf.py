@@ -1,21 +1,18 @@
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from agents.baselines import bm25, full_context
 from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.rememr1 import rememr1
 from config.errors import UserError
 from config.options import EMBEDDED
 from embedded import tiny
 from engines import hf
 from engines.hf import TransformersEngine, draw, uniforms
-from memagent import AgentConfig, Finish, Prompt, memagent
+from memagent import Agent, Finish, Prompt
 from models.load import load_model
 from rollout import Sampling, follow, rollout
 from tasks import worlds
@@ -23,7 +20,7 @@ from tokens.attention import additive_mask, sdpa
 from tokens.codec import Codec, Text
 from tokens.trie import build_trie
 
-CONFIG = tiny.AGENT
+MEMAGENT, FULL, BM25 = map(tiny.agent, ("memagent", "full", "bm25"))
 
 
 def tasks(n, n_sections=3, kind="one_fact"):
@@ -51,8 +48,8 @@ def counted(engine):
 
 
 # what a random policy writes is its memory, and the question finds it again
-LOOKING_BACK = replace(
-    CONFIG,
+LOOKING_BACK = tiny.agent(
+    "rememr1",
     callback="question",
     recall_at_zero=True,
     memory_text="response_minus_recall",
@@ -61,16 +58,15 @@ LOOKING_BACK = replace(
 
 
 @pytest.mark.parametrize(
-    ("agent", "config", "temperature"),
-    [(memagent, CONFIG, 1.0), (memagent, CONFIG, 0.7), (rememr1, LOOKING_BACK, 1.0)],
+    ("agent", "temperature"), [(MEMAGENT, 1.0), (MEMAGENT, 0.7), (LOOKING_BACK, 1.0)]
 )
-def test_sampler_logprobs_are_the_trainers(codec, policy, agent, config, temperature):
+def test_sampler_logprobs_are_the_trainers(codec, policy, agent, temperature):
     # fewer rows than trajectories: rows are reused at other lengths
     engine = TransformersEngine(policy, codec, max_rows=7)
     jobs = [(t, 0) for t in tasks(16)]
-    done = list(rollout(engine, agent, jobs, config, Sampling(temperature), in_flight=11))
+    done = list(rollout(engine, agent, jobs, Sampling(temperature), in_flight=11))
     turns = [turn for t in done for turn in t.turns]
-    assert agent is memagent or sum(bool(t.prompt.recalled.steps) for t in turns) == 16 * 2
+    assert agent is MEMAGENT or sum(bool(t.notes.recalled.steps) for t in turns) == 16 * 2
     assert len(done) == 16 and worst_mismatch(policy, turns, temperature) < 1e-5
     stopped = [turn for turn in turns if turn.finish is Finish.STOP]
     assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
@@ -78,7 +74,7 @@ def test_sampler_logprobs_are_the_trainers(codec, policy, agent, config, tempera
 
 def test_greedy_equals_transformers_generate(codec, policy):
     engine, jobs = TransformersEngine(policy, codec, max_rows=4), [(t, 0) for t in tasks(6)]
-    done = list(rollout(engine, memagent, jobs, CONFIG, Sampling(0.0)))
+    done = list(rollout(engine, MEMAGENT, jobs, Sampling(0.0)))
     for turn in (turn for t in done for turn in t.turns):
         ids = torch.tensor([turn.prompt_ids])
         out = policy.generate(
@@ -95,7 +91,7 @@ def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
         engine = TransformersEngine(policy, codec, max_rows=kwargs.pop("max_rows"))
         return {
             (t.task.id, t.sample): [turn.response_ids for turn in t.turns]
-            for t in rollout(engine, memagent, jobs, CONFIG, seed=3, **kwargs)
+            for t in rollout(engine, MEMAGENT, jobs, seed=3, **kwargs)
         }
 
     jobs = [(t, s) for t in tasks(6) for s in range(2)]
@@ -110,7 +106,7 @@ def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
 def test_other_seeds_give_other_samples(codec, policy):
     engine = TransformersEngine(policy, codec)
     jobs = [(tasks(1)[0], 0)]
-    a, b = (next(iter(rollout(engine, memagent, jobs, CONFIG, seed=s))) for s in (0, 1))
+    a, b = (next(iter(rollout(engine, MEMAGENT, jobs, seed=s))) for s in (0, 1))
     assert a.turns[0].response_ids != b.turns[0].response_ids
 
 
@@ -120,10 +116,10 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
     )
     long = list(worlds.make_tasks(1, 2, 40, "one_fact"))
     jobs = [(t, 0) for t in tasks(5, 1) + long + tasks(5, 2)]
-    done = list(rollout(engine, full_context, jobs, CONFIG, in_flight=12))
+    done = list(rollout(engine, FULL, jobs, in_flight=12))
     assert len(done) == 12 and not any(t.error for t in done)
     assert worst_mismatch(policy, [t.turns[0] for t in done]) < 1e-5
-    assert len(list(rollout(engine, bm25, jobs, CONFIG))) == 12
+    assert len(list(rollout(engine, BM25, jobs))) == 12
 
 
 @pytest.mark.parametrize(
@@ -133,8 +129,8 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
 def test_a_group_prefills_what_it_shares_once(codec, policy, layout, in_flight, low, high):
     engine = TransformersEngine(policy, codec)
     jobs = [(t, g) for t in tasks(3, 4) for g in range(8)]
-    config = replace(CONFIG, layout=layout)
-    done = list(rollout(engine, memagent, jobs, config, in_flight=in_flight))
+    agent = tiny.agent(layout=layout)
+    done = list(rollout(engine, agent, jobs, in_flight=in_flight))
     turns = [turn for t in done for turn in t.turns]
     assert worst_mismatch(policy, turns) < 1e-5
     prefilled, reused, generated = counted(engine)
@@ -153,7 +149,7 @@ def test_the_last_layer_is_computed_where_something_is_sampled(codec, policy, mo
         layer.mlp.register_forward_pre_hook(
             lambda _, args, name=name: seen[name].append(args[0].shape[1])
         )
-    done = list(rollout(engine, memagent, [(t, 0) for t in tasks(5)], CONFIG))
+    done = list(rollout(engine, MEMAGENT, [(t, 0) for t in tasks(5)]))
     prefilled, _, generated = counted(engine)
     # a turn's last token is never read again
     assert sum(seen["first"]) == prefilled + generated - sum(len(t.turns) for t in done)
@@ -174,18 +170,21 @@ def test_prompts_of_which_one_token_is_new(codec, policy):
     assert counted(engine).tolist() == [42, 158, 6]
 
 
-def chat(task, config, codec):
+class Chat(Agent):
     """Hold a conversation that grows: everything so far, then something new."""
-    so_far = codec.text(task.document)
-    for word in ("Anna", "Boris", "Clara"):
-        turn = yield Prompt(((so_far, False), (word, False)), 8, word == "Clara")
-        ids = (*codec.encode(so_far), *codec.encode(word), *turn.response.ids)
-        so_far = Text(so_far + word + turn.response, ids)
+
+    def run(self, task):
+        codec = self.codec
+        so_far = codec.text(task.document)
+        for word in ("Anna", "Boris", "Clara"):
+            turn = yield Prompt(((so_far, False), (word, False)), 8, word == "Clara")
+            ids = (*codec.encode(so_far), *codec.encode(word), *turn.response.ids)
+            so_far = Text(so_far + word + turn.response, ids)
 
 
 def test_a_growing_chat_is_continued_where_it_ended(codec, policy):
     engine = TransformersEngine(policy, codec)
-    (done,) = rollout(engine, chat, [(tasks(1)[0], 0)], CONFIG)
+    (done,) = rollout(engine, Chat(), [(tasks(1)[0], 0)])
     assert worst_mismatch(policy, done.turns) < 1e-5
     first, second, third = done.turns
     for before, after in ((first, second), (second, third)):
@@ -201,7 +200,7 @@ def test_nothing_of_other_weights_is_reused(codec, policy):
 
     def reused():
         before = engine.reused_tokens
-        turns = [turn for t in rollout(engine, full_context, jobs, CONFIG) for turn in t.turns]
+        turns = [turn for t in rollout(engine, FULL, jobs) for turn in t.turns]
         assert worst_mismatch(policy, turns) < 1e-5
         return engine.reused_tokens - before
 
@@ -256,9 +255,9 @@ def test_whatever_is_shared_copied_or_thrown_out_the_numbers_are_the_same(
 
 
 def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
-    policy, config = random_policy(codec, window=100), replace(CONFIG, chunk_tokens=200)
+    policy, agent = random_policy(codec, window=100), tiny.agent(chunk_tokens=200)
     jobs = [(t, 0) for t in tasks(2, 1) + tasks(2, 9)]
-    done = list(rollout(TransformersEngine(policy, codec), memagent, jobs, config))
+    done = list(rollout(TransformersEngine(policy, codec), agent, jobs))
     failed = [t for t in done if t.error]
     assert len(done) == 4 and len(failed) == 2
     assert all("window of 100" in t.error for t in failed)
@@ -268,15 +267,15 @@ def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
 def test_the_baselines_never_exceed_the_models_window(codec):
     engine = TransformersEngine(random_policy(codec, window=100), codec)
     for window in (None, 0, 5000, 100, 90):
-        for agent in (full_context, bm25):
-            config = replace(CONFIG, window=window, top_k=9)
-            done = list(rollout(engine, agent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)], config))
+        for agent in (
+            tiny.agent("full", window=window),
+            tiny.agent("bm25", window=window, top_k=9),
+        ):
+            done = list(rollout(engine, agent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)]))
             assert not any(t.error for t in done)
-            sizes = {len(t.turns[0].prompt_ids) + config.final_tokens for t in done}
+            sizes = {len(t.turns[0].prompt_ids) + agent.config.final_tokens for t in done}
             assert max(sizes) == min(window or 100, 100)
-    short, long = (
-        next(follow(engine, full_context, tasks(1, n)[0], CONFIG, Sampling(0.0))) for n in (1, 9)
-    )
+    short, long = (next(follow(engine, FULL, tasks(1, n)[0], Sampling(0.0))) for n in (1, 9))
     # the tokens that are left out are counted
     assert short.prompt.cut == 0
     assert long.prompt.cut == 9 * 24 - len(codec.encode(long.prompt.section)) > 0
@@ -340,7 +339,7 @@ def test_models_that_it_computes_rightly(codec, kind, other):
     policy = build(kind, **other).train()
     engine = TransformersEngine(policy, codec)
     assert policy.training and engine.generated_tokens == 0
-    (done,) = rollout(engine, memagent, [(tasks(1)[0], 0)], CONFIG)
+    (done,) = rollout(engine, MEMAGENT, [(tasks(1)[0], 0)])
     assert worst_mismatch(policy.eval(), done.turns) < 1e-4
     engine = TransformersEngine(policy.to(torch.bfloat16), codec)  # not refused for its rounding
     assert engine.window == 256
@@ -385,8 +384,8 @@ def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
 
 
 def test_agent_config_errors_end_only_their_trajectory(codec, policy):
-    config = AgentConfig(24, 13, 24, window=30)
-    (done,) = rollout(TransformersEngine(policy, codec), full_context, [(tasks(1)[0], 0)], config)
+    agent = tiny.agent("full", window=30)
+    (done,) = rollout(TransformersEngine(policy, codec), agent, [(tasks(1)[0], 0)])
     assert "does not fit" in done.error and done.answer == ""
 
 
@@ -420,7 +419,7 @@ def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, te
         engine, passes = TransformersEngine(policy, codec), []
         run = engine._run
         monkeypatch.setattr(engine, "_run", lambda parts: passes.append(1) or run(parts))
-        done = rollout(engine, memagent, jobs, CONFIG, Sampling(temperature))
+        done = rollout(engine, MEMAGENT, jobs, Sampling(temperature))
         turns = [turn for t in sorted(done, key=lambda t: t.task.id) for turn in t.turns]
         assert engine.generated_tokens == sum(len(turn.response_ids) for turn in turns)
         return turns, len(passes)

@@ -23,7 +23,7 @@ from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from embedded import tiny
 from engines.hf import TransformersEngine
 from eval import run_suite
-from memagent import Finish, Prompt, memagent
+from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -33,7 +33,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 import bench.colocated as gpu_bench
 from engines.vllm_colocated import ColocatedEngine
 
-CONFIG = tiny.AGENT
+AGENT = tiny.agent()
 SMALL_STEPS = {"steps": 2, "tasks_per_step": (4,), "group_size": 6}
 CHANGES = ({}, {"lora_rank": 4}, {"lora_rank": 4, "quantise": True})
 
@@ -81,7 +81,7 @@ def mismatch(policy, turns, temperature=1.0):
 
 def turns_of(engine, n=6, temperature=1.0, seed=0):
     jobs = [(t, g) for t in tasks(n) for g in range(2)]
-    done = list(rollout(engine, memagent, jobs, CONFIG, Sampling(temperature), seed))
+    done = list(rollout(engine, AGENT, jobs, Sampling(temperature), seed))
     assert len(done) == 2 * n and not any(t.error for t in done)
     return [turn for t in done for turn in t.turns]
 
@@ -241,7 +241,7 @@ def test_an_evaluation_with_it_answers_greedily_as_with_the_transformers_engine(
             temperatures=(0.0,),
             agents=("memagent", "rememr1", "full"),
         )
-        folder = run_suite(config, CONFIG)
+        folder = run_suite(config, {agent: tiny.agent(agent) for agent in config.agents})
         answers[name] = sorted(
             (row["agent"], row["id"], str(row["prediction"]), row["tokens_written"])
             for row in map(json.loads, (folder / "rows.jsonl").open())

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import re
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agents.rememr1 import COUNTS, ERRORS
+from agents.rememr1 import Notes, ReMemR1, Step
 from config.errors import UserError, clean
+from memory import Recall
 from report import page as report_page
 from report import plots
 from report.headline import headline
@@ -121,9 +123,9 @@ def record(
     } | other
 
 
-def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None):
+def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None, agents=None):
     path.mkdir(exist_ok=True)
-    write_summary(path / "summary.json", summarise(rows, unit))
+    write_summary(path / "summary.json", summarise(rows, unit, agents=agents))
     if records:
         (path / "transcripts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     if metrics:
@@ -498,28 +500,27 @@ def looking_back(**other):
 
     It is shown the memory after the first section. There is no answer at the end.
     """
-    r = record(memories=("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima."), **other)
-    nothing = {"text": "", "query": "", "from": [], "score": 0.0}
+    memories = ("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima.")
+    r = record(memories=memories, agent="rememr1", **other)
+    looked = Recall(query="who is Otto?")
     for turn in r["turns"]:
-        turn |= {"recalled": nothing, "query": "", "errors": []}
-    r["turns"][2]["recalled"] = nothing | {"query": "who is Otto?"}
-    r["turns"][3]["recalled"] = {
-        "text": "Otto reached Lima.",
-        "query": "who is Otto?",
-        "from": [1],
-        "score": 0.25,
-        "held": "answer",
-    }
-    r["turns"][3]["errors"] = ["multi_update", "truncated", "stray_tag"]
+        turn["notes"] = noted()
+    r["turns"][1]["notes"] = noted(asked=looked.query)
+    r["turns"][2]["notes"] = noted(looked, asked=looked.query)
+    found = replace(looked, text="Otto reached Lima.", steps=(1,), score=0.25)
+    errors = ("multi_update", "truncated")
+    r["turns"][3]["notes"] = noted(found, "answer", step=Step(errors=errors, stray=True))
     r["turns"][3]["finish"] = "length"
-    r["turns"][-1]["recalled"] = {
-        "text": "Ida left.",
-        "query": "Ida",
-        "from": [2, 3],
-        "score": 1.0,
-        "held": "neither",
-    }
+    r["turns"][5]["notes"] = noted(asked="Ida")
+    found = Recall("Ida left.", "Ida", (3, 2), 1.0)
+    r["turns"][-1]["notes"] = noted(found, "neither", step=None)
     return r
+
+
+def noted(recalled=Recall(), evidence="", step=Step(), asked=""):
+    """Return the notes of a turn of ReMemR1 as a file has them."""
+    notes = Notes(recalled, evidence, step=step, asked=asked)
+    return json.loads(json.dumps(asdict(notes)))
 
 
 def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path):
@@ -529,9 +530,10 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
         "nothing found for 'who is Otto?'",
         "recalled Otto reached Lima. written after section 1, "
         "found for 'who is Otto?' (score 0.25), holds the answer",
-        "recalled for the answer Ida left. written after section 2, 3, "
+        "for the answer recalled Ida left. written after section 2, 3, "
         "found for 'Ida' (score 1.00), without evidence",
-        "cut at its limit, multi update, stray tag",
+        "section 4 of 6 cut at its limit section 4.",
+        "form multi update, stray tag",
         "section 6 of 6 section 6. before Ida left. after Lima. looks for Ida",
         "1 section left out: the memory stayed as it was",
     ):
@@ -544,30 +546,18 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
         "found for 'Ida' (score 1.00), without evidence",
     ):
         assert words in page_.text, words
-    of_yes = record(answers=["yes"])
-    of_yes["turns"][1]["recalled"] = {
-        "text": "yes",
-        "query": "q",
-        "from": [1],
-        "score": 1.0,
-        "held": "unknown",
-    }
+    of_yes = record(answers=["yes"], agent="rememr1")
+    notes = of_yes["turns"][1]["notes"] = noted(Recall("yes", "q", (1,), 1.0), "unknown")
     assert "evidence not known" in printed(of_yes).export_text()
-    of_yes["turns"][1]["recalled"]["held"] = "evidence"
+    notes["evidence"] = "evidence"
     assert "holds evidence" in printed(of_yes).export_text()
-    del of_yes["turns"][1]["recalled"]["held"]  # a record made before it was kept
-    assert "evidence not known" in printed(of_yes).export_text()
+    del notes["evidence"]  # a damaged file
+    assert "notes cannot be read" in printed(of_yes).export_text()
+    del of_yes["turns"][1]["notes"]  # a record made before notes were kept
+    assert "Where is Anna?" in (text := printed(of_yes).export_text()) and "notes" not in text
     hostile = looking_back()
     for turn in hostile["turns"]:
-        turn |= {
-            "recalled": {
-                "text": "<b>x</b>",
-                "query": "<i>y</i>",
-                "from": [1],
-                "score": 1.0,
-                "held": "answer",
-            }
-        }
+        turn["notes"] = noted(Recall("<b>x</b>", "<i>y</i>", (1,), 1.0), "answer", asked="<i>y</i>")
     page(tmp_path / "b", [row()], records=[hostile])
     html = (tmp_path / "b" / "report.html").read_text()
     assert (
@@ -576,7 +566,7 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
 
 
 def test_a_table_says_how_agents_looked_back(tmp_path):
-    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
+    zero = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
     many = {
         "updates": 10,
         "queries": 4,
@@ -592,19 +582,22 @@ def test_a_table_says_how_agents_looked_back(tmp_path):
         "stray_tag": 6,
     }
     rows = [
-        row(id="a", recalls=zero | many),
-        row(id="b", reward=0.0, recalls=zero | {"updates": 10, "queries": 1}),
+        row(id="a", counts=zero | many),
+        row(id="b", reward=0.0, counts=zero | {"updates": 10, "queries": 1}),
         row("other", id="a"),
     ]
-    text = page(tmp_path / "a", rows).text
-    assert "Looking back" in text and "no update 3, stray tag 6" in text
+    text = page(tmp_path / "a", rows, agents={"trained": ReMemR1()}).text
+    assert "What the agents did" in text
+    head = "recall queries recall hits recall holds recall evidence recall age recall current"
+    head = f"{head} recall degenerate answer gain answer level answer covered memory length"
+    head = f"{head} memory capped query capped format no update"
+    assert head in text and "format stray tag sub_em with holds sub_em without holds" in text
     # in the order of the head
-    cells = (
-        "0.25 5 of 20 0.40 2 of 5 1.00 1 of 1 0.67 2 of 3 3.0 1.00 2 of 2 0.20 1 of 5 "
-        "1.00 n 1 0.00 n 1"
-    )
-    assert cells in text
-    assert "Looking back" not in page(tmp_path / "b", [row("other")]).text
+    looked = "0.25 0.40 1.00 0.67 3.00 1.00 0.05"
+    others = "0.00 0.00 0.00 0.00 0.00 0.00"  # what an answer and the memory gained, and caps
+    errors = "0.15 0.00 0.00 0.00 0.00 0.00 0.00 0.30"
+    assert f"{looked} {others} {errors} 1.00 n 1 0.00 n 1" in text
+    assert "What the agents did" not in page(tmp_path / "b", [row("other")]).text
 
 
 def test_nothing_in_a_document_steers_the_terminal():

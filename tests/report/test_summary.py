@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agents.rememr1 import COUNTS, ERRORS
+from agents.rememr1 import ReMemR1
 from config.errors import UserError
 from report.published import DOCUMENTS, RULER_HQA, RULER_HQA_V2, TABLES, TEN, TOKENS
 from report.rows import FATES, Cell
@@ -375,40 +375,33 @@ def test_depths_fates_and_occupancy():
 
 
 def test_looks_back_are_added_up_and_set_against_the_outcome():
-    zero = dict.fromkeys((*COUNTS, *ERRORS), 0)
+    zero = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
+    agents = {"a": ReMemR1(), "b": ReMemR1()}
+
+    def looks(id, reward, needed=1, **counts):
+        counts = zero | {"updates": 4} | counts
+        return row("a", "q", "1.0", 4, id, reward, counts=counts, needed=needed)
+
     rows = [
-        row(
-            "a",
-            "q",
-            "1.0",
-            4,
-            "1",
-            1.0,
-            recalls=zero | {"updates": 4, "queries": 2, "hits": 2, "holds": 1, "ages": 5},
-        ),
-        row(
-            "a",
-            "q",
-            "1.0",
-            4,
-            "2",
-            0.0,
-            recalls=zero | {"updates": 4, "queries": 1, "hits": 1, "ages": 4, "truncated": 2},
-        ),
-        row(
-            "a", "q", "1.0", 4, "4", 1.0, recalls=zero | {"updates": 4}, needed=0
-        ),  # no answer to look for
-        row("a", "q", "1.0", 4, "3", 0.5, recalls=zero | {"updates": 4}),
+        looks("1", 1.0, queries=2, hits=2, holds=1, ages=5),
+        looks("2", 0.0, queries=1, hits=1, ages=4, truncated=2),
+        looks("4", 1.0, needed=0),  # no answer to look for
+        looks("3", 0.5),
         row("b", "q", "1.0", 4, "1", 1.0),
     ]
-    ((cell, leaf),) = cells(summarise(rows), "recalls")
-    assert (
-        cell.agent == "a"
-        and leaf["age"] == 3
-        and (leaf["updates"], leaf["queries"], leaf["hits"], leaf["truncated"]) == (16, 3, 3, 2)
-    )
-    assert leaf["held"] == {"n": 1, "mean": 1.0} and leaf["not_held"] == {"n": 2, "mean": 0.25}
-    ((_, never),) = cells(
-        summarise([row("a", "q", "1.0", 4, "1", 1.0, recalls=zero | {"updates": 4})]), "recalls"
-    )
-    assert never["age"] is None and never["held"] == {"n": 0, "mean": None}
+    summary = summarise(rows, agents=agents)
+    ((cell, counts),) = cells(summary, "counts")
+    assert cell.agent == "a" and counts == zero | {
+        "updates": 16, "queries": 3, "hits": 3, "holds": 1, "ages": 9, "truncated": 2,
+    }  # fmt: skip
+    ((cell, rates),) = cells(summary, "rates")
+    assert cell.agent == "a" and rates.keys() == ReMemR1.rates.keys()
+    assert rates["recall_age"] == 3 and rates["recall_queries"] == round(3 / 16, 4)
+    assert rates["format_truncated"] == 0.125 and rates["recall_holds"] is None
+    ((_, splits),) = cells(summary, "splits")
+    assert splits == {"holds": {"with": {"n": 1, "mean": 1.0}, "without": {"n": 2, "mean": 0.25}}}
+    assert not [*cells(summarise(rows), "rates")]  # nobody says what the counts mean
+    never = summarise([looks("1", 1.0)], agents=agents)
+    ((_, rates),) = cells(never, "rates")
+    ((_, splits),) = cells(never, "splits")
+    assert rates["recall_age"] is None and splits["holds"]["with"] == {"n": 0, "mean": None}
