@@ -280,7 +280,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         self.memory = PeakMemory()
         # for SamplerChecks: the weights at the start of training, until the sampler is proven to
         # have left them; and the proofs, with the number of steps done before each
-        self.kept: WeightSnapshot | None = None
+        self.initial_weights: WeightSnapshot | None = None
         self.proofs: list[tuple[int, WeightMatch]] = []
 
     def training_step(self, batch, batch_idx: int) -> None:
@@ -306,8 +306,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         if self.metrics["trained_rows"]:
             self.update(rows)
         else:
-            self.compare()
-        self.grow()
+            self.check_agreement()
+        self.next_level()
         self.done_steps += 1
         clock.stop("update")
         self.add_times(clock.seconds)
@@ -364,7 +364,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         n = len(parts)
         # A single update is on-policy: its old log-probs are those of its own forward pass.
         # Several updates need the trainer's from before the first one.
-        olds = [self.frozen(part, inner(self.model)) if n > 1 else None for part in parts]
+        olds = [self.row_logprobs(part, inner(self.model)) if n > 1 else None for part in parts]
         if n > 1:
             sampler = [r.sampler for part in parts for r in part]
             self.check_mismatch(agreement(sampler, [logps for old in olds for logps in old]).kl)
@@ -434,7 +434,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Clip the gradient, step unless its norm is not finite, and return the norm."""
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
-            group["lr"] = self.rate(self.done_steps)
+            group["lr"] = self.learning_rate(self.done_steps)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
         norm = ranks.full_tensor(norm).item()
         if math.isfinite(norm):
@@ -462,7 +462,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         yield from repeat(empty, n - len(batches))
 
     @torch.no_grad()
-    def frozen(self, rows: list[Row], model) -> list[list[float]]:
+    def row_logprobs(self, rows: list[Row], model) -> list[list[float]]:
         """Compute log-probs under a model, without gradient: [rows][response ids]; a collective."""
         out: list[list[float]] = [[]] * len(rows)
         for batch in self.passes(rows):
@@ -476,8 +476,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Compute log-probs under the policy before training: adapters off, or the frozen copy."""
         if self.config.lora_rank:
             with self.model.disable_adapter():
-                return self.frozen(rows, inner(self.model))
-        return self.frozen(rows, self.reference[0])
+                return self.row_logprobs(rows, inner(self.model))
+        return self.row_logprobs(rows, self.reference[0])
 
     # ---- metrics and validation
 
@@ -488,7 +488,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
-        rate = self.rate(self.done_steps)
+        rate = self.learning_rate(self.done_steps)
         self.metrics = {"step": self.done_steps, "level": self.level, "lr": rate}
         self.metrics |= describe(self.groups, counts)
         self.metrics |= describe_turns(self.groups, self.agent)
@@ -525,7 +525,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
     def temperature(self) -> float:
         return self.at_level(self.config.temperature)
 
-    def grow(self) -> None:
+    def next_level(self) -> None:
         """Go on to longer tasks once the present ones are learnt."""
         self.level_steps += 1
         # the mean over a level's first five steps, an exponential moving average from there on
@@ -534,7 +534,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         if learnt and self.level < self.tasks.levels:
             self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """Return a step's learning rate: linear warm-up, constant, linear decay to a tenth."""
         config = self.config
         late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
@@ -551,7 +551,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             for model in filter(None, (self.model, *self.reference)):
                 ranks.shard(model, self.device_mesh["data_parallel"], mixed, logprobs=logprobs)
             self.sharded = True
-        self.kept = WeightSnapshot(self.model.parameters())
+        self.initial_weights = WeightSnapshot(self.model.parameters())
 
     @property
     def counters(self) -> dict[str, float]:

@@ -32,8 +32,8 @@ MAX_KL_FLOAT32, MAX_KL_16_BIT = 1e-6, 0.01  # of trainer and sampler, by roundin
 class SamplerChecks:
     """Compare the sampler's log-probs with those of the trainer's weights.
 
-    A part of `GRPO`: it reads the module's model, engine, agent, tasks, config and groups, writes
-    `metrics`, `kept` and `proofs`, and computes log-probs with the module's `frozen`.
+    A part of `GRPO`: it reads the module's model, engine, agent, tasks, config and groups, computes
+    with its `row_logprobs`, and writes its `metrics`, `initial_weights` and `proofs`.
     """
 
     def prove_before(self) -> None:
@@ -45,15 +45,16 @@ class SamplerChecks:
         tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
         prompt = advance(self.agent, start(self.agent, tasks[ranks.rank()]))
         prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens), frozen=False)
-        at_start = self.kept is not None and not self.done_steps  # then `kept` is a copy already
-        kept = self.kept if at_start else WeightSnapshot(self.model.parameters())
+        snapshot = self.initial_weights
+        if snapshot is None or self.done_steps:  # else it holds the present weights: no second copy
+            snapshot = WeightSnapshot(self.model.parameters())
         try:
             for scale in NOISE:
-                kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
-                if self.follows(self.probe_rows(prompt), kept):
+                snapshot.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
+                if self.sampler_follows(self.probe_rows(prompt), snapshot):
                     return
         finally:
-            kept.restore()
+            snapshot.restore()
 
     def probe_rows(self, prompt: Prompt) -> list[Row]:
         """Sample answers to a prompt with the trainer's weights as they are now."""
@@ -76,21 +77,24 @@ class SamplerChecks:
         trained: steps since this process began. Tried after 1, 2, 4, .. of them, and in a resumed
         run before the first, until the weights have moved enough to tell.
         """
-        due = self.kept is not None and self.config.top_p == 1 and trained & (trained - 1) == 0
-        if due and (trained or self.done_steps) and self.follows(self.first_rows(), self.kept):
-            self.kept = None
+        snapshot = self.initial_weights
+        due = trained & (trained - 1) == 0 and (trained or self.done_steps)
+        if snapshot is None or self.config.top_p < 1 or not due:
+            return
+        if self.sampler_follows(self.first_rows(), snapshot):
+            self.initial_weights = None
 
-    def follows(self, rows: list[Row], kept: WeightSnapshot) -> bool:
+    def sampler_follows(self, rows: list[Row], snapshot: WeightSnapshot) -> bool:
         """Return whether the sampler provably has the model's weights; False if undecided.
 
-        UserError if it has the `kept` ones.
+        UserError if it has those of the snapshot.
         """
-        new = self.frozen(rows, inner(self.model))
-        kept.exchange()
+        new = self.row_logprobs(rows, inner(self.model))
+        snapshot.exchange()
         try:
-            old = self.frozen(rows, inner(self.model))
+            old = self.row_logprobs(rows, inner(self.model))
         finally:
-            kept.exchange()
+            snapshot.exchange()
         match = match_weights([r.sampler for r in rows], new, old)
         if not match.decided:
             return False
@@ -104,10 +108,11 @@ class SamplerChecks:
         self.proofs.append((self.done_steps, match))
         return True
 
-    def compare(self) -> None:
+    def check_agreement(self) -> None:
         """Check sampler/trainer agreement even when a step has nothing to train on."""
         rows = self.first_rows()
-        distance = agreement([r.sampler for r in rows], self.frozen(rows, inner(self.model)))
+        trainer = self.row_logprobs(rows, inner(self.model))
+        distance = agreement([r.sampler for r in rows], trainer)
         self.metrics |= {
             "mismatch": distance.worst,
             "mismatch_mean": distance.mean,

@@ -809,8 +809,10 @@ def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
         20: (1.0, 1.0),
         399: (1.0, 1.0),
     }.items():
-        assert (ours.rate(step), verl.rate(step)) == pytest.approx((of_ours, of_verl))
-    assert module(policy, codec, replace(config, warmup=0, warmup_from="zero")).rate(0) == 1.0
+        rates = ours.learning_rate(step), verl.learning_rate(step)
+        assert rates == pytest.approx((of_ours, of_verl))
+    without_warmup = module(policy, codec, replace(config, warmup=0, warmup_from="zero"))
+    assert without_warmup.learning_rate(0) == 1.0
     grpo = module(policy, codec, replace(CONFIG, lr=1e-2, warmup=2, warmup_from="zero"))
     grpo.optimizer = grpo.configure_optimizers()
     moved = []
