@@ -1,15 +1,22 @@
-"""GRPO over the turns of memory agents: advantages, log-probs, the loss, and the LightningModule whose training step is the algorithm.
+"""GRPO over the turns of a memory agent: a LightningModule whose training step is the algorithm.
 
-Holds: `advantages`, `rows_of`, `pack`, `logprobs`, `policy_loss`, `GRPO`.
-Leaves out: settings (config/options.py), prompts (memagent.py), sampling (rollout.py, engines/hf.py), run folders (report/runlog.py, commands/train.py).
+    tasks  --sample_groups-->  groups  --training_rows-->  rows  --update-->  new weights
+            rollout, rewards            advantages                policy_loss, optimizer step
+
+Holds: `advantages`, `advantages_of`, `training_rows`, `token_weights`, `policy_loss`, `GRPO`.
+Leaves out: settings (config/options.py), sampling (rollout.py, engines/), log-probs of rows
+(models/logprobs.py), checks of the sampler (engines/checks.py), runs (commands/train.py).
 Exercise it: `python cli.py train --help`. Read next: eval.py.
+
+Shapes: G trajectories in a group, R response tokens in a batch of rows. A row is one turn.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Literal
 
 import lightning
@@ -32,14 +39,16 @@ from tokens.trie import Cost
 
 
 def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[float]:
-    """Advantages of one group's rewards [G] -> [G] (arXiv 2507.02259 eq. 4). In a group of one the mean counts as 0.
+    """Return the advantages [G] of one group's rewards [G] (arXiv 2507.02259, eq. 4).
+
+    mean: r - mean(r); std: that over the standard deviation. A group of one has mean 0.
 
     >>> [round(a, 3) for a in advantages([1, 1, 1, 1] + 12 * [0], "std")][3:5]
     [1.677, -0.559]
     """
     if len(rewards) == 1:
         return list(rewards)
-    if max(rewards) - min(rewards) < 1e-9:  # the same: rounding is no signal
+    if max(rewards) - min(rewards) < 1e-9:  # equal up to rounding, which is no signal
         return [0.0] * len(rewards)
     mean = sum(rewards) / len(rewards)
     centred = [r - mean for r in rewards]
@@ -52,9 +61,9 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
 def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     """Return the advantages of a group's turns, [trajectories][turns].
 
-    Without rewards of single turns every turn has its trajectory's (credit = split: its share of it).
-    With them it is alpha times that, plus 1 - alpha times the turn's own: the sum of its rewards against
-    those of the group's turns at the same place (`memagent.place_of`); arXiv 2509.23040, eq. 8 and 9.
+    A turn has its trajectory's advantage (credit = split: an equal share of it). If it has rewards
+    of its own (arXiv 2509.23040, eq. 8 and 9), it has alpha times that plus 1 - alpha times its
+    own: the sum of its rewards against the group's turns at the same place (`memagent.place_of`).
     """
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
     out = []
@@ -62,12 +71,12 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
         split = config.credit == "split"
         shares = sum(turn.trained for turn in trajectory.turns) if split else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
-    compared: dict[Hashable, list[tuple[int, int]]] = {}  # place -> indices in `out`
+    at_place: dict[Hashable, list[tuple[int, int]]] = {}  # indices in `out` of its turns
     for i, trajectory in enumerate(group.trajectories):
         for k, turn in enumerate(trajectory.turns):
             if turn.rewards and turn.prompt.trained and not turn.prompt.frozen:
-                compared.setdefault(place_of(turn, k), []).append((i, k))
-    for indices in compared.values():
+                at_place.setdefault(place_of(turn, k), []).append((i, k))
+    for indices in at_place.values():
         turns = [group.trajectories[i].turns[k] for i, k in indices]
         rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
         own = advantages(rewards, config.normalisation)
@@ -79,62 +88,59 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
 def training_rows(
     groups: Sequence[Group], config: GRPOConfig, seed: int = 0, rank: int = 0, world: int = 1
 ) -> list[Row]:
-    """Return the rows of all groups with a signal (without_signal = keep: of all groups), in order.
+    """Return the rows of all groups with a signal, in order (without_signal = keep: of all groups).
 
-    groups: this rank's share of the step (`ranks.snake_order`). Advantages are normalised per trajectory and
-    expanded to turns afterwards: long documents do not weigh more in the baseline.
+    groups: this rank's share of the step's (`ranks.snake_order`). Rewards are normalised over
+    trajectories, before they are expanded to turns: long documents weigh no more in the baseline.
     """
     rows = []
-    for place, group in zip(ranks.snake_order(rank, world), groups, strict=False):
+    for index, group in zip(ranks.snake_order(rank, world), groups, strict=False):
         outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
-        each = advantages_of(group, config)
-        signal = group.signal or any(any(of_turns) for of_turns in each)
-        if config.without_signal == "skip" and not signal:
+        of_turns = advantages_of(group, config)
+        if config.without_signal == "skip" and not (group.signal or any(map(any, of_turns))):
             continue
+        # The rare outcome of a group, such as its only success, has an advantage above the mean.
+        # Its turns are all trained; the other trajectories' may be thinned out.
         usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
         for k, trajectory in enumerate(group.trajectories):
-            pairs = zip(trajectory.turns, each[k], strict=True)
+            pairs = zip(trajectory.turns, of_turns[k], strict=True)
             turns = [(turn, advantage) for turn, advantage in pairs if turn.trained]
-            # the rare outcome of a group, the one failure or success, has the larger advantage: all of it
-            thinned = config.turns_per_trajectory if abs(outcome[k]) <= usual else 0
-            number = place * config.group_size + k
-            rows += _rows_of(trajectory, turns, thinned, seed, number)
+            n = config.turns_per_trajectory if abs(outcome[k]) <= usual else 0
+            rows += _rows_of(trajectory, turns, n, seed, index * config.group_size + k)
     return rows
 
 
 def _rows_of(
     trajectory: Trajectory, turns: list[tuple[Turn, float]], n: int, seed: int, number: int
 ) -> list[Row]:
-    """Return the rows of one trajectory: its answer and, of its updates, n drawn at random (0 = all).
+    """Return the rows of a trajectory: its answer and n of its updates, drawn at random (0: all).
 
-    Drawn rows are weighted up, so that their gradient is that of all rows on average.
+    turns: with their advantages. Drawn rows are weighted up, so that their expected gradient is
+    that of all rows. number: of the trajectory within the step.
     """
     updates = [turn for turn, _ in turns if not turn.prompt.final]
     weight = 1.0
     if 0 < n < len(updates):
         seed = seed_of(seed, trajectory.task.id, trajectory.sample) >> 1
         order = torch.randperm(len(updates), generator=torch.Generator().manual_seed(seed))
-        chosen = {id(updates[i]) for i in order[:n].tolist()}
-        turns = [(t, a) for t, a in turns if t.prompt.final or id(t) in chosen]
+        drawn = {id(updates[i]) for i in order[:n].tolist()}
+        turns = [(turn, a) for turn, a in turns if turn.prompt.final or id(turn) in drawn]
         weight = len(updates) / n
-    return [
-        Row(
-            turn.prompt_ids,
-            turn.response_ids,
-            turn.logprobs,
-            advantage,
-            1.0 if turn.prompt.final else weight,
-            number,
-        )
-        for turn, advantage in turns
-    ]
+    rows = []
+    for turn, advantage in turns:
+        own = 1.0 if turn.prompt.final else weight
+        rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, advantage, own, number))
+    return rows
 
 
 # ---------------------------------------------------------------- the loss
 
 
 def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> int:
-    """How many optimizer steps the rows of a rollout give, those of other ranks included; each has whole trajectories, of `n_trajectories`."""
+    """Return the number of updates of a rollout of `n_trajectories` (a collective).
+
+    rows: this rank's. An update is made of whole trajectories.
+    """
     n = config.updates_per_rollout
     if config.rows_per_update:
         n = max(1, int(ranks.all_reduce_sum(len(rows))) // config.rows_per_update)
@@ -142,31 +148,31 @@ def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> 
 
 
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
-    """The weight of every token of each row, [rows]: the loss is normalised here, once for all rows of an update, those of other ranks
-    included.
+    """Return the weight in the loss of every token of each row, [rows] (a collective).
 
-    A row that stands for several (`turns_per_trajectory`) counts as so many in the normaliser too.
+    This normalises the loss once, over the rows of an update on all ranks, so the gradient depends
+    neither on batches nor on ranks. A row that stands for several (`turns_per_trajectory`) counts
+    as that many. final_tokens: the constant length of aggregation = constant.
     """
-    n = ranks.all_reduce_sum(
-        {
-            "tokens": sum(r.weight * len(r.response_ids) for r in rows),
-            "turns": sum(r.weight for r in rows),
-            "trajectories": len({r.trajectory for r in rows}),
-        }
-    )
-    of_trajectory: dict[int, float] = {}  # turns; a trajectory's rows are all here
+    counts = {
+        "tokens": sum(r.weight * len(r.response_ids) for r in rows),
+        "turns": sum(r.weight for r in rows),
+        "trajectories": len({r.trajectory for r in rows}),
+    }
+    n = ranks.all_reduce_sum(counts)
+    turns_of: dict[int, float] = {}  # trajectory -> its turns; a trajectory is on one rank
     for r in rows:
-        of_trajectory[r.trajectory] = of_trajectory.get(r.trajectory, 0.0) + r.weight
-    per_row = {
+        turns_of[r.trajectory] = turns_of.get(r.trajectory, 0.0) + r.weight
+    per_token = {
         "token_mean": lambda r: 1 / n["tokens"],
         "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
         "trajectory_mean": lambda r: (
-            1 / (len(r.response_ids) * of_trajectory[r.trajectory] * n["trajectories"])
+            1 / (len(r.response_ids) * turns_of[r.trajectory] * n["trajectories"])
         ),
         "constant": lambda r: 1 / (final_tokens * n["turns"]),
     }[config.aggregation]
-    return [r.weight * per_row(r) for r in rows]
+    return [r.weight * per_token(r) for r in rows]
 
 
 def policy_loss(
@@ -179,36 +185,28 @@ def policy_loss(
     reference: torch.Tensor | None = None,
     turn: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weighted sum over tokens of the clipped surrogate, with truncated importance correction and k3 KL. All inputs [R]; `turn`, the
-    number of each token's turn, is asked for by importance = mask_turn alone.
+    """Return the loss, a scalar, and its statistics; every input is [R].
 
-    ratio = exp(logp - old); surrogate = min(ratio A, clip(ratio) A), for A < 0 bounded by dual_clip A (arXiv 1912.09729);
-    correction = min(exp(old - sampler), cap), detached; KL: exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp).
-    The statistics are sums of the same weights; divided by the weights' sum they are means. Those of the sampler's distance from
-    the trainer are plain: mismatch_kl and apart are sums over tokens (k3 estimate of KL(sampler, trainer), |old - sampler|), mismatch is
-    the largest.
+        ratio      = exp(logp - old)
+        surrogate  = min(ratio A, clip(ratio) A), for A < 0 at least dual_clip A (arXiv 1912.09729)
+        importance = min(exp(old - sampler), cap), detached; masks: `_importance`
+        loss       = -sum(weight surrogate importance) + kl sum(weight k3)
+        k3         = exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp)
+
+    logp, old, sampler, reference: log-probs under the policy, the same before the rollout's first
+    update, the sampler, the policy before training. turn: each token's turn, for mask_turn only.
+    Statistics: weighted sums of ratio, clipped and kl; plain sums of mismatch_kl (k3 estimate of
+    KL(sampler, trainer)) and apart (|old - sampler|); the largest |old - sampler| as mismatch.
     """
     ratio = (logp - old).exp()
-    surrogate = torch.minimum(
-        ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage
-    )
+    clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    surrogate = torch.minimum(ratio * advantage, clipped_ratio * advantage)
     clipped = surrogate < ratio * advantage
     if config.dual_clip:
-        surrogate = torch.where(
-            advantage < 0, torch.maximum(surrogate, config.dual_clip * advantage), surrogate
-        )
+        bounded = torch.maximum(surrogate, config.dual_clip * advantage)
+        surrogate = torch.where(advantage < 0, bounded, surrogate)
     apart = (old - sampler).detach()
-    mismatch = apart.exp()
-    if config.importance == "truncate":
-        surrogate = surrogate * mismatch.clamp_max(config.importance_cap)
-    elif config.importance == "mask":
-        surrogate = surrogate * mismatch * (mismatch <= config.importance_cap)
-    elif config.importance == "mask_turn":
-        sizes = turn.bincount()
-        mean = (
-            torch.zeros(len(sizes), device=logp.device).index_add_(0, turn, apart.float()) / sizes
-        )
-        surrogate = surrogate * (mean.abs() <= math.log(config.importance_cap))[turn]
+    surrogate = _importance(surrogate, apart, turn, config)
     loss = -(weight * surrogate).sum()
     stats = {
         "ratio": (weight * ratio).sum().detach(),
@@ -218,23 +216,41 @@ def policy_loss(
         "apart": apart.abs().sum(),
     }
     if reference is not None:
-        d = (reference - logp).clamp(
-            -20, 20
-        )  # against overflow: past 10 the estimate is clamped anyway
+        d = (reference - logp).clamp(-20, 20)  # no overflow; past 10 the estimate is clamped anyway
         kl = (weight * (d.exp() - d - 1).clamp(-10, 10)).sum()
         loss = loss + config.kl * kl
         stats["kl"] = kl.detach()
     return loss, stats
 
 
+def _importance(
+    surrogate: torch.Tensor, apart: torch.Tensor, turn: torch.Tensor | None, config: GRPOConfig
+) -> torch.Tensor:
+    """Correct the surrogate [R] for a sampler that is not quite the trainer; apart: old - sampler.
+
+    truncate: times the ratio trainer / sampler, at most the cap; mask: times the ratio, 0 past the
+    cap; mask_turn: 0 for turns whose mean log-ratio is past the cap's logarithm; none: unchanged.
+    """
+    ratio = apart.exp()
+    if config.importance == "truncate":
+        return surrogate * ratio.clamp_max(config.importance_cap)
+    if config.importance == "mask":
+        return surrogate * ratio * (ratio <= config.importance_cap)
+    if config.importance == "mask_turn":
+        sizes = turn.bincount()
+        sums = torch.zeros(len(sizes), device=apart.device).index_add_(0, turn, apart.float())
+        return surrogate * ((sums / sizes).abs() <= math.log(config.importance_cap))[turn]
+    return surrogate
+
+
 # ---------------------------------------------------------------- the module
 
 
 class GRPO(SamplerChecks, lightning.LightningModule):
-    """One policy, one engine, one agent; `training_step` is the algorithm.
+    """Trains one policy through one engine and one agent; `training_step` is the algorithm.
 
-    Its state beyond weights and optimizer is three numbers (step, level, running reward): every random choice follows from
-    (seed, step, task, sample), so a run that is killed and resumed goes on as if nothing had happened.
+    Its state beyond weights and optimizer is four numbers (`counters`). Every random choice follows
+    from (seed, step, task, sample), so a resumed run continues as if it had never been interrupted.
     """
 
     def __init__(
@@ -248,8 +264,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         sharding: Literal["none", "same", "mixed"] = "none",
         validation: Sequence[Task] = (),
     ):
-        """sharding: how the weights are held: whole; in shards of their own type; or in shards of
-        float32 that are computed with in bfloat16."""
+        """sharding: the weights are whole (none), in shards of their own type (same), or in shards
+        of float32 that are computed with in bfloat16 (mixed)."""
         super().__init__()
         self.automatic_optimization = False
         self.model, self.engine, self.tasks, self.config = model, engine, tasks, config
@@ -260,238 +276,194 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         self.metrics: dict[str, float] = {}
         self.groups: list[Group] = []
         self.validation = validation
-        self.validated: dict[str, float] = {}  # what the last one gave
+        self.validated: dict[str, float] = {}  # result of the last validation
         self.memory = PeakMemory()
-        self.kept: WeightSnapshot | None = (
-            None  # the weights that training began with, until the sampler was seen to leave them
-        )
-        self.proofs: list[
-            tuple[int, WeightMatch]
-        ] = []  # (steps done, what was seen): of a sampler that follows the trainer's weights
+        # for SamplerChecks: the weights at the start of training, until the sampler is proven to
+        # have left them; and the proofs, with the number of steps done before each
+        self.initial_weights: WeightSnapshot | None = None
+        self.proofs: list[tuple[int, WeightMatch]] = []
 
     def training_step(self, batch, batch_idx: int) -> None:
-        """Sample groups, turn them into rows, update; this is the whole algorithm."""
+        """Sample groups, turn them into rows, update: the whole algorithm."""
         config, step, clock = self.config, self.done_steps, Clock()
         if batch_idx == 0:
             self.prove_before()
-        counted = self.engine.counts()
-        clock.start("rollout", "switch")
+        counts_before = self.engine.counts()
+        clock.start("rollout", "switch")  # switch: wake the engine with new weights, then stop it
         with self.engine.awake(self.model):
             clock.stop("switch")
             self.memory.look(self.device)
             self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
-            clock.start("switch")  # the time to wake the engine, bring it weights, put it to sleep
+            clock.start("switch")
             self.memory.look(self.device)
         clock.stop("switch")
-        rows = training_rows(
-            self.groups, config, seed_of(config.seed, step), ranks.rank(), ranks.world()
-        )
-        self.describe(rows, counted)
+        seed = seed_of(config.seed, step)
+        rows = training_rows(self.groups, config, seed, ranks.rank(), ranks.world())
+        self.start_metrics(rows, counts_before)
         self.prove_after(batch_idx)
         clock.stop("rollout")  # after the first all-reduce, which waits for the slowest rank
         clock.start("update")
         if self.metrics["trained_rows"]:
             self.update(rows)
         else:
-            self.compare()
-        self.grow()
+            self.check_agreement()
+        self.next_level()
         self.done_steps += 1
         clock.stop("update")
-        self.time(clock.seconds)
-
-    def describe(self, rows: list[Row], counted: dict[str, int]) -> None:
-        """Start the metrics of a step with what the rollout was like; `counted`: the engine's counts before it."""
-        counts = {name: n - counted[name] for name, n in self.engine.counts().items()} | {
-            "trained_rows": len(rows),
-            "turn_tokens": sum(map(len, rows)),
-            "trained_tokens": sum(len(r.response_ids) for r in rows),
-        }
-        self.metrics = {
-            "step": self.done_steps,
-            "level": self.level,
-            "lr": self.rate(self.done_steps),
-        }
-        self.metrics |= describe(self.groups, counts)
-        self.metrics |= describe_turns(self.groups, self.agent)
-
-    def time(self, seconds: dict[str, float]) -> None:
-        """End the metrics of a step with its seconds and rates."""
-        step_s = seconds["rollout"] + seconds["update"]
-        tokens = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {f"{phase}_s": seconds[phase] for phase in ("rollout", "switch", "update")}
-        self.metrics |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
-        computed, update_s = self.metrics["computed_tokens"], seconds["update"]
-        self.metrics |= on_gpu(inner(self.model), computed, update_s, self.memory)
-
-    def at_level(self, values: Sequence):
-        """The value for the present length of the tasks; the last one holds for all further lengths."""
-        return values[min(self.level, len(values) - 1)]
-
-    @property
-    def cost(self) -> Cost | None:
-        """What a trie is chosen by; on a GPU one kernel computes any of them, and sharing everything is best."""
-        return Cost.of(inner(self.model)) if self.device.type == "cpu" else None
-
-    @property
-    def n_tasks(self) -> int:
-        return self.at_level(self.config.tasks_per_step)
-
-    @property
-    def temperature(self) -> float:
-        return self.at_level(self.config.temperature)
+        self.add_times(clock.seconds)
 
     def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
-        """G trajectories of each task of this rank's share, graded."""
+        """Sample and reward G trajectories of each task of this rank's share."""
         config = self.config
         if len({task.id for task in tasks}) < len(tasks):
             raise UserError("Two tasks of one step have the same id; ids must be unique.")
         tasks = ranks.share(tasks)
         groups = {task.id: Group(task, []) for task in tasks}
         jobs = ((task, g) for task in tasks for g in range(config.group_size))
-        sampling = Sampling(self.temperature, config.top_p)
-        for trajectory in rollout(
-            self.engine,
-            self.agent,
-            jobs,
-            sampling,
-            seed_of(config.seed, step),
-            config.in_flight,
-        ):
-            self.grade(trajectory)
+        sampling, seed = Sampling(self.temperature, config.top_p), seed_of(config.seed, step)
+        done = rollout(self.engine, self.agent, jobs, sampling, seed, config.in_flight)
+        for trajectory in done:  # in the order in which they finish
+            self.set_rewards(trajectory)
             groups[trajectory.task.id].trajectories.append(trajectory)
-        for group in groups.values():  # trajectories finish in any order: nothing may depend on it
+        for group in groups.values():
             group.trajectories.sort(key=lambda t: t.sample)
         errors = [t.error for group in groups.values() for t in group.trajectories]
         if not ranks.all_reduce_sum({"right": sum(not error for error in errors)})["right"]:
-            raise UserError(
-                f"Every trajectory of step {step} failed, there is nothing to learn from: {errors[0]}."
-            )
-        self.remember(list(groups.values()))
+            raise UserError(f"Every trajectory of step {step} failed: {errors[0]}.")
+        self.update_agent(list(groups.values()))
         return list(groups.values())
 
-    def grade(self, trajectory: Trajectory) -> None:
-        """Give a trajectory its reward and its turns theirs."""
-        outcome = self.config.outcome
-        trajectory.reward = 0.0 if trajectory.error else self.agent.reward(trajectory, outcome)
+    def reward(self, trajectory: Trajectory) -> float:
+        """Return a trajectory's reward, 0 if it failed."""
+        return 0.0 if trajectory.error else self.agent.reward(trajectory, self.config.outcome)
+
+    def set_rewards(self, trajectory: Trajectory) -> None:
+        """Set a trajectory's reward and, if the agent rewards single turns, those of its turns."""
+        trajectory.reward = self.reward(trajectory)
         rewards = self.agent.turn_rewards(trajectory)
         if rewards is not None:
-            for turn, own in zip(trajectory.turns, rewards, strict=True):
-                turn.rewards = dict(own)
+            for turn, of_turn in zip(trajectory.turns, rewards, strict=True):
+                turn.rewards = dict(of_turn)
 
-    def remember(self, groups: list[Group]) -> None:
-        """Let the agent learn from the groups of all ranks, where it has a memory that outlives a task."""
+    def update_agent(self, groups: list[Group]) -> None:
+        """Let an agent that defines `after_group` learn from all ranks' groups, in order."""
         if type(self.agent).after_group is Agent.after_group:
             return
         shares = ranks.all_gather_object(groups)
-        order = [
-            [*islice(ranks.snake_order(k, len(shares)), len(share))]
-            for k, share in enumerate(shares)
-        ]
-        numbered = [
-            pair
-            for at, share in zip(order, shares, strict=True)
-            for pair in zip(at, share, strict=True)
-        ]
-        for _, group in sorted(numbered, key=lambda pair: pair[0]):  # as they stand in the step
+        orders = (ranks.snake_order(rank, len(shares)) for rank in range(len(shares)))
+        numbered = chain.from_iterable(map(zip, orders, shares))  # (index in the step, group)
+        for _, group in sorted(numbered, key=itemgetter(0)):
             self.agent.after_group(group)
 
+    # ---- the update
+
     def update(self, rows: list[Row]) -> None:
-        """One or several optimizer steps on the rows of a rollout: this rank's, and in step with it those of the others."""
-        config, model = self.config, inner(self.model)
-        recompute(model, config.recompute)
-        optimizer = self.optimizers()
-        for group in optimizer.param_groups:
-            group["lr"] = self.rate(self.done_steps)
-        ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
-        n = updates_of(rows, len(ids), config)
-        part_of = {t: i * n // len(ids) for i, t in enumerate(ids)}  # whole trajectories, in order
-        parts = [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
-        # with several updates the old log-probs are the trainer's own, from before the first one
-        olds = [self.frozen(part, model) if n > 1 else None for part in parts]
+        """Take one or several optimizer steps on this rank's rows of a rollout (a collective)."""
+        recompute(inner(self.model), self.config.recompute)
+        parts = self.parts_of(rows)
+        n = len(parts)
+        # A single update is on-policy: its old log-probs are those of its own forward pass.
+        # Several updates need the trainer's from before the first one.
+        olds = [self.row_logprobs(part, inner(self.model)) if n > 1 else None for part in parts]
         if n > 1:
-            self.check_mismatch(
-                agreement(
-                    [r.sampler for part in parts for r in part], [x for old in olds for x in old]
-                ).kl
-            )
+            sampler = [r.sampler for part in parts for r in part]
+            self.check_mismatch(agreement(sampler, [logps for old in olds for logps in old]).kl)
         metrics = dict.fromkeys(UPDATE_METRICS, 0.0)
         for part, old in zip(parts, olds, strict=True):
             sums = self.gradient(part, old)
-            apart, kl = sums["apart"] / sums["tokens"], sums["mismatch_kl"] / sums["tokens"]
-            if n == 1:
-                self.check_mismatch(kl)
-            norm = ranks.full_tensor(
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
-            ).item()
-            if math.isfinite(norm):
-                optimizer.step()
-            optimizer.zero_grad()
             means = {name: sums[name] / sums["weight"] for name in ("ratio", "clipped", "kl")}
-            means |= {
-                "loss": sums["loss"],
-                "mismatch_mean": apart,
-                "mismatch_kl": kl,
-                "grad_norm": norm,
-            }
+            means["loss"] = sums["loss"]
+            means["mismatch_mean"] = sums["apart"] / sums["tokens"]
+            means["mismatch_kl"] = sums["mismatch_kl"] / sums["tokens"]
+            if n == 1:
+                self.check_mismatch(means["mismatch_kl"])
+            means["grad_norm"] = self.clip_and_step()
             for name, value in means.items():
                 metrics[name] += value / n
             metrics["mismatch"] = max(metrics["mismatch"], sums["mismatch"])
             metrics["computed_tokens"] += sums["computed_tokens"]
-            metrics["skipped_updates"] += not math.isfinite(norm)
-        metrics["share_saved"] = 1 - metrics["computed_tokens"] / ranks.all_reduce_sum(
-            sum(map(len, rows))
-        )
+            metrics["skipped_updates"] += not math.isfinite(means["grad_norm"])
+        all_tokens = ranks.all_reduce_sum(sum(map(len, rows)))
+        metrics["share_saved"] = 1 - metrics["computed_tokens"] / all_tokens
         self.metrics |= metrics
 
+    def parts_of(self, rows: list[Row]) -> list[list[Row]]:
+        """Cut rows into one part per update: whole trajectories, in order, on all ranks alike."""
+        ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
+        n = updates_of(rows, len(ids), self.config)
+        part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
+        return [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
+
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
-        """Add the gradient of the loss to the parameters', pass by pass; returns what `policy_loss` and we count, over all ranks."""
+        """Add the gradient of one update's loss to the parameters', one trie at a time.
+
+        old: log-probs before the rollout's first update, [rows][response ids]; None: those of this
+        pass, detached. Return the sums of `policy_loss` over all ranks, the largest mismatch, and
+        the numbers of tokens (tokens, computed_tokens) and their weight.
+        """
         config, model = self.config, inner(self.model)
         longest = max(self.agent.limits().written, self.agent.config.final_tokens)
         weights = token_weights(rows, config, longest)
         reference = self.reference_logprobs(rows) if config.kl else None
-        sums = dict.fromkeys(
-            ("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens"), 0.0
-        )
+        names = ("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens")
+        sums = dict.fromkeys(names, 0.0)
         sums["tokens"] = sum(len(r.response_ids) for r in rows)
         sums["weight"] = sum(w * len(r.response_ids) for w, r in zip(weights, rows, strict=True))
-        worst = 0.0
+        mismatch = 0.0
         for batch in self.passes(rows):
             logp = policy_logprobs(model, batch, self.temperature)
-            if not batch.index:  # another rank still has rows
+            if not batch.index:  # no rows left here, but on another rank
                 self.manual_backward(0.0 * logp.sum())
                 continue
             sums["computed_tokens"] += len(batch.trie)
             batch = batch.to(logp.device)
+            old_logp = batch.flat(old) if old else logp.detach()
+            ref = batch.flat(reference) if reference else None
+            weight = batch.per_token(weights)
             loss, stats = policy_loss(
-                logp,
-                batch.flat(old) if old else logp.detach(),
-                batch.sampler,
-                batch.advantage,
-                batch.per_token(weights),
-                config,
-                batch.flat(reference) if reference else None,
-                batch.row,
+                logp, old_logp, batch.sampler, batch.advantage, weight, config, ref, batch.row
             )
-            self.manual_backward(loss * ranks.world())  # of the ranks' gradients the mean is taken
+            self.manual_backward(loss * ranks.world())  # sharding averages gradients over ranks
             self.memory.look(self.device)
-            worst = max(worst, stats.pop("mismatch").item())
+            mismatch = max(mismatch, stats.pop("mismatch").item())
             for name, value in (stats | {"loss": loss}).items():
                 sums[name] += value.item()
-        return ranks.all_reduce_sum(sums) | {"mismatch": ranks.all_reduce_max(worst)}
+        return ranks.all_reduce_sum(sums) | {"mismatch": ranks.all_reduce_max(mismatch)}
+
+    def clip_and_step(self) -> float:
+        """Clip the gradient, step unless its norm is not finite, and return the norm."""
+        optimizer = self.optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.done_steps)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        norm = ranks.full_tensor(norm).item()
+        if math.isfinite(norm):
+            optimizer.step()
+        optimizer.zero_grad()
+        return norm
+
+    # ---- log-probs
+
+    @property
+    def cost(self) -> Cost | None:
+        """Cost by which tries are cut; None on a GPU, where sharing everything is best."""
+        return Cost.of(inner(self.model)) if self.device.type == "cpu" else None
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
-        """The tries that some rows go through the model as: as many on every rank, because in each pass all give their shards of the
-        weights. A rank that has fewer ends with empty ones."""
+        """Yield rows packed into tries, one per pass through the model.
+
+        All ranks contribute their shards to every pass: one with fewer tries ends with empty ones.
+        """
         batches = list(pack(rows, self.config.micro_tokens, self.cost))
-        n = int(ranks.all_reduce_max(len(batches)))  # before the first one is computed with
-        (nothing,) = pack([Row([0], [0], [])], 2)
-        nothing.index = []
+        n = int(ranks.all_reduce_max(len(batches)))  # before any pass, which is a collective too
+        (empty,) = pack([Row([0], [0], [])], 2)
+        empty.index = []
         yield from batches
-        yield from repeat(nothing, n - len(batches))
+        yield from repeat(empty, n - len(batches))
 
     @torch.no_grad()
-    def frozen(self, rows: list[Row], model) -> list[list[float]]:
-        """Log-probs of every row under a model, without gradient: [rows][response ids]."""
+    def row_logprobs(self, rows: list[Row], model) -> list[list[float]]:
+        """Compute log-probs under a model, without gradient: [rows][response ids]; a collective."""
         out: list[list[float]] = [[]] * len(rows)
         for batch in self.passes(rows):
             flat = policy_logprobs(model, batch, self.temperature)
@@ -501,66 +473,88 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         return out
 
     def reference_logprobs(self, rows: list[Row]) -> list[list[float]]:
-        """Under the policy as it was before training: adapters off, or the frozen copy."""
+        """Compute log-probs under the policy before training: adapters off, or the frozen copy."""
         if self.config.lora_rank:
             with self.model.disable_adapter():
-                return self.frozen(rows, inner(self.model))
-        return self.frozen(rows, self.reference[0])
+                return self.row_logprobs(rows, inner(self.model))
+        return self.row_logprobs(rows, self.reference[0])
+
+    # ---- metrics and validation
+
+    def start_metrics(self, rows: list[Row], counts_before: dict[str, int]) -> None:
+        """Start the metrics of a step with its rollout; counts_before: the engine's, before it."""
+        counts = {name: n - counts_before[name] for name, n in self.engine.counts().items()} | {
+            "trained_rows": len(rows),
+            "turn_tokens": sum(map(len, rows)),
+            "trained_tokens": sum(len(r.response_ids) for r in rows),
+        }
+        rate = self.learning_rate(self.done_steps)
+        self.metrics = {"step": self.done_steps, "level": self.level, "lr": rate}
+        self.metrics |= describe(self.groups, counts)
+        self.metrics |= describe_turns(self.groups, self.agent)
+
+    def add_times(self, seconds: dict[str, float]) -> None:
+        """Complete the metrics of a step with its seconds and rates."""
+        step_s = seconds["rollout"] + seconds["update"]
+        tokens = self.metrics["read_tokens"] + self.metrics["written_tokens"]
+        self.metrics |= {f"{phase}_s": seconds[phase] for phase in ("rollout", "switch", "update")}
+        self.metrics |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
+        computed, update_s = self.metrics["computed_tokens"], seconds["update"]
+        self.metrics |= on_gpu(inner(self.model), computed, update_s, self.memory)
 
     def validate(self) -> dict[str, float]:
-        """Mean reward of greedy answers to the validation tasks, each rank's share of them, and how many."""
+        """Return the mean reward (score) of greedy answers to all ranks' n validation tasks."""
         sampling, config = Sampling(0.0), self.config
         with self.engine.awake(self.model):
             jobs = ((task, 0) for task in ranks.share(self.validation))
-            done = list(
-                rollout(
-                    self.engine,
-                    self.agent,
-                    jobs,
-                    sampling,
-                    config.seed,
-                    config.in_flight,
-                )
-            )
-        rewards = [0.0 if t.error else self.agent.reward(t, config.outcome) for t in done]
-        n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(done)})
+            done = rollout(self.engine, self.agent, jobs, sampling, config.seed, config.in_flight)
+            rewards = [self.reward(trajectory) for trajectory in done]
+        n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(rewards)})
         self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
         return self.validated
 
-    def grow(self) -> None:
-        """Longer tasks once the present ones are learnt."""
+    def at_level(self, values: Sequence):
+        """Return the value for the tasks' present length; the last one holds from there on."""
+        return values[min(self.level, len(values) - 1)]
+
+    @property
+    def n_tasks(self) -> int:
+        return self.at_level(self.config.tasks_per_step)
+
+    @property
+    def temperature(self) -> float:
+        return self.at_level(self.config.temperature)
+
+    def next_level(self) -> None:
+        """Go on to longer tasks once the present ones are learnt."""
         self.level_steps += 1
+        # the mean over a level's first five steps, an exponential moving average from there on
         self.running += (self.metrics["reward"] - self.running) / min(self.level_steps, 5)
-        if (
-            self.level < self.tasks.levels
-            and self.running >= self.config.grow_at
-            and self.level_steps >= self.config.grow_steps
-        ):
+        learnt = self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps
+        if learnt and self.level < self.tasks.levels:
             self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
+        """Return a step's learning rate: linear warm-up, constant, linear decay to a tenth."""
         config = self.config
         late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
         warm = (step + (config.warmup_from == "share")) / config.warmup if config.warmup else 1.0
         return config.lr * min(1.0, warm) * (1 - 0.9 * max(0.0, late))
 
     def configure_optimizers(self):
-        config = self.config
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return optimizer_of(trained, config)
+        return optimizer_of([p for p in self.model.parameters() if p.requires_grad], self.config)
 
     def configure_model(self) -> None:
-        """Lightning's place for shards: the ranks know each other."""
+        """Shard the weights and take a snapshot, with ranks connected and no checkpoint loaded."""
         if self.sharding != "none" and not self.sharded:
             mixed = self.sharding == "mixed"
             for model in filter(None, (self.model, *self.reference)):
                 ranks.shard(model, self.device_mesh["data_parallel"], mixed, logprobs=logprobs)
             self.sharded = True
-        self.kept = WeightSnapshot(self.model.parameters())  # before a checkpoint is loaded
+        self.initial_weights = WeightSnapshot(self.model.parameters())
 
     @property
     def counters(self) -> dict[str, float]:
-        """Its state beyond weights and optimizer."""
-        return {
-            name: getattr(self, name) for name in ("done_steps", "level", "level_steps", "running")
-        }
+        """The state beyond weights and optimizer, as a checkpoint keeps it."""
+        names = ("done_steps", "level", "level_steps", "running")
+        return {name: getattr(self, name) for name in names}

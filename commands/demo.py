@@ -1,11 +1,13 @@
-"""The demos: GRPO on the embedded policy, then the trained agent beside others on facts nobody has seen.
+"""The demos: GRPO on the embedded policy, then the trained agent beside others on unseen facts.
 
-Holds: `Plan` and its sizes, `run_demo` (MemAgent beside the untrained agent and full context); `Versus`, `run_versus` (ReMemR1 beside MemAgent,
-trained alike, where looking back pays). Leaves out: training (commands/train.py), evaluation (eval.py), the report (report/page.py).
+Holds: `Plan` and its sizes, `run_demo` (an agent beside its untrained self and full context);
+`Comparison`, `run_comparison` (several agents, trained alike). Leaves out: what agents' own demos
+train and ask (agents/demos.py), training (commands/train.py), evaluation (eval.py), report/.
 Exercise it: `python cli.py demo --short`. Read next: dev/LOG.md.
 
-Training reads facts of the train split in documents of at most 16 sections; evaluation asks for facts of the test split, in documents
-of up to 1,024. Two processes train; those that the machine has besides evaluate the baselines meanwhile, and all of them the trained agent.
+Training reads facts of the train split in documents of at most 16 sections; evaluation asks for
+facts of the test split, in documents of up to 1,024. Two processes train while the other cores
+evaluate the baselines; then all of them evaluate the trained agent.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ MARK = ".demo"  # a folder with this file is a demo's: the next demo of its name
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long each part of the demo is: steps of GRPO, and sections -> questions (of each kind) for every agent."""
+    """Size of a demo: steps of GRPO, and for every agent sections -> questions of each kind."""
 
     steps: int
     sampled: dict[int, int]  # trained, temperature 1
@@ -51,7 +53,8 @@ class Plan:
     untrained: dict[int, int]  # both temperatures
     full_context: dict[int, int]  # both temperatures
     reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained, temperature 1
-    # what training and evaluation take of one core, in tokens that `speed` could read and write in that time; measured (dev/LOG.md)
+    # work of training and evaluation, as tokens that one core would read and write in that time at
+    # the rate that `speed` measures (dev/LOG.md)
     training: float = 0.0
     evaluating: float = 0.0
 
@@ -90,26 +93,25 @@ PLANS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The cells of one agent, temperature and length, to fill in whatever process."""
+    """The cells of one agent at one length, to be evaluated in any process."""
 
     agent: str  # trained, untrained, full
     model: str
-    kinds: tuple[
-        str, ...
-    ]  # of question, side by side: a few long documents alone leave the engine half empty
-    asks: tuple[
-        tuple[float, int], ...
-    ]  # temperature, questions of each kind; side by side too, they read the same documents
+    # kinds of question, and (temperature, questions of each kind), all side by side: few long
+    # documents alone leave the engine half empty, and both temperatures read the same documents
+    kinds: tuple[str, ...]
+    asks: tuple[tuple[float, int], ...]
     sections: int
     seed: int
     folder: str
     settings: dict  # of the agent
     reader: str  # the agent's name
     trained: int = 0  # the seed of its training
-    then: tuple = ()  # jobs that may begin once this one is done
+    then: tuple = ()  # jobs that may start once this one is done
 
     @property
     def cost(self) -> int:
+        """Sections to read."""
         return sum(n for _, n in self.asks) * self.sections * len(self.kinds)
 
     def __call__(self) -> list[dict]:
@@ -118,7 +120,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training in whatever process."""
+    """A training, to be run in any process."""
 
     run: RunConfig
     grpo: GRPOConfig
@@ -149,7 +151,7 @@ def _engine(model: str):
 
 
 def fill(job: Job) -> list[dict]:
-    """Evaluate the cells; returns their rows."""
+    """Evaluate a job's cells; return their rows."""
     import torch
 
     from engines.sharing import share_engine
@@ -164,12 +166,9 @@ def fill(job: Job) -> list[dict]:
     def ask(temperature: float, n: int, engine: Engine) -> list[dict]:
         name = f"{job.agent}-{'+'.join(job.kinds)}-{temperature:g}-{job.sections}"
         by_kind = [worlds.make_tasks(job.seed, n, job.sections, kind, "test") for kind in job.kinds]
-        keep = (
-            not job.agent.startswith(("untrained", FULL))
-            and temperature > 0
-            and job.sections in (4, 16, 64)
-        )
-        transcripts = Path(job.folder, f"{name}.transcripts") if keep else None
+        baseline = job.agent.startswith(("untrained", FULL))
+        recorded = not baseline and temperature > 0 and job.sections in (4, 16, 64)
+        transcripts = Path(job.folder, f"{name}.transcripts") if recorded else None
         return evaluate(
             engine,
             find.make(job.reader, job.settings),
@@ -180,12 +179,15 @@ def fill(job: Job) -> list[dict]:
             Conditions(model, job.seed, record_to=transcripts, n_records=2 * len(job.kinds)),
         )
 
-    rows = share_engine(engine, [partial(ask, *asked) for asked in job.asks])
-    return [row | {"trained": job.trained} for some in rows for row in some]
+    rows_of_asks = share_engine(engine, [partial(ask, *each) for each in job.asks])
+    return [row | {"trained": job.trained} for rows in rows_of_asks for row in rows]
 
 
 def speed() -> float:
-    """Measure how many tokens a second one process reads and writes here with the embedded policy (about a second, after its loading)."""
+    """Measure the tokens a second that one process reads and writes with the embedded policy.
+
+    That takes about a second, after loading it.
+    """
     import torch
 
     from rollout import Sampling, rollout
@@ -201,90 +203,86 @@ def speed() -> float:
 
     def once(seed: int) -> float:
         start = time.perf_counter()
-        turns = [
-            turn for t in rollout(engine, agent, jobs, Sampling(1.0), seed) for turn in t.turns
-        ]
-        return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns) / (
-            time.perf_counter() - start
-        )
+        trajectories = rollout(engine, agent, jobs, Sampling(1.0), seed)
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        tokens = sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns)
+        return tokens / (time.perf_counter() - start)
 
     return max(once(seed) for seed in range(3))
 
 
-START = 18.0  # seconds that processes take to begin, and the report at the end
+START = 18.0  # seconds for processes to start, and for the report at the end
 
 
 def expected(plan: Plan, rate: float, ranks: int, cores: int) -> float:
-    """Seconds that a demo takes if a core reads and writes `rate` tokens a second; 0 if that is not known of this size."""
-    return (
-        START + (plan.training / ranks + plan.evaluating / min(cores, 4 + ranks)) / rate
-        if plan.training
-        else 0.0
-    )
+    """Estimate a demo's seconds; 0 for a size that was not measured.
+
+    rate: tokens a second that one core reads and writes. ranks: processes that train.
+    """
+    if not plan.training:
+        return 0.0
+    return START + (plan.training / ranks + plan.evaluating / min(cores, 4 + ranks)) / rate
 
 
 def jobs_of(plan: Plan, seed: int, folder: Path, agent: Agent) -> tuple[list[Job], list[Job]]:
-    """(baselines, trained), the dearest first."""
-    model, where = str(folder / "model"), str(folder / "rows")
-
+    """Return the jobs of the baselines and of the trained agent, each most expensive first."""
     settings = find.of_model(EMBEDDED) | asdict(agent.config)  # full context reads with them too
 
-    def cells(label: str, model: str, asked: dict[float, dict[int, int]], kinds=KINDS) -> list[Job]:
-        """One job a length, the dearest first. asked: temperature -> sections -> questions of each kind."""
-        lengths = sorted(
-            {sections for by_length in asked.values() for sections in by_length}, reverse=True
+    def cells(label: str, asks: dict[float, dict[int, int]], kinds=KINDS) -> list[Job]:
+        """Return one job a length; asks: temperature -> sections -> questions of each kind."""
+        job = Job(
+            label,
+            str(folder / "model") if label == "trained" else str(EMBEDDED),
+            kinds,
+            asks=(),
+            sections=0,
+            seed=seed,
+            folder=str(folder / "rows"),
+            settings=settings,
+            reader=FULL if label == FULL else agent.name,
         )
+        lengths = {sections for questions in asks.values() for sections in questions}
         return [
-            Job(
-                label,
-                model,
-                kinds,
-                tuple(
-                    (t, by_length[sections])
-                    for t, by_length in asked.items()
-                    if sections in by_length
-                ),
-                sections,
-                seed,
-                where,
-                settings,
-                FULL if label == FULL else agent.name,
+            replace(
+                job,
+                asks=tuple((t, asks[t][sections]) for t in asks if sections in asks[t]),
+                sections=sections,
             )
-            for sections in lengths
+            for sections in sorted(lengths, reverse=True)
         ]
 
-    base = [
-        *cells("untrained", str(EMBEDDED), {1.0: plan.untrained, 0.0: plan.untrained}),
-        *cells(FULL, str(EMBEDDED), {1.0: plan.full_context, 0.0: plan.full_context}),
+    baselines = [
+        *cells("untrained", {1.0: plan.untrained, 0.0: plan.untrained}),
+        *cells(FULL, {1.0: plan.full_context, 0.0: plan.full_context}),
     ]
     trained = [
-        *cells("trained", model, {1.0: plan.sampled, 0.0: plan.greedy}),
-        *cells("trained", model, {1.0: plan.reverse}, ("two_hop_reverse",)),
+        *cells("trained", {1.0: plan.sampled, 0.0: plan.greedy}),
+        *cells("trained", {1.0: plan.reverse}, ("two_hop_reverse",)),
     ]
-    return sorted(base, key=lambda j: -j.cost), sorted(trained, key=lambda j: -j.cost)
+    return sorted(baselines, key=lambda j: -j.cost), sorted(trained, key=lambda j: -j.cost)
 
 
 Work = Job | Training
 
 
+PRELOADED = (
+    "engines.hf",
+    "engines.open",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+)
+
+
 class Workers:
-    """Single processes that take jobs one at a time, so that the dearest start first and none waits behind another's queue."""
+    """Processes that take jobs from one list, one at a time: no job waits in another's queue."""
 
     def __init__(self, n: int):
         self.context = multiprocessing.get_context("spawn")
-        if (
-            "forkserver" in multiprocessing.get_all_start_methods()
-        ):  # one process imports what all of them need, and is copied
+        if "forkserver" in multiprocessing.get_all_start_methods():
+            # one process imports what all workers need, and is forked
             self.context = multiprocessing.get_context("forkserver")
-            self.context.set_forkserver_preload(
-                [
-                    "engines.hf",
-                    "engines.open",
-                    "transformers.models.auto.modeling_auto",
-                    "transformers.models.auto.tokenization_auto",
-                    "transformers.models.llama.modeling_llama",
-                ]
-            )
+            self.context.set_forkserver_preload(list(PRELOADED))
         self.idle: list[ProcessPoolExecutor] = []
         self.busy: dict[Future, tuple[Work, ProcessPoolExecutor]] = {}
         self.waiting: list[Work] = []
@@ -293,10 +291,12 @@ class Workers:
         self.hire(n)
 
     def hire(self, n: int) -> None:
+        """Start n more processes."""
         self.idle += [ProcessPoolExecutor(1, mp_context=self.context) for _ in range(n)]
         self.assign()
 
     def add(self, jobs: Sequence[Work]) -> None:
+        """Append jobs to the list."""
         self.waiting += jobs
         self.assign()
 
@@ -306,7 +306,7 @@ class Workers:
             self.busy[worker.submit(job)] = job, worker
 
     def collect(self, timeout: float | None = 0) -> None:
-        """Take in what is finished and hand out what waits."""
+        """Collect the rows of finished jobs and assign waiting ones; timeout: seconds to block."""
         finished, _ = wait(self.busy, timeout, FIRST_COMPLETED)
         for future in finished:
             self.rows += future.result()
@@ -317,6 +317,7 @@ class Workers:
         self.assign()
 
     def close(self) -> None:
+        """Terminate all processes, busy ones too."""
         for worker in [*self.idle, *(worker for _, worker in self.busy.values())]:
             for process in list((worker._processes or {}).values()):
                 process.terminate()
@@ -331,49 +332,21 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     import torch
 
     plan, folder = PLANS[size], _folder(name, runs)
-    cores = os.cpu_count() or 1
     # two ranks on a CPU; a GPU is one device
-    run = RunConfig(
-        name=name,
-        runs=runs,
-        agent=agent,
-        keep_trajectories=5,
-        devices=1 if torch.cuda.is_available() else min(2, cores),
-    )
+    devices = 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
+    run = RunConfig(name=name, runs=runs, agent=agent, keep_trajectories=5, devices=devices)
     grpo, reader = find.resolve("demo", EMBEDDED, dict(steps=plan.steps, seed=seed), {}, agent)
     baselines, trained = jobs_of(plan, seed + 1_000_000, folder, reader)
     console.print(
-        f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to {run.lengths[-1]} sections, then questions about "
-        f"unseen facts in documents of up to {max(plan.sampled):,} sections."
+        f"Demo, seed {seed}: {plan.steps} steps of GRPO on documents of {run.lengths[0]} to "
+        f"{run.lengths[-1]} sections, then questions about unseen facts in documents of up to "
+        f"{max(plan.sampled):,} sections."
     )
-    workers, aside = Workers(1), []
+    workers = Workers(1)
     try:
-        measured = workers.idle[0].submit(speed) if plan.training else None
-        from commands import train  # noqa: F401, it takes as long as the measurement
-
-        if measured:
-            rate = measured.result()
-            console.print(
-                f"About {expected(plan, rate, run.devices, cores) / 60:.1f} minutes here if nothing else runs, and half as much again if it learns "
-                f"to write long memories: one core reads and writes {rate:,.0f} tokens a second, {min(cores, 4 + run.devices)} will be at work."
-            )
-        spare = min(4, cores - run.devices)
-        if not spare:  # on two cores both train, and the worker waits until they have
-            aside.append(workers.idle.pop())
-        workers.hire(spare - 1)
-        workers.add(baselines)
-        train_s = _train(run, grpo, reader, workers)
-        workers.waiting = sorted([*workers.waiting, *trained], key=lambda job: -job.cost)
-        workers.hire(run.devices - len(aside))
-        workers.idle, aside = workers.idle + aside, []
-        workers.assign()
-        with bar("parts") as progress:
-            shown = progress.add_task("evaluating", total=len(baselines) + len(trained), note="")
-            while workers.busy:
-                workers.collect(timeout=1.0)
-                progress.update(shown, completed=workers.done)
+        _print_estimate(plan, devices, workers)
+        train_s = _train_and_evaluate(run, grpo, reader, workers, baselines, trained)
     finally:
-        workers.idle += aside
         workers.close()
     facts = {
         "seed": seed,
@@ -389,12 +362,55 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     return folder
 
 
+def _print_estimate(plan: Plan, devices: int, workers: Workers) -> None:
+    """Print how long the demo will take on this machine, measured by the first worker."""
+    measurement = workers.idle[0].submit(speed) if plan.training else None
+    from commands import train  # noqa: F401, it takes as long as the measurement
+
+    if not measurement:
+        return
+    cores, rate = os.cpu_count() or 1, measurement.result()
+    console.print(
+        f"About {expected(plan, rate, devices, cores) / 60:.1f} minutes here if nothing else runs, "
+        "and half as much again if it learns to write long memories: one core reads and writes "
+        f"{rate:,.0f} tokens a second, {min(cores, 4 + devices)} will be at work."
+    )
+
+
+def _train_and_evaluate(
+    run: RunConfig,
+    grpo: GRPOConfig,
+    agent: Agent,
+    workers: Workers,
+    baselines: Sequence[Job],
+    trained: Sequence[Job],
+) -> float:
+    """Train while spare cores evaluate the baselines, then evaluate; return training seconds."""
+    spare = min(4, (os.cpu_count() or 1) - run.devices)
+    resting = [] if spare else [workers.idle.pop()]  # on two cores both train
+    try:
+        workers.hire(spare - 1)
+        workers.add(baselines)
+        train_s = _train(run, grpo, agent, workers)
+        workers.waiting = sorted([*workers.waiting, *trained], key=lambda job: -job.cost)
+        workers.hire(run.devices - len(resting))
+    finally:
+        workers.idle += resting
+    workers.assign()
+    with bar("parts") as progress:
+        task = progress.add_task("evaluating", total=len(baselines) + len(trained), note="")
+        while workers.busy:
+            workers.collect(timeout=1.0)
+            progress.update(task, completed=workers.done)
+    return train_s
+
+
 def _folder(name: str, runs: str) -> Path:
-    """An empty folder for a demo's results; an earlier demo of this name goes."""
+    """Make an empty folder for a demo's results; an earlier demo of this name is deleted."""
     folder = files.run_path(runs, name)
     if folder.exists():
         if not (folder / MARK).exists():
-            raise UserError(f"{folder} is there and is not a demo's: give another --name.")
+            raise UserError(f"{folder} exists and is not a demo's: give another --name.")
         shutil.rmtree(folder)
     try:
         (folder / "rows").mkdir(parents=True)
@@ -406,16 +422,16 @@ def _folder(name: str, runs: str) -> Path:
 
 
 def _train(run: RunConfig, grpo: GRPOConfig, agent: Agent, workers: Workers) -> float:
+    """Train, and keep the workers busy meanwhile; return the seconds."""
     from commands.train import TrainingProgress, train
 
     over = threading.Event()
 
     def feed() -> None:
-        """Meanwhile a worker that is done with a cell gets its next one."""
         while not over.wait(0.5):
             try:
                 workers.collect()
-            except Exception:  # of a cell, which stays where it is: whoever collects after the training comes upon it
+            except Exception:  # a job's; its future stays, so the next `collect` raises it again
                 return
 
     feeding = threading.Thread(target=feed)
@@ -434,7 +450,7 @@ def _where(folder: Path) -> str:
 
 
 def _collect(folder: Path, rows: list[dict], agents: Mapping[str, Agent]) -> dict:
-    """The summary of all rows, with the machine; rows and transcripts of the single jobs each in one file."""
+    """Summarise all rows, with the machine; merge jobs' rows and transcripts into one file each."""
     import torch
 
     from report.summary import summarise
@@ -467,7 +483,7 @@ def _write(folder: Path, summary: dict, title: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A demo of an agent beside others, at one size, from one seed on."""
+    """A demo of an agent beside others, at one size; seed: the first of its trainings."""
 
     agent: str
     demo: Demo
@@ -483,22 +499,23 @@ class Comparison:
         return range(self.seed, self.seed + self.size.seeds)
 
     def questions(self, job: Job) -> Iterator[Job]:
-        """Yield the questions to one policy: the same for all of them."""
+        """Yield a job's evaluation, one job a length: the same questions for every policy."""
         for sections, n in self.size.questions.items():
             yield replace(job, sections=sections, asks=((1.0, n), (0.0, n)))
 
     def job(self, label: str, reader: str, settings: dict, folder: Path, trained: int) -> Job:
+        """Return a job of the untrained policy, without questions yet."""
         return Job(
             label,
-            str(EMBEDDED),
-            (self.demo.kind,),
-            (),
-            0,
-            self.seed + 1_000_000,
-            str(folder / "rows" / str(trained)),
-            settings,
-            reader,
-            trained,
+            model=str(EMBEDDED),
+            kinds=(self.demo.kind,),
+            asks=(),
+            sections=0,
+            seed=self.seed + 1_000_000,
+            folder=str(folder / "rows" / str(trained)),
+            settings=settings,
+            reader=reader,
+            trained=trained,
         )
 
     def trainings(self, folder: Path) -> list[Training]:
@@ -509,6 +526,7 @@ class Comparison:
         return [self.training(arm, seed, folder) for seed in self.seeds for arm in self.arms]
 
     def training(self, arm: str, seed: int, folder: Path) -> Training:
+        """Return the training of one agent with one seed."""
         run = RunConfig(
             name=f"{arm}-{seed}",
             runs=str(folder),
@@ -544,10 +562,10 @@ class Comparison:
     def agents(self) -> dict[str, Agent]:
         """Map the labels of rows to agents."""
         own = find.find(self.agent)()
-        found: dict[str, Agent] = dict.fromkeys(self.demo.variants, own)
+        agents: dict[str, Agent] = dict.fromkeys(self.demo.variants, own)
         for arm in self.arms:
-            found |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())
-        return found
+            agents |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())
+        return agents
 
 
 def run_comparison(comparison: Comparison, size: str, name: str, runs: str) -> Path:
@@ -556,9 +574,9 @@ def run_comparison(comparison: Comparison, size: str, name: str, runs: str) -> P
     work, others = comparison.trainings(folder), comparison.baselines(folder)
     first = work[0]
     console.print(
-        f"{' beside '.join(comparison.arms)}, {len(comparison.seeds)} seeds from {comparison.seed} on: "
-        f"{first.grpo.steps} steps of GRPO each from the same policy, on {comparison.demo.about}; then "
-        "questions about unseen facts in documents of up to "
+        f"{' beside '.join(comparison.arms)}, {len(comparison.seeds)} seeds from "
+        f"{comparison.seed} on: {first.grpo.steps} steps of GRPO each from the same policy, on "
+        f"{comparison.demo.about}; then questions about unseen facts in documents of up to "
         f"{max(comparison.size.questions):,} sections."
     )
     if axes := find.axes(find.make(first.run.agent, first.settings), first.grpo):
@@ -592,15 +610,13 @@ def _watch(workers: Workers, work: Sequence[Training], folder: Path, parts: int)
 
 
 def _progress(folder: Path) -> tuple[int, float]:
-    """Steps that a training has done, and the reward of the last one."""
+    """Return the steps that a training has done, and the reward of the last one."""
     path = folder / "metrics.csv"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if len(lines) < 2:
         return 0, 0.0
-    reward = (
-        dict(zip(lines[0].split(","), lines[-1].split(","), strict=False)).get("reward") or "nan"
-    )
-    return len(lines) - 1, float(reward)
+    last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=False))
+    return len(lines) - 1, float(last.get("reward") or "nan")  # the line may be half written
 
 
 def _pair(
@@ -633,11 +649,7 @@ def _report(
             row["id"],
         )
     )
-    cells = [
-        (length, temperature)
-        for length in comparison.size.questions
-        for temperature in ("1.0", "0.0")
-    ]
+    cells = [(n, temperature) for n in comparison.size.questions for temperature in ("1.0", "0.0")]
     seeds = [_pair(rows, arms, seed, *cell) for cell in cells for seed in (None, *comparison.seeds)]
     facts = {"seed": comparison.seed, "size": size, "seconds": round(seconds, 1), "seeds": seeds}
     summary = _collect(folder, rows, comparison.agents()) | facts

@@ -3,6 +3,10 @@
 Holds: `SamplerChecks`, a part of `grpo.GRPO`. Leaves out: the statistics (models/proof.py), the
 algorithm (grpo.py).
 Exercise it: `pytest tests/models/test_proof.py`. Read next: grpo.py.
+
+    before the first step    prove_before     disturbed weights reach the sampler
+    after steps 1, 2, 4, ..  prove_after      the sampler has left the weights it began with
+    in every step            check_mismatch   its log-probs are the trainer's, up to rounding
 """
 
 from __future__ import annotations
@@ -13,116 +17,131 @@ import torch
 
 from config.errors import UserError
 from data import seed_of
-from memagent import Turn
+from memagent import Prompt, Turn
 from models import ranks
 from models.load import inner
 from models.logprobs import Row
 from models.proof import WeightSnapshot, agreement, match_weights
 from rollout import Sampling, advance, start
 
-# answers, and tokens of each, that show before the first step whether the weights reach the sampler
-PROBES, PROBE_TOKENS = 8, 16
+PROBES, PROBE_TOKENS = 8, 16  # answers, and most tokens of each, that `prove_before` samples
+NOISE = (0.02, 0.1, 0.5)  # its scales: 16 bits may round the first away
+MAX_KL_FLOAT32, MAX_KL_16_BIT = 1e-6, 0.01  # of trainer and sampler, by rounding alone
 
 
 class SamplerChecks:
-    """What `GRPO` asks about its engine. It reads model, engine, agent, tasks, config and groups of the
-    module, writes `metrics`, `kept` and `proofs`, and computes with the module's `frozen`."""
+    """Compare the sampler's log-probs with those of the trainer's weights.
+
+    A part of `GRPO`: it reads the module's model, engine, agent, tasks, config and groups, computes
+    with its `row_logprobs`, and writes its `metrics`, `initial_weights` and `proofs`.
+    """
 
     def prove_before(self) -> None:
-        """Show before the first step that weights reach the sampler: disturb them, bring them over, compare, put them back.
+        """Prove before the first step that weights reach the sampler.
 
-        Where the first noise is too small for 16 bits to show it, larger ones follow.
+        Disturb the trainer's, sample short answers with them, compare, restore them. UserError if
+        the sampler still has the undisturbed ones.
         """
         tasks = self.tasks.batch(self.done_steps, self.level, self.n_tasks)
         prompt = advance(self.agent, start(self.agent, tasks[ranks.rank()]))
         prompt = replace(prompt, max_tokens=min(PROBE_TOKENS, prompt.max_tokens), frozen=False)
-        fresh = (
-            self.kept is not None and not self.done_steps
-        )  # what is kept is what the model has: no second copy
-        kept = self.kept if fresh else WeightSnapshot(self.model.parameters())
+        snapshot = self.initial_weights
+        if snapshot is None or self.done_steps:  # else it holds the present weights: no second copy
+            snapshot = WeightSnapshot(self.model.parameters())
         try:
-            for scale in (0.02, 0.1, 0.5):
-                kept.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
-                with self.engine.awake(self.model):
-                    for k in range(PROBES):
-                        self.engine.add(
-                            prompt,
-                            Sampling(self.temperature),
-                            seed_of(self.config.seed, "probe", k),
-                        )
-                    turns: list[Turn] = []
-                    while len(turns) < PROBES:
-                        turns += [turn for _, turn in self.engine.step()]
-                rows = [
-                    Row(turn.prompt_ids, turn.response_ids, turn.logprobs)
-                    for turn in turns
-                    if turn.response_ids
-                ]
-                if self.follows(rows, kept):
+            for scale in NOISE:
+                snapshot.disturb(scale, seed_of(self.config.seed, "probe", ranks.rank()) >> 2)
+                if self.sampler_follows(self.probe_rows(prompt), snapshot):
                     return
         finally:
-            kept.restore()
+            snapshot.restore()
+
+    def probe_rows(self, prompt: Prompt) -> list[Row]:
+        """Sample answers to a prompt with the trainer's weights as they are now."""
+        sampling = Sampling(self.temperature)
+        with self.engine.awake(self.model):
+            for k in range(PROBES):
+                self.engine.add(prompt, sampling, seed_of(self.config.seed, "probe", k))
+            turns: list[Turn] = []
+            while len(turns) < PROBES:
+                turns += [turn for _, turn in self.engine.step()]
+        return [
+            Row(turn.prompt_ids, turn.response_ids, turn.logprobs)
+            for turn in turns
+            if turn.response_ids
+        ]
 
     def prove_after(self, trained: int) -> None:
-        """Show, after the first steps that move the weights enough, that the sampler has left those that training began with.
+        """Prove that the sampler has left the weights at the start of training, once they moved.
 
-        trained: steps since this process began. Asked after 1, 2, 4, .. of them, until the weights have moved enough to tell.
+        trained: steps since this process began. Tried after 1, 2, 4, .. of them, and in a resumed
+        run before the first, until the weights have moved enough to tell.
         """
-        asked = self.kept is not None and self.config.top_p == 1 and trained & (trained - 1) == 0
-        if asked and (trained or self.done_steps) and self.follows(self.first_rows(), self.kept):
-            self.kept = None
+        snapshot = self.initial_weights
+        due = trained & (trained - 1) == 0 and (trained or self.done_steps)
+        if snapshot is None or self.config.top_p < 1 or not due:
+            return
+        if self.sampler_follows(self.first_rows(), snapshot):
+            self.initial_weights = None
 
-    def follows(self, rows: list[Row], kept: WeightSnapshot) -> bool:
-        """Whether the sampler has been seen to have the model's weights, not the `kept` ones. UserError if it has the latter."""
-        new = self.frozen(rows, inner(self.model))
-        kept.exchange()
+    def sampler_follows(self, rows: list[Row], snapshot: WeightSnapshot) -> bool:
+        """Return whether the sampler provably has the model's weights; False if undecided.
+
+        UserError if it has those of the snapshot.
+        """
+        new = self.row_logprobs(rows, inner(self.model))
+        snapshot.exchange()
         try:
-            old = self.frozen(rows, inner(self.model))
+            old = self.row_logprobs(rows, inner(self.model))
         finally:
-            kept.exchange()
-        found = match_weights([r.sampler for r in rows], new, old)
-        if not found.decided:
+            snapshot.exchange()
+        match = match_weights([r.sampler for r in rows], new, old)
+        if not match.decided:
             return False
-        if not found.new_is_nearer:
+        if not match.new_is_nearer:
             raise UserError(
-                f"Before step {self.done_steps} the sampler's log-probs are those of the weights as they were, not of the trainer's "
-                f"(root mean square distance {found.old**0.5:.2g} and {found.new**0.5:.2g}): the weights do not reach it."
+                f"Before step {self.done_steps} the sampler's log-probs are those of the weights "
+                "as they were, not of the trainer's (root mean square distance "
+                f"{match.old**0.5:.2g} and {match.new**0.5:.2g}): "
+                "the weights do not reach it."
             )
-        self.proofs.append((self.done_steps, found))
+        self.proofs.append((self.done_steps, match))
         return True
 
-    def compare(self) -> None:
+    def check_agreement(self) -> None:
         """Check sampler/trainer agreement even when a step has nothing to train on."""
         rows = self.first_rows()
-        found = agreement([r.sampler for r in rows], self.frozen(rows, inner(self.model)))
+        trainer = self.row_logprobs(rows, inner(self.model))
+        distance = agreement([r.sampler for r in rows], trainer)
         self.metrics |= {
-            "mismatch": found.worst,
-            "mismatch_mean": found.mean,
-            "mismatch_kl": found.kl,
+            "mismatch": distance.worst,
+            "mismatch_mean": distance.mean,
+            "mismatch_kl": distance.kl,
         }
-        self.check_mismatch(found.kl)
+        self.check_mismatch(distance.kl)
 
     def check_mismatch(self, kl: float) -> None:
-        """UserError if the sampler's log-probs are further from the trainer's than rounding explains, by the k3 estimate of KL."""
+        """Raise UserError if sampler and trainer are further apart than rounding explains.
+
+        kl: k3 estimate of KL(sampler, trainer), a mean over tokens; nan fails too.
+        """
         config = self.config
         full = inner(self.model).dtype == torch.float32 and self.sharding != "mixed"
-        allowed = config.max_mismatch or (1e-6 if full else 0.01)
+        allowed = config.max_mismatch or (MAX_KL_FLOAT32 if full else MAX_KL_16_BIT)
         if config.top_p == 1 and not kl <= allowed:
             raise UserError(
-                f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate of the KL divergence), {allowed:g} is "
-                f"allowed: it does not sample from the trained weights. Nothing was learnt from this step; --max-mismatch allows more."
+                f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate "
+                f"of the KL divergence), {allowed:g} is allowed: it does not sample from the "
+                "trained weights. Nothing was learnt from this step; --max-mismatch allows more."
             )
 
     def first_rows(self) -> list[Row]:
-        """The first turns of a rollout, as many as one pass takes."""
+        """Return the rollout's first turns as rows, as many as one pass takes."""
         rows, tokens = [], 0
-        for turn in (
-            turn
-            for group in self.groups
-            for t in group.trajectories
-            for turn in t.turns
-            if turn.response_ids and not turn.prompt.frozen
-        ):
+        trajectories = (t for group in self.groups for t in group.trajectories)
+        for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+            if not turn.response_ids or turn.prompt.frozen:
+                continue
             tokens += len(turn.prompt_ids) + len(turn.response_ids)
             if rows and tokens > self.config.micro_tokens:
                 break

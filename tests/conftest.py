@@ -1,4 +1,4 @@
-"""What the tests share: a tiny random policy, the embedded tokenizer, and one thread per process."""
+"""Share among the tests: a tiny random policy, the embedded tokenizer, one thread a process."""
 
 import os
 import signal
@@ -13,31 +13,28 @@ from embedded import tiny
 from tokens.codec import Codec
 
 torch.set_num_threads(1)
-# A suite that a script has put in the background ignores Ctrl-C, and so would its processes: tests of it would wait for ever.
+# A suite that a script started in the background ignores Ctrl-C, and so would its child processes:
+# tests that interrupt them would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
-    """The record of one cell of a summary."""
+    """Return the record of one cell of a summary."""
     names = ("agent", "question", "temperature", "length")
-    (found,) = [
-        cell
-        for cell in summary["cells"]
-        if tuple(map(cell.get, names)) == (agent, question, temperature, length)
-    ]
-    return found
+    key = (agent, question, temperature, length)
+    (cell,) = [cell for cell in summary["cells"] if tuple(map(cell.get, names)) == key]
+    return cell
 
 
-def parts_of(summary: dict, name: str, **given) -> list:
-    """The different values of a field of a summary's cells, in their order; of those that have the `given` ones."""
-    return list(
-        dict.fromkeys(cell[name] for cell in summary["cells"] if given.items() <= cell.items())
-    )
+def parts_of(summary: dict, name: str, **fields) -> list:
+    """Return the distinct values of a field, in order, of a summary's cells with these `fields`."""
+    cells = [cell for cell in summary["cells"] if fields.items() <= cell.items()]
+    return list(dict.fromkeys(cell[name] for cell in cells))
 
 
 def random_policy(codec: Codec, window: int = 4096, **other):
-    """A two-layer Llama with grouped heads and plain random weights, the same in every test."""
+    """Make a two-layer Llama with grouped heads and random weights, the same in every test."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

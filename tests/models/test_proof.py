@@ -90,7 +90,7 @@ def with_copy(policy, codec, config, times, dtype=torch.float32):
     grpo.engine = LeftBehind(copy.deepcopy(policy).to(dtype), codec, copy=True)
     grpo.engine.times = times
     grpo.optimizer = grpo.configure_optimizers()
-    grpo.kept = WeightSnapshot(policy.parameters())
+    grpo.initial_weights = WeightSnapshot(policy.parameters())
     return grpo
 
 
@@ -125,11 +125,11 @@ def test_a_sampler_that_is_left_behind_later_is_seen_though_its_distance_is_that
         for step in (1, 2):
             grpo.training_step(None, step)
     rows = grpo.first_rows()
-    assert agreement([r.sampler for r in rows], grpo.frozen(rows, policy)).kl < 0.01
+    assert agreement([r.sampler for r in rows], grpo.row_logprobs(rows, policy)).kl < 0.01
     right = with_copy(random_policy(codec), codec, config, times=99, dtype=torch.bfloat16)
     for step in range(3):
         right.training_step(None, step)
-    assert right.proofs[0][0] == 0 and len(right.proofs) == 2 and right.kept is None
+    assert right.proofs[0][0] == 0 and len(right.proofs) == 2 and right.initial_weights is None
     assert all(4 * match.new < match.old for _, match in right.proofs)
 
 

@@ -127,7 +127,7 @@ def updated(name, folder):
     grpo.manual_backward = lambda loss: loss.backward()
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=1.0)
-    grpo.optimizers, grpo.rate = lambda: optimizer, lambda step: 0.05
+    grpo.optimizers, grpo.learning_rate = lambda: optimizer, lambda step: 0.05
     gradients = []
     step = optimizer.step
 
