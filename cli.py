@@ -40,7 +40,7 @@ app.add_typer(data_app, name="data")
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
-    """Return fields per section: of a config file, over them those of --compat, the flags on top."""
+    """Merge fields by section: of a config file, over them those of --compat, then flags."""
     stored = find.stored_settings(config) if config else {}
     return [
         stored.get(section, {}) | compat.get(section, {}) | values
@@ -415,7 +415,7 @@ def build(
         ),
     ] = 0.0,
 ):
-    """Build RULER-HQA sets: the same questions among N documents, a file OUT/hqa_N.jsonl.gz each."""
+    """Build RULER-HQA sets: the same questions among N documents, OUT/hqa_N.jsonl.gz each."""
     from commands.taskfiles import build_hqa
 
     config = EvalConfig(
@@ -463,7 +463,7 @@ def build_ruler(
         bool, typer.Option(help="run code that comes with the tokenizer")
     ] = False,
 ):
-    """Build RULER's thirteen tasks at any length, offline: one file OUT/TASK_TOKENS.jsonl.gz each."""
+    """Build RULER's thirteen tasks at any length, offline: OUT/TASK_TOKENS.jsonl.gz each."""
     from commands.taskfiles import build_ruler as run_build
 
     many = {
@@ -495,8 +495,8 @@ def filter_questions(
     rule: Annotated[
         Literal["contains", "right"],
         typer.Option(
-            help="contains = drop too if an accepted answer stands anywhere in the response, in any "
-            "case, inside a word too (as MemAgent's filter.py looks); right = only if the box is right"
+            help="contains = drop too if an accepted answer stands anywhere in the response, in "
+            "any case, inside a word too (as MemAgent's filter.py); right = if the box is right"
         ),
     ] = "contains",
     device: Annotated[Device, typer.Option(help="where the model computes")] = "auto",

@@ -298,7 +298,7 @@ class _Suite:
         self.samplings = [
             Sampling(temperature, config.top_p) for temperature in config.temperatures
         ]
-        self.folder = evaluation_folder(config)
+        self.folder = files.evaluation_folder(config.runs, config.name)
         if config.endpoint and not config.model and config.suite == "ruler":
             raise UserError(
                 "The lengths of RULER are tokens of the model that is asked: "
@@ -414,23 +414,6 @@ def labels_of(names: Sequence[str]) -> dict[str, str]:
         for plain, at, weights in [name.partition("@")]
     }
     return short if len({*short.values()}) == len(short) else {name: name for name in names}
-
-
-def evaluation_folder(config: EvalConfig) -> Path:
-    """Return the folder of an evaluation; refuse one with something else, such as a training run."""
-    import yaml
-
-    folder = files.run_path(config.runs, config.name)
-    path = folder / "config.yaml"
-    try:
-        there = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"eval": {}}
-    except (OSError, ValueError, yaml.YAMLError):
-        there = None
-    if not (isinstance(there, dict) and "eval" in there):
-        raise UserError(
-            f"{folder} holds a run that is no evaluation: give this one another --name."
-        )
-    return folder
 
 
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:

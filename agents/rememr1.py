@@ -171,16 +171,15 @@ AS_THE_CODE = Compat(
          boxed_literal="double"),
     reading=dict(history_scope="include_current", boxed_literal="single"),
     rewards=REWARDS,
-    omitted="among equally good memories the most recent is recalled, not the one that a hash picks; "
-    "a look back that fails leaves its placeholder, never the word None, and that placeholder is no "
-    "recalled text to the rewards; a blank memory and the first-memory literal are never recalled; "
-    "<think> thoughts enter "
-    "no memory and no reward; sections keep their token ids in evaluation too",
+    omitted="among equally good memories the most recent is recalled, not the one that a hash "
+    "picks; a look back that fails leaves its placeholder, never the word None, and that "
+    "placeholder is no recalled text to the rewards; a blank memory and the first-memory literal "
+    "are never recalled; <think> thoughts enter no memory and no reward; sections keep their token "
+    "ids in evaluation too",
 )  # fmt: skip
 
 # Chosen on the dev split (dev/LOG.md), for each agent on its own: MemAgent learns nothing at 4
-# sections and
-# more before it has learnt 2.
+# sections and more before it has learnt 2.
 TRAINING = {
     "rememr1": dict(steps=60, grow_at=0.7, grow_steps=10, temperature=(1.2, 1.3)),
     "memagent": dict(steps=60, grow_at=0.6, grow_steps=10, temperature=(1.0, 1.1, 1.2)),

@@ -1,6 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `AgentError`, `clean`, `clip`, `first_line`, `loading`. Leaves out: files (config/files.py).
+Holds: `UserError`, `AgentError`, `clean`, `clip`, `first_line`, `loading`.
+Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
 

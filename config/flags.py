@@ -32,8 +32,8 @@ REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.E
            errno.EROFS)  # fmt: skip
 
 Panels = Sequence[tuple[str, type]]  # (title, settings class)
-# stands in the help for a value of several: in full they are so wide that in 80 columns the names of
-# the flags beside them are cut
+# stands in the help for a value of several: in full they are so wide that in 80 columns the
+# names of the flags beside them are cut
 CHOICE = "<choice>"
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}

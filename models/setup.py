@@ -59,7 +59,7 @@ class Setup:
     def of_evaluation(
         cls, config: EvalConfig, agents: Sequence[Agent], untrained: bool = False
     ) -> Setup:
-        """Resolve what answers agents: the model, or with `untrained` the policy before training."""
+        """Resolve what answers agents: the model, or `untrained` the policy before training."""
         device = resolve_device(config.device)
         dtype = config.dtype
         if dtype == "auto":

@@ -1,4 +1,4 @@
-"""The house: seven modules at the root, nine rooms, one import direction; no agent known by name."""
+"""The house: seven modules at the root, nine rooms, one import direction, no agent by name."""
 
 import ast
 import re
@@ -100,7 +100,7 @@ AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_line_of_the_source_names_an_agent(path):
-    """Outside agents/, embedded/ and the published tables; only the default is named, in find.py."""
+    """Outside agents/, embedded/ and the published tables."""
     where = path.relative_to(ROOT)
     if where.parts[0] in ("agents", "embedded") or where.name == "published.py":
         return
@@ -123,7 +123,7 @@ def test_no_line_of_the_source_names_an_agent(path):
     "path", [*tracked("*.py"), *tracked("*.md")], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_a_hundred_columns(path):
-    """In code and in prose; a table row of Markdown has to be one line, and the log keeps its own."""
+    """In code and prose; a table row of Markdown has to be one line, the log keeps its own."""
     if path.name == "LOG.md":
         return
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -152,7 +152,7 @@ def flags(*words: str) -> list[tuple[str, str]]:
     """(flag, panel) of a command, as its help shows them."""
     group = typer.main.get_command(cli.app)
     with group.make_context("cli.py", [*words], resilient_parsing=True) as ctx:
-        _, found, rest = group.resolve_command(ctx, [*words])
+        _, found, _ = group.resolve_command(ctx, [*words])
         params = found.get_params(ctx)
     return [(p.opts[0], getattr(p, "rich_help_panel", None) or "") for p in params]
 
