@@ -323,7 +323,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         sampling, seed = Sampling(self.temperature, config.top_p), seed_of(config.seed, step)
         done = rollout(self.engine, self.agent, jobs, sampling, seed, config.in_flight)
         for trajectory in done:  # in the order in which they finish
-            self.set_rewards(trajectory)
+            self.grade(trajectory)
             groups[trajectory.task.id].trajectories.append(trajectory)
         for group in groups.values():
             group.trajectories.sort(key=lambda t: t.sample)
@@ -337,7 +337,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Return a trajectory's reward, 0 if it failed."""
         return 0.0 if trajectory.error else self.agent.reward(trajectory, self.config.outcome)
 
-    def set_rewards(self, trajectory: Trajectory) -> None:
+    def grade(self, trajectory: Trajectory) -> None:
         """Set a trajectory's reward and, if the agent rewards single turns, those of its turns."""
         trajectory.reward = self.reward(trajectory)
         rewards = self.agent.turn_rewards(trajectory)
