@@ -112,7 +112,8 @@ def rewarded(agent: Agent, reward: Reward | None) -> Agent:
     if reward is None:
         return agent
     agent = copy.copy(agent)
-    agent.reward = lambda trajectory, outcome="exact": reward(trajectory)  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    agent.reward = lambda trajectory, outcome="exact": reward(trajectory)
     return agent
 
 
@@ -185,6 +186,7 @@ def train(
     torchrun.
     """
     silence_lightning()
+    find.find(run.agent)
     check(TrainingSetup.of(run, config, agent))
     _check_launch(run)
     name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")

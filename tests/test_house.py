@@ -124,7 +124,7 @@ def test_no_line_of_the_source_names_an_agent(path):
 )
 def test_a_hundred_columns(path):
     """In code and prose; a table row of Markdown has to be one line, the log keeps its own."""
-    if path.name == "LOG.md":
+    if path.name == "LOG.md" or path.parent.name == "results":  # written by bench
         return
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = path.suffix == ".md" and line.startswith("|") and path.name != "README.md"
