@@ -18,8 +18,18 @@ import typer
 from agents import find
 from config import options
 from config.errors import UserError
-from config.flags import CHOICE, AgentGroup, command, value_of
-from config.options import BaseConfig, Device, EngineName, EvalConfig, GRPOConfig, RunConfig
+from config.flags import AgentGroup, command
+from config.options import (
+    AskConfig,
+    BaseConfig,
+    BuildConfig,
+    BuildRulerConfig,
+    EvalConfig,
+    FilterConfig,
+    GRPOConfig,
+    PlanConfig,
+    RunConfig,
+)
 from memagent import ReadConfig
 
 # Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then
@@ -179,46 +189,22 @@ def _eval(
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
 
-ENDPOINT = (
-    "ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its "
-    "tokenizer, "
-    "without it lengths are estimated"
-)
-
-
-@command(app, ReadConfig, more=find.own_flags)
+@command(app, AskConfig, ReadConfig, everyday=options.EVERYDAY["ask"], more=find.own_flags)
 def ask(
     file: Annotated[Path, typer.Argument(help="text to read")],
     question: Annotated[str, typer.Argument()],
-    model: Model = "",
     name: AgentName = "",
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    device: Annotated[
-        Device, typer.Option(help="where the model computes: cpu, cuda or auto", metavar=CHOICE)
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="run code that comes with the model")
-    ] = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="what answers: transformers or vllm", metavar=CHOICE)
-    ] = "transformers",
-    endpoint: Annotated[str, typer.Option(help=ENDPOINT)] = "",
-    served_as: Annotated[str, typer.Option(help="endpoint: the model's name there")] = "",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="endpoint: send text, for servers that take no token ids")
-    ] = False,
     preset: Preset = "default",
     compat: Compat = "",
+    asked: dict = {},
     agent: dict = {},
 ):
     """Answer a question about a text, showing the memory as it changes."""
     from commands.ask import ask as run_ask
 
-    config = EvalConfig(
-        model=model, device=device, engine=engine, trust_remote_code=trust_remote_code, in_flight=1,
-        endpoint=tuple(url for url in endpoint.split(",") if url), served_as=served_as, chat=chat,
-    )  # fmt: skip
-    policy = find.model_or_default(model, endpoint)
+    temperature = asked.pop("temperature", AskConfig().temperature)
+    config = EvalConfig(**asked, in_flight=1)
+    policy = find.model_or_default(config.model, config.endpoint)
     name = name or find.agent_of(preset, policy)
     theirs = find.compat_of(compat, [name], training=False).get("agent", {})
     settings = {"max_sections": None} | theirs | agent
@@ -245,39 +231,27 @@ def show(
     run_show(path, step, task, wrong, n, agent)
 
 
-@command(app, GRPOConfig, ReadConfig, more=find.own_flags)
+@command(
+    app, PlanConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["plan"], more=find.own_flags
+)
 def plan(
-    model: Annotated[
-        str,
-        typer.Option(help="a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded policy"),
-    ] = "",
-    gpu_gib: Annotated[
-        float | None, typer.Option(help="memory of one GPU; default: the card's")
-    ] = None,
-    devices: Annotated[int, typer.Option(help="GPUs")] = 1,
-    card: Annotated[
-        str,
-        typer.Option(
-            help="H200, H100, A100, L40S, RTX 4090, L4 or A10; default: by its memory an RTX 4090 "
-            "(24 GiB), L40S (48), H100 (80, and where nothing is said) or H200 (141)"
-        ),
-    ] = "",
-    sections: Annotated[int, typer.Option(help="of a document, for the seconds")] = 15,
     name: AgentName = "",
     preset: Preset = "default",
+    machine: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
     """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
     from commands.plan import show as show_plan
 
-    grpo_config, reader = find.resolve(preset, model or options.EMBEDDED, grpo, agent, name)
+    config = PlanConfig(**machine)
+    grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
     if not reader.by_section:
         raise UserError(
             f"A plan is for an agent that is trained section by section, which {reader.label} is "
             "not."
         )
-    show_plan(model, gpu_gib, devices, card, sections, grpo_config, reader)
+    show_plan(config, grpo_config, reader)
 
 
 @command(app)
@@ -386,129 +360,50 @@ def convert(
     typer.echo(f"{len(tasks)} tasks are in {out}.")
 
 
-@command(data_app)
+@command(data_app, BuildConfig)
 def build(
     file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
     out: Annotated[Path, typer.Argument(help="folder")],
-    documents: Annotated[
-        str, typer.Option(help="documents of a task, e.g. 50,200,800")
-    ] = "50,200,800",
-    n: Annotated[int, typer.Option("--n", help="questions")] = 128,
-    extra: Annotated[Path | None, typer.Option(help="further passages as filler")] = None,
-    split: Annotated[
-        str, typer.Option(help="only questions of this split of the source: train or validation")
-    ] = "",
-    seed: Annotated[int, typer.Option()] = 0,
-    compat_seed4: Annotated[
-        bool,
-        typer.Option(
-            "--compat-seed4", help="upstream's shuffle: evidence always in the same places"
-        ),
-    ] = False,
-    evidence_order: Annotated[
-        Literal["any", "forward", "reverse"], typer.Option(help="reverse = the last hop first")
-    ] = "any",
-    min_distance: Annotated[
-        float,
-        typer.Option(
-            help="of pieces of evidence: below 1 a share of the documents, else documents"
-        ),
-    ] = 0.0,
+    sets: dict = {},
 ):
     """Build RULER-HQA sets: the same questions among N documents, OUT/hqa_N.jsonl.gz each."""
     from commands.taskfiles import build_hqa
 
+    c = BuildConfig(**sets)
     config = EvalConfig(
-        suite="ruler-hqa",
-        lengths=value_of("documents", tuple[int, ...], documents),
-        n=n,
-        filler=(str(extra),) if extra else (),
-        source_split=split,
-        seed=seed,
-        compat_seed4=compat_seed4,
-        evidence_order=evidence_order,
-        min_distance=min_distance,
-    )
+        suite="ruler-hqa", lengths=c.documents, n=c.n, filler=c.extra, source_split=c.split,
+        seed=c.seed, compat_seed4=c.compat_seed4, evidence_order=c.evidence_order,
+        min_distance=c.min_distance,
+    )  # fmt: skip
     build_hqa(file, out, config)
 
 
-@command(data_app)
-def build_ruler(
-    out: Annotated[Path, typer.Argument(help="folder")],
-    tokens: Annotated[
-        str, typer.Option(help="of a task, e.g. 4096,...,131072 (each twice the one before)")
-    ] = "4096",
-    tasks: Annotated[
-        str,
-        typer.Option(
-            help="all, or some, such as niah_single_1,vt; empty = those whose sources are given"
-        ),
-    ] = "",
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            help="folder or hub name of the model whose tokens count; empty = the embedded policy's"
-        ),
-    ] = "",
-    n: Annotated[int, typer.Option("--n", help="questions a task and length")] = 128,
-    haystack: Annotated[str, typer.Option(help="essays: text files, or files of passages")] = "",
-    squad: Annotated[str, typer.Option(help="file of SQuAD's form, for qa_1")] = "",
-    questions: Annotated[
-        str, typer.Option(help="HotpotQA's questions with their paragraphs, for qa_2")
-    ] = "",
-    extra: Annotated[str, typer.Option(help="further passages as filler")] = "",
-    split: Annotated[str, typer.Option(help="only questions of this split of the source")] = "",
-    seed: Annotated[int, typer.Option()] = 0,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="run code that comes with the tokenizer")
-    ] = False,
-):
+@command(data_app, BuildRulerConfig)
+def build_ruler(out: Annotated[Path, typer.Argument(help="folder")], sets: dict = {}):
     """Build RULER's thirteen tasks at any length, offline: OUT/TASK_TOKENS.jsonl.gz each."""
     from commands.taskfiles import build_ruler as run_build
 
-    many = {
-        name: value_of(name, tuple[str, ...], text)
-        for name, text in (("ruler_tasks", tasks), ("haystack", haystack), ("filler", extra))
-    }
+    c = BuildRulerConfig(**sets)
     config = EvalConfig(
-        suite="ruler",
-        lengths=value_of("tokens", tuple[int, ...], tokens),
-        n=n,
-        squad=squad,
-        source_split=split,
-        seed=seed,
-        data=value_of("questions", tuple[str, ...], questions) or ("world",),
-        **many,
-    )
-    run_build(out, config, tokenizer, trust_remote_code)
+        suite="ruler", lengths=c.tokens, n=c.n, squad=c.squad, source_split=c.split, seed=c.seed,
+        data=c.questions or ("world",), ruler_tasks=c.tasks, haystack=c.haystack, filler=c.extra,
+    )  # fmt: skip
+    run_build(out, config, c.tokenizer, c.trust_remote_code)
 
 
-@command(data_app, name="filter")
+@command(data_app, FilterConfig, name="filter")
 def filter_questions(
     file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
     out: Annotated[Path, typer.Argument(help="set without the known ones")],
-    model: Annotated[str, typer.Option(help="folder or hub name of the model that is asked")] = "",
-    samples: Annotated[int, typer.Option(help="answers a question; one right one is enough")] = 2,
-    temperature: Annotated[float, typer.Option()] = 1.0,
-    top_p: Annotated[float, typer.Option()] = 0.7,
-    answer_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 512,
-    rule: Annotated[
-        Literal["contains", "right"],
-        typer.Option(
-            help="contains = drop too if an accepted answer stands anywhere in the response, in "
-            "any case, inside a word too (as MemAgent's filter.py); right = if the box is right"
-        ),
-    ] = "contains",
-    device: Annotated[Device, typer.Option(help="where the model computes")] = "auto",
-    engine: Annotated[EngineName, typer.Option(help="what answers")] = "transformers",
+    asked: dict = {},
 ):
     """Drop questions that a model answers without the document; goes on where it was stopped."""
     from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 
-    EvalConfig(device=device, engine=engine, samples=samples, top_p=top_p)  # for its checks
-    test = ClosedBook(rule, samples, temperature, top_p, answer_tokens)
-    run_filter(file, out, model, test, device, engine)
+    c = FilterConfig(**asked)
+    test = ClosedBook(c.rule, c.samples, c.temperature, c.top_p, c.answer_tokens)
+    run_filter(file, out, c.model, test, c.device, c.engine)
 
 
 @command(data_app)

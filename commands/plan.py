@@ -7,7 +7,7 @@ Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next:
 from __future__ import annotations
 
 from config.errors import UserError
-from config.options import GRPOConfig
+from config.options import GRPOConfig, PlanConfig
 from memagent import Agent
 from models.plan import (
     CARD_GIB,
@@ -57,21 +57,14 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
     return gpu_gib, card or next(large_enough, CARD_OF_SIZE[-1])
 
 
-def show(
-    model: str,
-    gpu_gib: float | None,
-    devices: int,
-    card: str,
-    sections: int,
-    grpo: GRPOConfig,
-    agent: Agent,
-) -> None:
-    """Print a column for each mode, and the formulas. gpu_gib and card: as in `card_of`."""
+def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
+    """Print a column for each mode, and the formulas."""
     from rich.table import Table
 
     from config.terminal import console
 
-    gpu_gib, card = card_of(gpu_gib, card)
+    model, devices, sections = machine.model, machine.devices, machine.sections
+    gpu_gib, card = card_of(machine.gpu_gib, machine.card)
     g = geometry(model)
     console.print(
         f"{model or 'the embedded policy'}: {g.weights / 1e9:.3g} billion weights, "

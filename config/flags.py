@@ -54,15 +54,15 @@ def command(
     parent: typer.Typer,
     *classes: type,
     name: str | None = None,
-    everyday: Sequence[str] = (),
+    everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    everyday: flags of the first panel, of the function and of the classes. more: returns further
-    settings classes from the arguments; their fields go into the last dict. A UserError becomes
-    one sentence and exit code 2.
+    everyday: flags of the first panel, of the function and of the classes; None = all. more:
+    returns further settings classes from the arguments; their fields go into the last dict. A
+    UserError becomes one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
@@ -82,7 +82,7 @@ def command(
 
 
 def _runner(
-    function: Callable, classes: Sequence[type], everyday: Sequence[str], more: Panels
+    function: Callable, classes: Sequence[type], everyday: Sequence[str] | None, more: Panels
 ) -> Callable:
     """Wrap the function in one whose signature has a flag for each field."""
     own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
@@ -101,10 +101,12 @@ def _runner(
                 continue
             names.add(field.name)
             sections[-1][field.name] = kind
-            panel = None if field.name in everyday else title or options.panel_of(field.name)
+            first = everyday is None or field.name in everyday
+            panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
             parameters.append(_flag(field.name, kind, default, docs.get(field.name, ""), panel))
-    parameters.sort(key=lambda p: p.name not in everyday and p.kind is p.KEYWORD_ONLY)
+    late = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {*(everyday or ())}
+    parameters.sort(key=lambda p: p.name in late)
 
     @functools.wraps(function)
     def run(**values):

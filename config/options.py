@@ -444,7 +444,126 @@ SUITE_SETTINGS = {
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
 }
 
+
+@dataclass(frozen=True, slots=True)
+class AskConfig:
+    """What answers in `ask`."""
+
+    model: str = ""
+    """folder or hub name of a causal LM; empty = the embedded policy"""
+    temperature: Annotated[float, NOT_NEGATIVE] = 0.0
+    """0 is greedy"""
+    device: Device = "auto"
+    """where the model computes"""
+    engine: EngineName = "transformers"
+    """what answers"""
+    endpoint: tuple[str, ...] = ()
+    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its
+    tokenizer, without it lengths are estimated"""
+    served_as: str = ""
+    """endpoint: the model's name there"""
+    chat: bool = False
+    """endpoint: send text, for servers that take no token ids"""
+    trust_remote_code: bool = False
+    """run code that comes with the model"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """The machine of `plan`."""
+
+    model: str = ""
+    """a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded policy"""
+    gpu_gib: float | None = None
+    """memory of one GPU; empty = the card's"""
+    devices: int = 1
+    """GPUs"""
+    card: str = ""
+    """H200, H100, A100, L40S, RTX 4090, L4 or A10; empty = by its memory an RTX 4090 (24 GiB), L40S
+    (48), H100 (80, and by default) or H200 (141)"""
+    sections: int = 15
+    """of a document, for the seconds"""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """The RULER-HQA sets of `data build`."""
+
+    documents: tuple[int, ...] = (50, 200, 800)
+    """documents of a task"""
+    n: int = 128
+    """questions"""
+    extra: tuple[str, ...] = ()
+    """files of further passages as filler"""
+    split: str = ""
+    """only questions of this split of the source: train or validation"""
+    seed: int = 0
+    """of the draws"""
+    compat_seed4: bool = False
+    """upstream's constant shuffle: evidence always in the same places"""
+    evidence_order: Literal["any", "forward", "reverse"] = "any"
+    """of the evidence: any, forward, or reverse = the last hop first"""
+    min_distance: float = 0.0
+    """between pieces of evidence: below 1 the share of the documents it exceeds, else documents"""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRulerConfig:
+    """The tasks of `data build-ruler`."""
+
+    tokens: tuple[int, ...] = (4096,)
+    """of a task, e.g. 4096,...,131072 (each twice the one before)"""
+    tasks: tuple[str, ...] = ()
+    """all, or some, such as niah_single_1,vt; empty = those whose sources are given"""
+    tokenizer: str = ""
+    """folder or hub name of the model whose tokens count; empty = the embedded policy's"""
+    n: int = 128
+    """questions per task and length"""
+    haystack: tuple[str, ...] = ()
+    """essays: text files, or files of passages"""
+    squad: str = ""
+    """file of SQuAD's form, for qa_1"""
+    questions: tuple[str, ...] = ()
+    """HotpotQA's questions with their paragraphs, for qa_2"""
+    extra: tuple[str, ...] = ()
+    """files of further passages as filler"""
+    split: str = ""
+    """only questions of this split of the source"""
+    seed: int = 0
+    """of the draws"""
+    trust_remote_code: bool = False
+    """run code that comes with the tokenizer"""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterConfig:
+    """What `data filter` asks without the document."""
+
+    model: str = ""
+    """folder or hub name of the model that is asked; empty = the embedded policy"""
+    samples: Annotated[int, COUNT] = 2
+    """answers per question; one right one is enough"""
+    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
+    """of the answers; 0 is greedy"""
+    top_p: Annotated[float, TOP_P] = 0.7
+    """nucleus of the answers"""
+    answer_tokens: int = 512
+    """most tokens of an answer"""
+    rule: Literal["contains", "right"] = "contains"
+    """contains = drop a question too if an accepted answer stands anywhere in the response, in any
+    case, inside a word too (as MemAgent's filter.py); right = only if the box is right"""
+    device: Device = "auto"
+    """where the model computes"""
+    engine: EngineName = "transformers"
+    """what answers"""
+
+    def __post_init__(self):
+        check_fields(self)
+
+
 EVERYDAY = {  # command -> the flags of the first panel
+    "ask": [field.name for field in fields(AskConfig)],
+    "plan": [field.name for field in fields(PlanConfig)],
     "train": (
         "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
         "temperature lora_rank devices engine validation save_every seed"

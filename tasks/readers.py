@@ -26,6 +26,7 @@ from pathlib import Path
 
 from config.errors import UserError, first_line
 from config.files import is_file
+from config.plugins import load_function
 from data import FRAMES, Pool, Task
 
 Passage = tuple[str, str]  # title, text
@@ -440,13 +441,29 @@ FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...
 # ---------------------------------------------------------------- files
 
 
+def is_function(path: str | Path) -> bool:
+    """Tell whether a path names a function of a user's file, own.py:function."""
+    return ".py:" in str(path)
+
+
+def made_tasks(place: str, tasks: Iterable[Task]) -> list[Task]:
+    """Check the tasks that a user's function returned; UserError if they are none."""
+    tasks = list(tasks) if isinstance(tasks, Iterable) else []
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise UserError(f"{place} must return tasks (data.Task), at least one.")
+    return tasks
+
+
 def read(path: str | Path, form: str | None = None, pool: str | Path | None = None) -> list[Task]:
     """Read the tasks of a file, in order; no id may occur twice.
 
     Tasks with paragraphs share one pool of the file's distinct passages.
     form: a name of FORMS; None recognises it by the first record.
-    pool: the HotpotQA json whose passages the numbers of an eval set refer to.
+    pool: the HotpotQA json whose passages the numbers of an eval set refer to. A path of the form
+    own.py:function is a function that returns the tasks.
     """
+    if is_function(path):
+        return made_tasks(str(path), load_function(str(path), "--data")())
     path = Path(path)
     records = _records(path)
     first = next(records, None)

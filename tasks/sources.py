@@ -11,7 +11,6 @@ import random
 
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
-from config.plugins import load_function
 from data import Task, Tasks, seed_of
 from tasks import readers, worlds
 
@@ -64,18 +63,7 @@ def training_tasks(run: RunConfig, config: GRPOConfig) -> Tasks:
     """Open the source of training tasks: generated English, a file, or a function of the user's."""
     if run.data == "world":
         return WorldTasks(run.lengths, run.kinds, config.seed)
-    if ".py:" not in run.data:
-        return FileTasks(readers.read(run.data), config.seed, run.shuffle)
-    tasks = load_function(run.data, "--data")()
-    if hasattr(tasks, "batch"):
-        return tasks
-    tasks = list(tasks)
-    if not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise UserError(
-            f"{run.data} must return tasks (data.Task), at least one, or an object with a method "
-            "batch."
-        )
-    return FileTasks(tasks, config.seed, run.shuffle)
+    return FileTasks(readers.read(run.data), config.seed, run.shuffle)
 
 
 def validation_tasks(run: RunConfig) -> list[Task]:

@@ -140,6 +140,11 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
         and len(lines) == 2
     )
     assert any(0 < float(line["reward"]) < 1 for line in lines)
+    run(
+        "eval", "--agents", "oracle,none", "--data", f"{path}:tasks", "--n", 2, "--runs", tmp_path,
+        "--name", "e",
+    )  # fmt: skip
+    assert len((tmp_path / "e" / "rows.jsonl").read_text().splitlines()) == 8
     for flag, place, what in (
         ("--reward", f"{path}:missing", "has no function 'missing'"),
         ("--reward", f"{path}:number", "has no function 'number'"),
