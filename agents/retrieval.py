@@ -29,7 +29,7 @@ class Retriever(ABC):
     one trajectory.
 
     Ties go to the most recent item, and what shares nothing with the query is not found: nothing
-    depends on hashes or on the order of a set (D-10). Each item is taken apart once.
+    depends on hashes or on the order of a set. Each item is taken apart once.
     """
 
     def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):

@@ -1006,7 +1006,7 @@ def test_format_of_the_answer(codec, response, ours, upstreams):
 
 
 def test_gains_telescope_and_levels_do_not(codec):
-    """Found after the first, the second and the third section, and kept (spec rememr1.md 7)."""
+    """Found after the first, the second and the third section, and kept."""
     group = []
     for found in (0, 1, 2):
         answers = [ask("Otto reached Lima." if k >= found else "Max left.") for k in range(3)] + [
@@ -1083,7 +1083,7 @@ def test_compat_sets_every_axis(tmp_path):
         "aggregation",
         "normalisation",
     }
-    # it evaluates in another way (D-4)
+    # it evaluates in another way
     other = {"history_scope": "include_current", "boxed_literal": "single"}
     assert ReMemR1.compat["upstream"].reading == other
     trains, reads = (

@@ -579,7 +579,7 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     ("outcome", "worth"), [("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3))]
 )
 def test_outcomes(outcome, worth):
-    """An answer that differs from an accepted one in an article or a full stop (D-7).
+    """An answer that differs from an accepted one in an article or a full stop.
 
     As published it is worth nothing, and 1 by `--outcome em`.
     """
