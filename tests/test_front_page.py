@@ -1,10 +1,9 @@
 """README.md, CONTRIBUTING.md and docs/: size, commands, links, figures, the agents they show."""
 
+import contextlib
 import csv
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -12,6 +11,7 @@ from statistics import fmean
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import cli
 from dev import picture
@@ -161,12 +161,11 @@ SMALL = "--chunk-tokens 30 --memory-tokens 8 --final-tokens 8"
 
 
 def run(folder: Path, *words: str) -> str:
-    """Run a command in a process of its own: an agent's flags are known once its file is read."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "cli.py", *words], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Run a command as if in the folder; return what it printed."""
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def own_agent() -> str:

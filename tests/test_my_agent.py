@@ -2,6 +2,7 @@
 
 import csv
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,23 @@ def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
     assert "my_agent" in (trained / "report.html").read_text()
 
 
-def test_the_demo_trains_and_compares_it(tmp_path):
+class Inline:
+    """A worker that does its work when it is given: the demo's own are processes of their own."""
+
+    def __init__(self, *_, **__):
+        self._processes = {}
+
+    def submit(self, function):
+        future = Future()
+        future.set_result(function())
+        return future
+
+    def shutdown(self, *_, **__): ...
+
+
+def test_the_demo_trains_and_compares_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # one rank: no processes for the training either
     run("demo", "--agent", MINE, "--short", "--name", "d", "--runs", tmp_path)
     summary = json.loads((tmp_path / "d" / "summary.json").read_text())
     assert {cell["agent"] for cell in summary["cells"]} == {"trained", "untrained", "full"}
