@@ -302,9 +302,9 @@ class BaseConfig:
     answers: Annotated[int, NOT_NEGATIVE] = 12
     """answers from a memory per step"""
     recalls: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns of rememr1 per step"""
+    """update turns that may look back per step"""
     recall_answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers of rememr1 per step"""
+    """answers that may look back per step"""
     full: Annotated[int, NOT_NEGATIVE] = 4
     """documents read whole per step"""
     full_sections: Annotated[int, COUNT] = 16

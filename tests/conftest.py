@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import Future
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -61,3 +62,17 @@ def codec() -> Codec:
 @pytest.fixture
 def policy(codec):
     return random_policy(codec)
+
+
+class Inline:
+    """A worker that does its work when it is given: the demo's own are processes of their own."""
+
+    def __init__(self, *_, **__):
+        self._processes = {}
+
+    def submit(self, function):
+        future = Future()
+        future.set_result(function())
+        return future
+
+    def shutdown(self, *_, **__): ...

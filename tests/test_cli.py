@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import cell_of, parts_of
+from conftest import Inline, cell_of, parts_of
 from test_front_page import blocks, commands
 from typer.testing import CliRunner
 
@@ -568,6 +568,7 @@ SMALL = {
 
 def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
     out = run("demo", "--agent", "rememr1", "--short")
     assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
     folder = Path("runs/demo-rememr1")

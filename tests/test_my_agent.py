@@ -2,11 +2,11 @@
 
 import csv
 import json
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import Inline
 from typer.testing import CliRunner
 
 import cli
@@ -94,20 +94,6 @@ def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
     assert "section 1 of 2" in run("show", trained, "--n", 1, "--agent", MINE)
     assert "agent my_agent" in " ".join(run("plan", "--agent", MINE, "--topic", "food").split())
     assert "my_agent" in (trained / "report.html").read_text()
-
-
-class Inline:
-    """A worker that does its work when it is given: the demo's own are processes of their own."""
-
-    def __init__(self, *_, **__):
-        self._processes = {}
-
-    def submit(self, function):
-        future = Future()
-        future.set_result(function())
-        return future
-
-    def shutdown(self, *_, **__): ...
 
 
 def test_the_demo_trains_and_compares_it(tmp_path, monkeypatch):
