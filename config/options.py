@@ -302,9 +302,9 @@ class BaseConfig:
     answers: Annotated[int, NOT_NEGATIVE] = 12
     """answers from a memory per step"""
     recalls: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns that may look back per step"""
+    """update turns with a look back per step"""
     recall_answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers that may look back per step"""
+    """answers after a look back per step"""
     full: Annotated[int, NOT_NEGATIVE] = 4
     """documents read whole per step"""
     full_sections: Annotated[int, COUNT] = 16
@@ -345,8 +345,8 @@ class EvalConfig:
     """files of tasks, or world = generated English; for ruler-hqa and ruler: questions with their
     own paragraphs"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
-    """agents to compare, by name or as files (my_agent.py): memagent, rememr1; full = the whole
-    document in one prompt; bm25 = the best sections; none = the question alone; oracle = the
+    """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
+    prompt; bm25 = the best sections; none = the question alone; oracle = the
     evidence alone. The first one is compared with the others, each other one with itself before
     training"""
     lengths: Annotated[tuple[int, ...], COUNT] = ()
