@@ -371,10 +371,16 @@ def build(
 
     c = BuildConfig(**sets)
     config = EvalConfig(
-        suite="ruler-hqa", lengths=c.documents, n=c.n, filler=c.extra, source_split=c.split,
-        seed=c.seed, compat_seed4=c.compat_seed4, evidence_order=c.evidence_order,
+        suite="ruler-hqa",
+        lengths=c.documents,
+        n=c.n,
+        filler=c.extra,
+        source_split=c.split,
+        seed=c.seed,
+        compat_seed4=c.compat_seed4,
+        evidence_order=c.evidence_order,
         min_distance=c.min_distance,
-    )  # fmt: skip
+    )
     build_hqa(file, out, config)
 
 
@@ -385,9 +391,17 @@ def build_ruler(out: Annotated[Path, typer.Argument(help="folder")], sets: dict 
 
     c = BuildRulerConfig(**sets)
     config = EvalConfig(
-        suite="ruler", lengths=c.tokens, n=c.n, squad=c.squad, source_split=c.split, seed=c.seed,
-        data=c.questions or ("world",), ruler_tasks=c.tasks, haystack=c.haystack, filler=c.extra,
-    )  # fmt: skip
+        suite="ruler",
+        lengths=c.tokens,
+        n=c.n,
+        squad=c.squad,
+        source_split=c.split,
+        seed=c.seed,
+        data=c.questions or ("world",),
+        ruler_tasks=c.tasks,
+        haystack=c.haystack,
+        filler=c.extra,
+    )
     run_build(out, config, c.tokenizer, c.trust_remote_code)
 
 

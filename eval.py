@@ -338,10 +338,15 @@ class _Suite:
                     n = len(tasks) * conditions.samples
                     shown = progress.add_task(escape(title), total=n, note="")
                     rows = evaluate(
-                        engine, self._agent(name), tasks, sampling, cell,
-                        self.folder / "rows.jsonl", conditions,
+                        engine,
+                        self._agent(name),
+                        tasks,
+                        sampling,
+                        cell,
+                        self.folder / "rows.jsonl",
+                        conditions,
                         lambda row, shown=shown: progress.advance(shown),
-                    )  # fmt: skip
+                    )
                     if len(rows) == n:
                         self.done[name, sampling.temperature, k] = rows
                 tasks = []  # one column's documents at a time

@@ -391,9 +391,14 @@ class ReMemR1(Agent):
         def prompt(name: str, max_tokens: int, **more) -> Prompt:
             recalled = codec.text(state.recalled.text) if state.recalled.steps else nothing
             return self.prompt(
-                name, max_tokens, cut=sections.left_out, problem=task.question, memory=state.memory,
-                recalled_memory=recalled, **more,
-            )  # fmt: skip
+                name,
+                max_tokens,
+                cut=sections.left_out,
+                problem=task.question,
+                memory=state.memory,
+                recalled_memory=recalled,
+                **more,
+            )
 
         for section in sections:
             turn = yield prompt("recall_update", c.most_step_tokens, section=section)
