@@ -11,13 +11,13 @@ from conftest import random_policy
 from agents import find
 from commands import train
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig
 from data import Task
 from embedded import tiny
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
-from grpo import GRPO, advantages_of, training_rows
+from grpo import advantages_of, training_rows
 from memagent import Agent, Group, ReadConfig
 from models.load import with_lora
 from models.logprobs import logprobs, pack
@@ -338,4 +338,3 @@ def test_every_member_but_run_has_a_default(codec):
     assert agent.reward(done) == 1.0 and agent.turn_rewards(done) is None
     assert agent.count(done.task, done.turns[0]) == {} and agent.state() is None
     assert agent.limits().written == 512 and agent.with_settings(width=5).config.width == 5
-    assert GRPO is not None and EMBEDDED.exists()
