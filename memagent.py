@@ -366,8 +366,10 @@ class Agent:
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
         """
-        slots = {slot: self.codec.text(text) for slot, text in slots.items()}
-        pieces = []
+        with_ids, pieces = self.codec.text, []
+        slots = {
+            slot: text if type(text) is Text else with_ids(text) for slot, text in slots.items()
+        }
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
                 raise AgentError(

@@ -101,7 +101,7 @@ def advance(agent: Agent, steps: Generator, turn: Turn | None = None) -> Prompt 
 
     UserError is the agent's own: the trajectory has failed. AgentError is a mistake in its code.
     """
-    at = _place(steps)
+    at = "" if turn else _place(steps)  # a generator that has ended stands nowhere
     try:
         prompt = steps.send(turn)
     except StopIteration:

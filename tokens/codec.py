@@ -189,7 +189,7 @@ class Codec:
 
         goes_on: the message follows an assistant's, whose end is part of what stands before it.
         """
-        key = (role, system, json.dumps(tools, sort_keys=True), goes_on)
+        key = (role, system, json.dumps(tools, sort_keys=True) if tools else "", goes_on)
         if key not in self._frames:
             self._frames[key] = self._rendered(role, system or self._system, tools, goes_on)
         return self._frames[key]
