@@ -32,11 +32,9 @@ from config.options import (
 )
 from memagent import ReadConfig
 
-# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then
-# take the
-# cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32 to
-# 69 s
-# for what one thread does in 12, sleeping ones in 13.
+# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take
+# the cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32
+# to 69 s for what one thread does in 12, sleeping ones in 13.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(

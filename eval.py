@@ -268,8 +268,7 @@ def _hash(*parts: object) -> str:
 # ---------------------------------------------------------------- all cells
 
 # most characters of the documents in flight together; each is held as ids, about one byte a
-# character,
-# and a few sections as text
+# character, and a few sections as text
 DOCUMENT_CHARACTERS = 1 << 29
 
 

@@ -52,15 +52,14 @@ class Prompt:
     memory: str = ""  # the memory it starts from
     cut: int = 0  # tokens of the document that the agent never reads, by `max_sections` or `window`
     role: str = "user"  # of the message, as the model's chat template calls it
-    system: str = (
-        ""  # a system message before it; in a conversation that goes on, the first prompt's holds
-    )
+    system: str = ""  # a system message before it; a conversation has its first prompt's
     tools: tuple[dict, ...] = ()  # JSON schemas for the chat template; likewise
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered by the policy as it was before training; never trained
-    place: Hashable = None  # turns of a group with the same place are compared with each other;
-    # None: the k-th turns are, and those that answer
+    # turns of a group with the same place are compared with each other; None: the k-th turns are,
+    # and those that answer
+    place: Hashable = None
 
     @property
     def text(self) -> str:
@@ -223,31 +222,27 @@ class Agent:
     as well and can run.
     """
 
-    name: ClassVar[str] = ""  # as it is called: agents/NAME.py, or the file's path
-    Config: ClassVar[type[ReadConfig]] = (
-        ReadConfig  # a frozen dataclass: each field is a flag, its docstring the help
-    )
-    prompts: ClassVar[
-        Mapping[str, Wording | str]
-    ] = {}  # a str is a template as it stands, with {slots}
-    presets: ClassVar[
-        Mapping[str, Mapping[str, dict]]
-    ] = {}  # name -> section (grpo, agent, run) -> fields
+    name: ClassVar[str] = ""
+    """as it is called: that of agents/NAME.py, or the file's path"""
+    Config: ClassVar[type[ReadConfig]] = ReadConfig
+    """a frozen dataclass: each field is a flag, its docstring the flag's help"""
+    prompts: ClassVar[Mapping[str, Wording | str]] = {}
+    """by name; a str is a template as it stands, with {slots}"""
+    presets: ClassVar[Mapping[str, Mapping[str, dict]]] = {}
+    """name -> section (grpo, agent, run) -> fields"""
     compat: ClassVar[Mapping[str, Compat]] = {}
-    training: ClassVar[
-        dict
-    ] = {}  # fields of GRPOConfig whatever the preset; a flag goes before them
-    by_section: ClassVar[bool] = True  # False: one prompt, cut to the model's window
-    frozen_turns: ClassVar[bool] = (
-        False  # whether some prompts are `frozen`: training then keeps that policy
-    )
-    rates: ClassVar[
-        Mapping[str, tuple[str, str]]
-    ] = {}  # column -> (numerator, denominator), names of `count`
-    splits: ClassVar[
-        Sequence[str]
-    ] = ()  # counts by which a report splits trajectories: with any, with none
-    demo: ClassVar[object] = None  # a commands.demo plan as plain data; None: the usual one
+    training: ClassVar[dict] = {}
+    """fields of GRPOConfig whatever the preset; a flag goes before them"""
+    by_section: ClassVar[bool] = True
+    """False: one prompt, cut to the model's window"""
+    frozen_turns: ClassVar[bool] = False
+    """whether some prompts are `frozen`: training then keeps that policy"""
+    rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """column -> (numerator, denominator), names of `count`"""
+    splits: ClassVar[Sequence[str]] = ()
+    """counts by which a report splits trajectories: with any, with none"""
+    demo: ClassVar[object] = None
+    """a plan of commands/demo.py as plain data; None: the usual one"""
 
     def __init__(
         self,
@@ -437,10 +432,8 @@ class Agent:
 
 UPDATE = Wording(
     "You read a long document one section at a time and carry a short memory from section to "
-    "section. "
-    "Read the section below, then write the memory anew: keep every old detail that helps to "
-    "solve the "
-    "problem, add what this section contributes, leave out the rest.",
+    "section. Read the section below, then write the memory anew: keep every old detail that helps "
+    "to solve the problem, add what this section contributes, leave out the rest.",
     ("section", "problem", "memory"),
     cue="Updated memory:",
     needs=("section",),

@@ -28,8 +28,8 @@ DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
 # what `train --resume` may change of a run: nothing that its steps so far depend on. How much is
-# computed
-# at once may change, for a run that ran out of memory; sums are then rounded in another order
+# computed at once may change, for a run that ran out of memory; sums are then rounded in another
+# order
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes"},

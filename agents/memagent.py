@@ -14,9 +14,9 @@ import memagent
 
 # MemAgent 7B as its released code trains it. Second-hand, from notes on the paper's second version
 # (report/published.py): a batch of 256 for 7B and 14B (the code has 256 for 14B alone), about 400
-# steps
-# on 32,768 documents of 32K tokens, then a second stage on 2,560 documents of up to 60K tokens
-# (DocQA-RL-1.6K among them), which the released code does not have and this preset does not either.
+# steps on 32,768 documents of 32K tokens, then a second stage on 2,560 documents of up to 60K
+# tokens (DocQA-RL-1.6K among them), which the released code does not have and this preset does not
+# either.
 PAPER = {
     "grpo": dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share",
                  normalisation="mean", aggregation="token_mean", clip_low=0.2, clip_high=0.2,
@@ -29,10 +29,8 @@ PAPER = {
 
 # An optimizer step for every 64 turns, each the mean of its turns' token means; Qwen3 thinks, since
 # nothing in vime switches that off. Not copied: in vime thoughts get into the memory and are
-# graded.
-# Not known: upstream's own custom_convert.py (this is a public fork's), what a newer vime, which
-# asks
-# for rollout_ids that this file does not give, trains on, and any result.
+# graded. Not known: upstream's own custom_convert.py (this is a public fork's), what a newer vime,
+# which asks for rollout_ids that this file does not give, trains on, and any result.
 VIME = {
     "grpo": dict(tasks_per_step=(8,), group_size=8, rows_per_update=64, credit="split",
                  normalisation="std", aggregation="turn_mean", without_signal="keep", clip_low=0.2,

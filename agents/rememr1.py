@@ -52,16 +52,14 @@ NOT_RECALLED = "No memory was recalled."
 EXAMPLE = "the year in which the bridge was opened"
 LOOK_BACK = Wording(
     "You read a long document one section at a time and carry a short memory from section to "
-    "section. "
-    "Your earlier memories are stored and can be looked up. Read the section below, then write:\n"
+    "section. Your earlier memories are stored and can be looked up. Read the section below, then "
+    "write:\n"
     "- what the section adds and what is still missing, briefly, as <thinking>...</thinking>;\n"
     "- the memory anew, exactly once, as <update>...</update>: keep every old detail that helps "
-    "to solve the "
-    "problem, add what this section contributes, leave out the rest;\n"
+    "to solve the problem, add what this section contributes, leave out the rest;\n"
     "- only if a piece is missing that an earlier memory may hold: what to look for, at most "
-    "once, as "
-    "<recall>...</recall>, for example <recall>{example}</recall>. What is found is shown beside "
-    "the next section.",
+    "once, as <recall>...</recall>, for example <recall>{example}</recall>. What is found is shown "
+    "beside the next section.",
     ("section", "problem", "recalled_memory", "memory"),
     cue="Updated memory:",
     needs=("section", "recalled_memory"),
@@ -325,9 +323,7 @@ class Notes:
     """What ReMemR1 keeps of a turn."""
 
     recalled: Recall  # what stood in the prompt
-    evidence: str = (
-        ""  # what of the evidence that text holds: `Evidence.in_text`, "" = nothing was recalled
-    )
+    evidence: str = ""  # what of it the recalled text holds (`Evidence.in_text`); "": none recalled
     sought: bool = False  # whether there is an accepted answer to look for
     step: Step | None = None  # what the response says; None in the final turn
     asked: str = ""  # what was looked for after this turn

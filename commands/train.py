@@ -312,8 +312,7 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         setup.dtype,
         lambda: _write_settings(setup, folder),
         # questions of generated English are not kept: its facts are split, and no fact that is
-        # trained
-        # on is ever asked for in an evaluation
+        # trained on is ever asked for in an evaluation
         run.data != "world",
     )
     loggers = [

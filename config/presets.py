@@ -11,10 +11,8 @@ from __future__ import annotations
 PRESETS: dict[str, dict[str, dict]] = {
     "default": {},
     # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated:
-    # a
-    # failure of probability p at temperature T has about p^T at 1; hotter as documents grow,
-    # because
-    # failures, the signal, get rare
+    # a failure of probability p at temperature T has about p^T at 1; hotter as documents grow,
+    # because failures, the signal, get rare
     "demo": {
         "grpo": dict(tasks_per_step=(8,), group_size=16, normalisation="mean",
                      temperature=(1.3, 1.6, 1.9, 2.2), lr=4e-4, decay_from=0.6,

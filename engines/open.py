@@ -127,8 +127,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     if agent.frozen_turns and not grpo.lora_rank:
         raise UserError(
             f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
-            "one "
-            "set of weights: give a --lora-rank, or --engine transformers."
+            "one set of weights: give a --lora-rank, or --engine transformers."
         )
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if setup.on_gpu:

@@ -44,7 +44,7 @@ def group(outcomes=OUTCOMES, turn_rewards=TURN_REWARDS) -> Group:
     ],
 )
 def test_golden_advantages(compat, preset, scale):
-    """D-3: the default has scale 1; upstream's doubling is a setting of its own.
+    """The default has scale 1; upstream's doubling is a setting of its own.
 
     As the commands resolve them.
     """

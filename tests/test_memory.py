@@ -153,7 +153,7 @@ def test_what_is_no_candidate_weighs_nothing(name):
     )
 
 
-def test_d10_what_is_found_does_not_depend_on_hashes():
+def test_what_is_found_does_not_depend_on_hashes():
     script = (
         "from agents.retrieval import *\n"
         "items = [f'{a} {b}' for a in ('Anna', 'Otto', 'Ida') for b in ('met', 'saw', 'left')]\n"

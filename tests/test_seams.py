@@ -29,8 +29,7 @@ CONFIG = ReadConfig(chunk_tokens=24, memory_tokens=6, final_tokens=6)
 CHATML = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool['name'] }} {% endfor %}</tools>{% endif %}"
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor "
-    "%}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "%}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 

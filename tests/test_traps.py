@@ -1,6 +1,6 @@
 """What went wrong in ReMemR1's published code and cannot here.
 
-D-1 to D-24 of spec rememr1.md 14, each with the tests that would notice.
+Holds: TRAPS, each with the tests that would notice.
 
 Traps of one agent are tested beside it; those of the plumbing around it, here.
 """
@@ -48,71 +48,91 @@ MODULES = sorted(
 )
 TRAPS = {
     # the memory before a turn is the prompt's own, nothing is searched for
-    "D-1": "test_rememr1.test_gain_and_level_and_each_reward_alone",
-    "D-2": (
-        "test_rememr1.test_d2_format_and_level_of_an_update test_rememr1.test_the_parsers_table"
+    "a reward for the memory that never matched, because it searched a prompt": (
+        "test_rememr1.test_gain_and_level_and_each_reward_alone"
     ),
-    "D-3": "test_advantages.test_golden_advantages",
-    "D-4": (
+    "a tag that was only found on one line": (
+        "test_rememr1.test_format_and_level_of_an_update test_rememr1.test_the_parsers_table"
+    ),
+    "a turn's reward that counted twice unnoticed": "test_advantages.test_golden_advantages",
+    "prompts that differed between training and evaluation": (
         "test_rememr1.test_training_and_evaluation_see_the_same_prompts "
         "test_rememr1.test_the_box_of_the_final_prompt_may_be_upstreams"
     ),
-    "D-5": (
-        "test_rememr1.test_d5_what_becomes_the_memory "
+    "a memory that became the whole response, or nothing": (
+        "test_rememr1.test_what_becomes_the_memory "
         "test_rememr1.test_a_response_without_an_update_never_wipes_the_memory_unnoticed"
     ),
     # that copying pays and length costs nothing stands in ReMemR1.turn_rewards
-    "D-6": "test_rememr1.test_d6_how_much_of_an_answer_a_text_holds",
+    "a lexical reward for parts of words and for other letters' case": (
+        "test_rememr1.test_how_much_of_an_answer_a_text_holds"
+    ),
     # the whole response is read; --outcome em normalises, the published one not
-    "D-7": "test_rememr1.test_d2_format_and_level_of_an_update test_train.test_outcomes",
-    "D-8": "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for",
+    "a format reward that left out half of the response": (
+        "test_rememr1.test_format_and_level_of_an_update test_train.test_outcomes"
+    ),
+    "validation that graded another form of the answer than the prompt asked for": (
+        "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for"
+    ),
     # best by validation, not by the training batch
-    "D-9": "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported",
+    "the best checkpoint chosen by the training batch": (
+        "test_train.test_the_best_and_the_last_checkpoints_are_kept_and_exported"
+    ),
     # a word's weight in tfidf and bm25 depends on all candidates: these two are fitted at every
     # query, the default never
-    "D-10": (
-        "test_memory.test_d10_what_is_found_does_not_depend_on_hashes "
+    "what is found depended on hashes, or was found with nothing in common": (
+        "test_memory.test_what_is_found_does_not_depend_on_hashes "
         "test_memory.test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found "
         "test_memory.test_the_words_of_an_item_are_taken_once"
     ),
     # with one task alone
-    "D-11": "test_rememr1.test_training_and_evaluation_see_the_same_prompts",
-    "D-12": (
+    "a batch of one task that failed": (
+        "test_rememr1.test_training_and_evaluation_see_the_same_prompts"
+    ),
+    "failed requests that left the denominator": (
         "test_eval.test_failures_and_empty_answers_are_wrong_and_stay_in_n "
         "test_eval.test_failures_are_tried_again_then_written_and_redone_when_asked"
     ),
-    "D-13": (
+    "rows doubled by a second run": (
         "test_eval.test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run "
         "test_eval.test_killed_with_sigkill_at_random_moments"
     ),
     # one way, all answers; upstream's two-way one under its own name
-    "D-14": "test_grading.test_metrics",
-    "D-15": (
+    "a metric that gave an article or one letter full marks": "test_grading.test_metrics",
+    "evidence at the same places in every document": (
         "test_hqa.test_fixed_places_under_compat_seed4_only "
         "test_hqa.test_every_possible_choice_is_drawn_alike"
     ),
-    "D-16": (
+    "other questions at every length, and titles listed twice": (
         "test_readers.test_eval_files_say_where_the_evidence_stands "
         "test_hqa.test_the_same_questions_at_every_length "
         "test_hqa.test_questions_whose_evidence_cannot_stand_so_are_passed_over "
         "test_hqa.test_build_refuses "
         "test_hqa.test_no_second_version_of_an_own_title"
     ),
-    "D-17": "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked",
-    "D-18": (
+    "a rule about the distance of evidence that was not checked": (
+        "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked"
+    ),
+    "a switch without effect, and an environment that was set for good": (
         "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
         "test_rememr1.test_the_question_is_looked_for_whether_or_not_the_policy_asks "
         "test_traps.test_the_environment_is_put_back"
     ),
-    "D-19": "test_traps.test_nothing_of_one_machine_is_in_the_repository",
-    "D-20": "test_traps.test_each_turn_ends_at_its_own_limit",
-    "D-21": "test_traps.test_whatever_is_imported_is_required",
-    "D-22": (
+    "paths, hosts and keys of one machine": (
+        "test_traps.test_nothing_of_one_machine_is_in_the_repository"
+    ),
+    "one limit of tokens for all turns": "test_traps.test_each_turn_ends_at_its_own_limit",
+    "packages that were imported and not required": (
+        "test_traps.test_whatever_is_imported_is_required"
+    ),
+    "modules and names that do not exist": (
         "test_traps.test_every_module_can_be_imported_and_names_nothing_undefined "
         "test_advantages.test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone"
     ),
-    "D-23": "test_traps.test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error",
-    "D-24": (
+    "lists of turns' rewards padded in silence": (
+        "test_traps.test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error"
+    ),
+    "advantages that differ from their description": (
         "test_advantages.test_a_group_of_one_has_no_baseline "
         "test_advantages.test_with_std_the_doubling_cancels "
         "test_rememr1.test_compat_sets_every_axis"
@@ -121,7 +141,7 @@ TRAPS = {
 
 
 def test_every_trap_has_tests_that_are_there():
-    assert [*TRAPS] == [f"D-{n}" for n in range(1, 25)]
+    assert len(TRAPS) == 24
     for tests in TRAPS.values():
         for name in tests.split():
             module, _, test = name.partition(".")
@@ -136,7 +156,7 @@ def test_every_trap_has_tests_that_are_there():
     ],
 )
 def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
-    """D-8: the validation's, and the rewards of training."""
+    """In validation and in the rewards of training."""
     run = RunConfig(agent="rememr1", device="cpu")
     module = train.build(run, GRPOConfig(), tiny.agent("rememr1", form=form))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
@@ -157,7 +177,7 @@ def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form
 
 
 def test_nothing_of_one_machine_is_in_the_repository():
-    """D-19: no paths of a home or a mount, no keys, no addresses but this machine's own.
+    """No paths of a home or a mount, no keys, no addresses but this machine's own.
 
     Nor GPUs picked by number; one GPU is the default.
     """
@@ -182,7 +202,7 @@ def test_nothing_of_one_machine_is_in_the_repository():
 
 
 def test_the_environment_is_put_back(monkeypatch):
-    """D-18: what an engine sets of it while it is built, changes or takes away."""
+    """What an engine sets, changes or removes while it is built."""
     monkeypatch.setenv("MEMAGENT_A", "1")
     monkeypatch.setenv("MEMAGENT_B", "2")
     before = dict(os.environ)
@@ -193,7 +213,6 @@ def test_the_environment_is_put_back(monkeypatch):
 
 
 def test_each_turn_ends_at_its_own_limit(codec):
-    """D-20."""
     engine = TransformersEngine(random_policy(codec), codec)
     agent = tiny.agent("rememr1", step_tokens=11, final_tokens=5)
     jobs = [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)]
@@ -204,7 +223,7 @@ def test_each_turn_ends_at_its_own_limit(codec):
 
 
 def test_whatever_is_imported_is_required():
-    """D-21: one list of packages, of pinned versions, that has everything the modules import."""
+    """One list of packages, of pinned versions, that has everything the modules import."""
     lines = [
         line.split("#")[0].strip()
         for name in ("requirements.txt", "requirements-gpu.txt")
@@ -257,7 +276,7 @@ def dotted(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_every_module_can_be_imported_and_names_nothing_undefined(path):
-    """D-22: ruff's rule F821, which `make lint` applies to all files, here to each module.
+    """Ruff's rule F821, which `make lint` applies to all files, here to each module.
 
     And a module that nothing imports is noticed; an agent's is imported by its name.
     """
@@ -291,7 +310,7 @@ def test_every_module_can_be_imported_and_names_nothing_undefined(path):
 
 
 def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec, policy):
-    """D-23: a list that is too short is no list that is padded."""
+    """A list that is too short is no list that is padded."""
     engine = ScriptedEngine(
         codec, lambda prompt: "\\boxed{x}" if prompt.final else "<update>x</update>"
     )

@@ -249,7 +249,7 @@ def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_
         ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
     ],
 )
-def test_d5_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
+def test_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
     config = replace(
         CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64
     )
@@ -501,7 +501,7 @@ def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
 
 
 def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
-    """D-4, and D-11: one task alone is a batch like any other."""
+    """One task alone is a batch like any other."""
     said = iter(range(10**6))
 
     def script(prompt: Prompt) -> str:
@@ -699,7 +699,7 @@ def test_it_is_an_agent_like_the_others():
         ([], "Lima", "", None, None),
     ],
 )
-def test_d6_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
+def test_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
     assert answer_recall(answers, text, question) == ours
     assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
 
@@ -957,7 +957,7 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
             ask("Lima.") + "<recall>Anna",
             (0, 1),
             (1, 1),
-        ),  # D-7: upstream's format looks at neither recall nor thinking
+        ),  # upstream's format looks at neither recall nor thinking
         ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
         ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
         ("Lima.", (0, 0), (0, 0)),
@@ -974,7 +974,7 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
         ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
     ],
 )
-def test_d2_format_and_level_of_an_update(codec, response, ours, upstreams):
+def test_format_and_level_of_an_update(codec, response, ours, upstreams):
     answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
     theirs = {"format_reward": "one_line", "recall_match": "substring"}
     for kind, wanted in (({}, ours), (theirs, upstreams)):

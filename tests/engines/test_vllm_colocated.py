@@ -143,6 +143,34 @@ def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
     assert all(torch.equal(parameters[name], p) for name, p in base.items() if name in parameters)
 
 
+def test_frozen_prompts_are_answered_by_the_base_weights_under_an_adapter(codec, opened):
+    """The same prompts go in with and without the adapter, twice: no cached prefix is shared."""
+    policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "lora_B" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    engine = opened(lora_rank=4, sleep="1")
+    prompts = [next(AGENT.on(codec).run(task)) for task in tasks(3)]
+    trained, frozen = [], []
+    for _ in range(2):
+        with engine.awake(policy):
+            keys = {
+                engine.add(replace(prompt, frozen=is_frozen), seed=k): into
+                for k, prompt in enumerate(prompts)
+                for is_frozen, into in ((False, trained), (True, frozen))
+            }
+            while keys:
+                for key, turn in engine.step():
+                    keys.pop(key).append(turn)
+    assert len(trained) == len(frozen) == 6 and engine.reused_tokens > 0
+    assert mismatch(policy, trained) < 1e-5
+    with policy.disable_adapter():
+        assert mismatch(policy, frozen) < 1e-5
+        assert mismatch(policy, trained) > 1e-2  # the adapter is large enough to show
+    assert mismatch(policy, frozen) > 1e-2
+
+
 def test_grpo_learns_as_fast_with_it_and_every_step_proves_the_sync(tmp_path):
     """The demo's settings for 10 steps.
 
