@@ -29,6 +29,7 @@ from config.options import (
     GRPOConfig,
     PlanConfig,
     RunConfig,
+    SFTConfig,
 )
 from memagent import ReadConfig
 
@@ -124,6 +125,34 @@ def train(
     from commands.train import run_and_report
 
     run_and_report(run_config, grpo_config, reader, resume, typer.echo)
+
+
+@command(
+    app,
+    RunConfig,
+    SFTConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["sft"],
+    more=find.own_flags,
+    unused=options.UNUSED["sft"],
+)
+def sft(
+    config: Config = None,
+    resume: Annotated[bool, typer.Option(help=RESUME)] = False,
+    run: dict = {},
+    sft: dict = {},
+    agent: dict = {},
+):
+    """Warm a policy up on what a careful reader would write; results lie in RUNS/NAME."""
+    from commands.train import run_and_report
+
+    run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
+    if resume:
+        run, sft, agent = find.resumed("default", run, sft, agent, "sft")
+    model = run.get("model") or options.EMBEDDED
+    reader = find.resolve("default", model, {}, agent, run.get("agent") or "")[1]
+    run_config = RunConfig(**run | {"agent": reader.name})
+    run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
 
 
 @command(app)

@@ -153,9 +153,41 @@ class Task:
         return tuple(names[self.order[k]] for k in dict.fromkeys(self.gold))
 
     @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """Return (words, passage) of each piece of evidence, in hop order: what a careful reader
+        writes down of it. () if that is not known.
+
+        The words are the answer or, in a passage without it, the title of the next one. Passages
+        without titles are sentences, and noted whole.
+        """
+        notes = []
+        for k in dict.fromkeys(self.gold if self.pool is not None else ()):
+            passage = self.pool.texts[self.order[k]]
+            titled = self.pool.frame == "documents"
+            names = (*self.answers, *reversed(self.clues)) if titled else (passage,)
+            own = self.pool.titles[self.order[k]] if titled else ""
+            if (words := next((x for x in names if x != own and x in passage), "")) == "":
+                return ()
+            notes.append((words, passage))
+        return tuple(notes)
+
+    @property
     def asks_for_all(self) -> bool:
         """Tell whether all `answers` are required, as in RULER's own tasks other than qa."""
         return self.dataset == "ruler" and not self.kind.startswith("qa")
+
+
+def stands_in(words: str, passage: str, section: str, context: int = 20) -> bool:
+    """Tell whether a section holds these words where the passage has them, not just anywhere.
+
+    The section may cut the passage: `context` characters on one side of the words must be the same.
+    """
+    places = [m.start() for m in re.finditer(re.escape(words), passage)]
+    for i in places if words in section else ():
+        end = i + len(words)
+        if passage[max(0, i - context) : end] in section or passage[i : end + context] in section:
+            return True
+    return False
 
 
 def seed_of(*parts) -> int:
@@ -226,6 +258,13 @@ def extract_answer(response: str, form: str = "") -> tuple[str, bool]:
         if form in ("", name) and (answer := (extract(text) or "").strip()):
             return answer, True
     return text, False
+
+
+def formed(answer: str, form: str) -> str:
+    """Return a response that gives the answer in a form."""
+    return {"boxed": f"\\boxed{{{answer}}}", "sentence": f"The answer is {answer}."}.get(
+        form, answer
+    )
 
 
 # ---------------------------------------------------------------- the reward

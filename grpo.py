@@ -473,8 +473,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         return out
 
     def reference_logprobs(self, rows: list[Row]) -> list[list[float]]:
-        """Compute log-probs under the policy before training: adapters off, or the frozen copy."""
-        if self.config.lora_rank:
+        """Compute log-probs under the policy before training: the frozen copy, or adapters off."""
+        if self.reference[0] is None:
             with self.model.disable_adapter():
                 return self.row_logprobs(rows, inner(self.model))
         return self.row_logprobs(rows, self.reference[0])
@@ -497,7 +497,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Complete the metrics of a step with its seconds and rates."""
         step_s = seconds["rollout"] + seconds["update"]
         tokens = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {f"{phase}_s": seconds[phase] for phase in ("rollout", "switch", "update")}
+        self.metrics |= {f"{p}_s": seconds.get(p, 0.0) for p in ("rollout", "switch", "update")}
         self.metrics |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
         computed, update_s = self.metrics["computed_tokens"], seconds["update"]
         self.metrics |= on_gpu(inner(self.model), computed, update_s, self.memory)
@@ -521,9 +521,20 @@ class GRPO(SamplerChecks, lightning.LightningModule):
     def n_tasks(self) -> int:
         return self.at_level(self.config.tasks_per_step)
 
+    def temperature_at(self, level: int) -> float:
+        return self.config.temperature[min(level, len(self.config.temperature) - 1)]
+
     @property
     def temperature(self) -> float:
-        return self.at_level(self.config.temperature)
+        return self.temperature_at(self.level)
+
+    @property
+    def progress(self) -> str:
+        """Describe the last step to a person, in a few words."""
+        m = self.metrics
+        memory = m.get("memory_length", m["memory_tokens"])
+        silent = m["groups_without_signal"]
+        return f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  no signal {silent:.0%}"
 
     def next_level(self) -> None:
         """Go on to longer tasks once the present ones are learnt."""

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal
 
 from config.errors import AgentError, UserError
 from config.options import COUNT, LIMIT, check_fields
-from data import Task, grade, strip_thinking
+from data import Task, formed, grade, stands_in, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
 from tokens.templates import ANSWER_REQUESTS, Wording, read_template, split_template
@@ -290,6 +290,13 @@ class Agent:
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 
+    def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
+        """Write what a careful reader would answer to a prompt, for `sft`; None: not known.
+
+        By default the answer to a final prompt.
+        """
+        return formed(task.answers[0], self.config.form) if prompt.final else None
+
     def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
         """Return each turn's own rewards by name, raw; their sum is compared turn by turn.
 
@@ -471,3 +478,19 @@ class MemAgent(Agent):
         yield self.prompt(
             "final", c.final_tokens, final=True, cut=cut, problem=problem, memory=memory
         )
+
+    def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
+        """Write the notes of the evidence so far; a section that adds none leaves the memory.
+
+        An unchanged memory is written as nothing where that keeps it (`empty`).
+        """
+        if prompt.final or not task.notes:
+            return super().demonstrate(task, prompt)
+        known = [words for words, _ in task.notes if words in prompt.memory]
+        added = [
+            words for words, passage in task.notes if stands_in(words, passage, prompt.section)
+        ]
+        if set(added) <= set(known):
+            return "" if self.config.empty == "keep" else prompt.memory
+        notes = dict.fromkeys((*known, *added))
+        return (" " if all(note.endswith(".") for note in notes) else "; ").join(notes)

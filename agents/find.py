@@ -18,7 +18,15 @@ from types import ModuleType
 
 from config import files
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig, hints_of
+from config.options import (
+    EMBEDDED,
+    EvalConfig,
+    GRPOConfig,
+    RunConfig,
+    SFTConfig,
+    TrainConfig,
+    hints_of,
+)
 from config.plugins import load_file
 from config.presets import PRESETS
 from memagent import Agent
@@ -34,6 +42,7 @@ MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes"},
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
+    "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }  # fmt: skip
 
@@ -236,7 +245,9 @@ def stored_settings(path: Path) -> dict[str, dict]:
         if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
             raw["agent"] = own | {name: grpo.pop(name) for name in moved}
         raw["grpo"] = grpo
-    return files.typed(raw, path, run=RunConfig, grpo=GRPOConfig, eval=EvalConfig, agent=hints)
+    return files.typed(
+        raw, path, run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, agent=hints
+    )
 
 
 def begun(folder: Path) -> dict[str, dict]:
@@ -247,6 +258,16 @@ def begun(folder: Path) -> dict[str, dict]:
     return stored_settings(folder / "config.yaml")
 
 
+def training_of(stored: dict[str, dict]) -> TrainConfig:
+    """Return how a stored run was trained: by GRPO or from demonstrations."""
+    return SFTConfig(**stored["sft"]) if "sft" in stored else GRPOConfig(**stored["grpo"])
+
+
+def section_of(training: TrainConfig) -> str:
+    """Return the section of config.yaml that holds these settings."""
+    return "sft" if isinstance(training, SFTConfig) else "grpo"
+
+
 def changed(stored: dict, **now: object) -> list[str]:
     """List the settings in which a run differs from those now and may not, as "grpo.lr 0.1, not
     0.2"."""
@@ -254,7 +275,8 @@ def changed(stored: dict, **now: object) -> list[str]:
         f"{section}.{name} {value!r}, not {getattr(now[section], name)!r}"
         for section, values in stored.items()
         for name, value in values.items()
-        if name not in MAY_CHANGE[section]
+        if section in now
+        and name not in MAY_CHANGE[section]
         and hasattr(now[section], name)
         and value != getattr(now[section], name)
     ]
@@ -293,18 +315,27 @@ def agent_of(preset: str, model: str | Path | None) -> str:
     return preset_of(preset)["run"].get("agent") or trained or DEFAULT
 
 
-def resumed(preset: str, run: dict, grpo: dict, agent: dict) -> list[dict]:
+def resumed(
+    preset: str, run: dict, training: dict, agent: dict, section: str = "grpo"
+) -> list[dict]:
     """Return the fields to go on with a run: those it began with, below the preset's and those
-    given now."""
+    given now.
+
+    section: of the settings of training, grpo or sft.
+    """
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {
         "runs": RunConfig().runs
     } | run  # where it lies now: it may have been moved since it began
     stored = begun(Path(run["runs"], run["name"]))
+    if stored and section not in stored:
+        raise UserError(
+            f"The run {run['name']} was not trained by this command: go on by the other."
+        )
     fields = preset_of(preset, run.get("agent", ""))
-    given = {"run": run, "grpo": grpo, "agent": agent}
-    return [stored.get(name, {}) | fields[name] | values for name, values in given.items()]
+    given = {"run": run, section: training, "agent": agent}
+    return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
 
 
 def resolve(

@@ -17,7 +17,7 @@ import torch
 from agents import find
 from config import files
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import EMBEDDED, RunConfig
 from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
 from models.load import load_policy, merge_adapters, stored_dtype
 from models.setup import TrainingSetup
@@ -83,7 +83,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     """Fill a model folder from a checkpoint and the settings that its run began with."""
     run, config, agent = (
         RunConfig(**stored["run"]),
-        GRPOConfig(**stored["grpo"]),
+        find.training_of(stored),
         find.make(stored["run"].get("agent") or find.DEFAULT, stored["agent"]),
     )
     # The base weights as in training: of the same type, and quantised on the same kind of

@@ -24,9 +24,10 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
 from commands.export import export
+from commands.sft import SFT
 from config import files
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig
+from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar
 from engines import vllm_colocated
@@ -55,7 +56,7 @@ class Steps:
 
 def check(setup: TrainingSetup, here: bool = True) -> None:
     """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
-    run, grpo = setup.run, setup.grpo
+    run, grpo = setup.run, setup.training
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():
@@ -81,30 +82,32 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         )
 
 
-def build(run: RunConfig, config: GRPOConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
+def build(run: RunConfig, config: TrainConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
     return _build(TrainingSetup.of(run, config, agent), reward)
 
 
 def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
-    run, grpo = setup.run, setup.grpo
+    run, training = setup.run, setup.training
     check(setup)
-    tasks = training_tasks(run, grpo)
-    tasks.batch(0, 0, grpo.tasks_per_step[0])  # fails now, if it fails at all
+    tasks = training_tasks(run, training)
+    tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
     codec = setup.codec()
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
-    if setup.sharded and not grpo.quantise:
+    if setup.sharded and not training.quantise:
         device = "unset" if ranks.rank() else "cpu"
     model, reference, validation = load_policy(setup, device), None, validation_tasks(run)
-    if grpo.kl and not grpo.lora_rank:
+    warm = isinstance(training, SFTConfig)
+    if not warm and training.kl and (run.adapter or not training.lora_rank):
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
     settle_threads(inner(model))
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
-    return GRPO(model, engine, agent, tasks, grpo, reference, setup.sharding, validation)
+    kind = SFT if warm else GRPO
+    return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
 
 
 def rewarded(agent: Agent, reward: Reward | None) -> Agent:
@@ -141,7 +144,7 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 
 def run_and_report(
-    run: RunConfig, config: GRPOConfig, agent: Agent, resume: bool, say: Callable[[str], None]
+    run: RunConfig, config: TrainConfig, agent: Agent, resume: bool, say: Callable[[str], None]
 ) -> None:
     """Train, then write summary and report; `say` is told where everything is."""
     from report.page import write_report
@@ -166,7 +169,7 @@ def run_and_report(
 
 def train(
     run: RunConfig,
-    config: GRPOConfig,
+    config: TrainConfig,
     agent: Agent,
     resume: bool = False,
     callbacks=(),
@@ -195,7 +198,8 @@ def train(
     if ranks.is_first():
         check_folder(folder, resume)
         if resume:
-            _check_same(folder, run=run, grpo=config, agent=agent.config)
+            sections = {"run": run, find.section_of(config): config, "agent": agent.config}
+            _check_same(folder, **sections)
     rest = folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)
@@ -230,7 +234,7 @@ def _check_same(folder: Path, **now: object) -> None:
         )
 
 
-def _train_rank(run: RunConfig, config: GRPOConfig, settings: dict, *rest) -> Path:
+def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> Path:
     """Be one of several processes: an agent of the user's file is loaded in each of them."""
     return _train(TrainingSetup.of(run, config, find.make(run.agent, settings)), *rest)
 
@@ -240,7 +244,7 @@ def _train(
 ) -> Path:
     """Do one rank's part of a training."""
     silence_lightning()
-    steps = setup.grpo.steps
+    steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     with group:
         module = _build(setup, reward)
@@ -264,7 +268,8 @@ def _train(
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:
-    files.dump(folder / "config.yaml", run=setup.run, grpo=setup.grpo, agent=setup.agent.config)
+    section = {find.section_of(setup.training): setup.training}
+    files.dump(folder / "config.yaml", run=setup.run, **section, agent=setup.agent.config)
 
 
 def _fit(
@@ -281,8 +286,10 @@ def _fit(
         if first and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise
-    if module.done_steps != setup.grpo.steps:
-        raise RuntimeError(f"Training ended after {module.done_steps} of {setup.grpo.steps} steps.")
+    if module.done_steps != setup.training.steps:
+        raise RuntimeError(
+            f"Training ended after {module.done_steps} of {setup.training.steps} steps."
+        )
 
 
 def _make_run_folder(folder: Path, resume: bool) -> None:
@@ -307,7 +314,7 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         folder,
         run.save_every,
         run.keep_trajectories,
-        setup.grpo.steps,
+        setup.training.steps,
         run.keep_checkpoints,
         setup.dtype,
         lambda: _write_settings(setup, folder),
@@ -356,7 +363,7 @@ class TrainingProgress(lightning.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         m = module.metrics
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
-        note = f"reward {m['reward']:.2f}  turns {m['turns']:.0f}  {rate:,.0f} tokens/s"
+        note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
         self.progress.update(self.task, completed=module.done_steps, note=note)
         for step, found in module.proofs[self.proofs :]:
             new, old = found.new**0.5, found.old**0.5
@@ -370,9 +377,7 @@ class TrainingProgress(lightning.Callback):
             self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
         if module.done_steps % self.every == 0:
             self.progress.print(
-                f"step {module.done_steps:>4}  reward {m['reward']:.3f}  turns {m['turns']:>5.1f} "
-                f" memory {m.get('memory_length', m['memory_tokens']):>5.1f} tokens"
-                f"  no signal {m['groups_without_signal']:.0%}  rollout {m['rollout_s']:.1f} s  "
+                f"step {module.done_steps:>4}  {module.progress}  rollout {m['rollout_s']:.1f} s  "
                 f"update {m['update_s']:.1f} s"
             )
 

@@ -56,23 +56,26 @@ def command(
     name: str | None = None,
     everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
+    unused: Sequence[str] = (),
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    everyday: flags of the first panel, of the function and of the classes; None = all. more:
-    returns further settings classes from the arguments; their fields go into the last dict. A
+    everyday: flags of the first panel, of the function and of the classes; None = all. unused:
+    fields that are no flags here. more: returns further settings classes from the arguments; their fields go into the last dict. A
     UserError becomes one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        registered = parent.command(name=label)(_runner(function, classes, everyday, ()))
+        registered = parent.command(name=label)(_runner(function, classes, everyday, (), unused))
         if more:
 
             def build(arguments: list[str]) -> TyperCommand:
                 app = typer.Typer(add_completion=False)
-                app.command(name=label)(_runner(function, classes, everyday, more(arguments)))
+                app.command(name=label)(
+                    _runner(function, classes, everyday, more(arguments), unused)
+                )
                 return typer.main.get_command(app)
 
             BUILDERS[label] = build
@@ -82,7 +85,11 @@ def command(
 
 
 def _runner(
-    function: Callable, classes: Sequence[type], everyday: Sequence[str] | None, more: Panels
+    function: Callable,
+    classes: Sequence[type],
+    everyday: Sequence[str] | None,
+    more: Panels,
+    unused: Sequence[str],
 ) -> Callable:
     """Wrap the function in one whose signature has a flag for each field."""
     own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
@@ -97,7 +104,7 @@ def _runner(
         docs = options.docs(cls)
         for field in fields(cls):
             kind, _ = options.hints_of(cls)[field.name]
-            if field.name in names:
+            if field.name in names or field.name in unused:
                 continue
             names.add(field.name)
             sections[-1][field.name] = kind

@@ -1,8 +1,8 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
-Holds: `GRPOConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound` and `check_fields`, which
-refuse values out of range; `docs`, the help; the panels of `--help`. Leaves out: settings of agents
-(`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
+Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound`
+and `check_fields`, which refuse values out of range; `docs`, the help; the panels of `--help`.
+Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
 so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
@@ -88,14 +88,71 @@ def check_fields(config: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class GRPOConfig:
-    """Settings of the optimisation. Every field is a flag of `train`; a preset sets several."""
+class TrainConfig:
+    """Settings of any training: how many steps, and how the weights change."""
 
     steps: Annotated[int, COUNT] = 100
     """training steps, each with one rollout"""
     tasks_per_step: Annotated[tuple[int, ...], NOT_EMPTY, COUNT] = (8,)
     """tasks (groups) per step; a list has one number per task length, the last one for all further
     lengths"""
+    outcome: Literal["exact", "em", "f1"] = "exact"
+    """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
+    blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
+    punctuation); f1 = the F1 score of its words after the same normalisation. Thinking is dropped
+    first"""
+    lr: Annotated[float, NOT_NEGATIVE] = 7e-4
+    """peak learning rate"""
+    warmup: Annotated[int, NOT_NEGATIVE] = 5
+    """steps of linear warm-up"""
+    warmup_from: Literal["share", "zero"] = "share"
+    """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
+    first step changes no weight"""
+    decay_from: Annotated[float, SHARE] = 1.0
+    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
+    = constant"""
+    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.95)
+    """AdamW's betas"""
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
+    """AdamW's weight decay"""
+    grad_clip: Annotated[float, POSITIVE] = 1.0
+    """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
+    lora_rank: Annotated[int, NOT_NEGATIVE] = 0
+    """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
+    lora_alpha: Annotated[float, NOT_NEGATIVE] = 0.0
+    """scale of the adapters; 0 = twice the rank"""
+    lora_targets: str = "all-linear"
+    """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
+    quantise: bool = False
+    """QLoRA: keep the base weights in 4 bits (NF4); requires --lora-rank"""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw, or adamw8bit, which keeps its state in 8 bits (one GPU only)"""
+    micro_tokens: Annotated[int, COUNT] = 16384
+    """maximum tokens of one forward and backward pass, with tokens that turns share counted once;
+    affects memory and speed only"""
+    recompute: bool = False
+    """gradient checkpointing: recompute activations in the backward pass instead of storing them;
+    saves memory, takes about a third longer"""
+    in_flight: Annotated[int, COUNT] = 256
+    """maximum number of trajectories in flight"""
+    seed: Annotated[int, SEED] = 0
+    """seed of everything random"""
+
+    def __post_init__(self):
+        check_fields(self)
+        if len(self.betas) != 2:
+            raise UserError(f"betas must be two numbers, such as 0.9,0.95, not {len(self.betas)}.")
+        if self.quantise and not self.lora_rank:
+            raise UserError(
+                "quantise keeps the base weights in 4 bits, which are not trained: "
+                "give a --lora-rank too."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOConfig(TrainConfig):
+    """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
+
     group_size: Annotated[int, COUNT] = 16
     """G, trajectories of one task"""
     updates_per_rollout: Annotated[int, COUNT] = 1
@@ -106,11 +163,6 @@ class GRPOConfig:
     without_signal: Literal["skip", "keep"] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
-    outcome: Literal["exact", "em", "f1"] = "exact"
-    """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
-    blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
-    punctuation); f1 = the F1 score of its words after the same normalisation. Thinking is dropped
-    first"""
     credit: Literal["share", "split"] = "share"
     """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
     by the number of turns"""
@@ -153,22 +205,6 @@ class GRPOConfig:
     """train on this many update turns of a trajectory, drawn at random and weighted up to stay
     unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
     the reverse) is always trained whole"""
-    lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate"""
-    warmup: Annotated[int, NOT_NEGATIVE] = 5
-    """steps of linear warm-up"""
-    warmup_from: Literal["share", "zero"] = "share"
-    """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
-    first step changes no weight"""
-    decay_from: Annotated[float, SHARE] = 1.0
-    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
-    = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.95)
-    """AdamW's betas"""
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
-    """AdamW's weight decay"""
-    grad_clip: Annotated[float, POSITIVE] = 1.0
-    """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
     temperature: Annotated[tuple[float, ...], NOT_EMPTY, SAMPLED] = (1.0,)
     """sampling temperature of the rollout, also applied to the trainer's log-probs; a list has one
     per task length, the last one for all further lengths"""
@@ -179,41 +215,39 @@ class GRPOConfig:
     """move on to the next task length when the running reward reaches this value"""
     grow_steps: Annotated[int, NOT_NEGATIVE] = 5
     """minimum steps at one task length before moving on"""
-    lora_rank: Annotated[int, NOT_NEGATIVE] = 0
-    """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
-    lora_alpha: Annotated[float, NOT_NEGATIVE] = 0.0
-    """scale of the adapters; 0 = twice the rank"""
-    lora_targets: str = "all-linear"
-    """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
-    quantise: bool = False
-    """QLoRA: keep the base weights in 4 bits (NF4); requires --lora-rank"""
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw, or adamw8bit, which keeps its state in 8 bits (one GPU only)"""
-    micro_tokens: Annotated[int, COUNT] = 16384
-    """maximum tokens of one forward and backward pass, with tokens that turns share counted once;
-    affects memory and speed only"""
-    recompute: bool = False
-    """gradient checkpointing: recompute activations in the backward pass instead of storing them;
-    saves memory, takes about a third longer"""
-    in_flight: Annotated[int, COUNT] = 256
-    """maximum number of trajectories in flight"""
-    seed: Annotated[int, SEED] = 0
-    """seed of everything random"""
 
     def __post_init__(self):
-        check_fields(self)
+        TrainConfig.__post_init__(self)
         if self.rows_per_update and self.updates_per_rollout > 1:
             raise UserError(
                 "Give --rows-per-update or --updates-per-rollout, not both: "
                 "either says how often a rollout is trained on."
             )
-        if len(self.betas) != 2:
-            raise UserError(f"betas must be two numbers, such as 0.9,0.95, not {len(self.betas)}.")
-        if self.quantise and not self.lora_rank:
-            raise UserError(
-                "quantise keeps the base weights in 4 bits, which are not trained: "
-                "give a --lora-rank too."
-            )
+
+
+@dataclass(frozen=True, slots=True)
+class SFTConfig(TrainConfig):
+    """Settings of a warm start from demonstrations. Each is a flag of `sft`."""
+
+    lr: Annotated[float, NOT_NEGATIVE] = 1e-3
+    """peak learning rate"""
+    warmup: Annotated[int, NOT_NEGATIVE] = 10
+    """steps of linear warm-up"""
+    decay_from: Annotated[float, SHARE] = 0.0
+    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
+    = constant"""
+    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.98)
+    """AdamW's betas"""
+    also: tuple[str, ...] = ()
+    """further agents whose prompts are learnt on a part of the tasks, such as full=0.1: its share,
+    0.1 if none is given"""
+    others: Annotated[int, NOT_NEGATIVE] = 3
+    """turns of a task that leave the memory as it is, drawn at random; all others are learnt"""
+    mistakes: Annotated[float, SHARE] = 0.3
+    """share of the tasks in which the memory holds another task's answer before the evidence comes:
+    a mistake that is not learnt itself, but must be corrected"""
+    first_token: Annotated[float, POSITIVE] = 6.0
+    """weight of a response's first token, which decides whether the memory changes; others have 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +262,7 @@ class RunConfig:
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads; or
-    path.py:function, which returns a list of tasks"""
+    path.py:function, which returns a list of tasks; several with weights: a.jsonl=3,b.jsonl=1"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
@@ -238,6 +272,9 @@ class RunConfig:
     agent: str = "memagent"
     """agent to train, by name or as a file (my_agent.py); if not given, the preset's agent, else
     the one that the model was trained with"""
+    adapter: str = ""
+    """folder of LoRA adapters to go on from, as a run leaves them in RUNS/NAME/adapter; --lora-rank
+    is theirs"""
     reward: str = ""
     """path.py:function that scores a finished trajectory, instead of the agent's own reward"""
     save_every: Annotated[int, COUNT] = 20
@@ -565,14 +602,21 @@ EVERYDAY = {  # command -> the flags of the first panel
     "ask": [field.name for field in fields(AskConfig)],
     "plan": [field.name for field in fields(PlanConfig)],
     "train": (
-        "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
+        "config preset resume dry_run name model adapter data agent steps tasks_per_step group_size lr "
         "temperature lora_rank devices engine validation save_every seed"
+    ).split(),
+    "sft": (
+        "config resume name model adapter data agent steps tasks_per_step lr lora_rank also others "
+        "mistakes first_token validation save_every seed"
     ).split(),
     "eval": (
         "config preset name model untrained agents data suite lengths n samples temperatures "
         "engine endpoint seed"
     ).split(),
 }
+
+# fields of the settings classes that mean nothing to a command, which then has no such flag
+UNUSED = {"sft": "reward engine engine_window kv_gib sleep".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {

@@ -102,7 +102,7 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     from engines.hf import TransformersEngine
     from models.load import inner, load_policy
 
-    rows = setup.grpo.in_flight
+    rows = setup.training.in_flight
 
     def copy_of_policy():
         return load_policy(setup, dtype=setup.compute_dtype).requires_grad_(False)
@@ -111,9 +111,11 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     engine = TransformersEngine(inner(model), codec, max_rows=rows, copy=setup.sharded)
     if not setup.agent.frozen_turns:
         return engine
-    before = model if setup.grpo.lora_rank else copy_of_policy()
+    # adapters that training went on from are not switched off: they are part of what was before
+    off = setup.training.lora_rank and not setup.run.adapter
+    before = model if off else copy_of_policy()
     frozen = TransformersEngine(inner(before), codec, max_rows=rows)
-    return WithFrozen(engine, frozen, getattr(before, "disable_adapter", nullcontext))
+    return WithFrozen(engine, frozen, before.disable_adapter if off else nullcontext)
 
 
 def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
@@ -123,11 +125,11 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     from engines.vllm_colocated import ColocatedEngine
     from models.load import dequantised_folder, inner
 
-    run, grpo, agent = setup.run, setup.grpo, setup.agent
-    if agent.frozen_turns and not grpo.lora_rank:
+    run, grpo, agent = setup.run, setup.training, setup.agent
+    if agent.frozen_turns and (not grpo.lora_rank or run.adapter):
         raise UserError(
             f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
-            "one set of weights: give a --lora-rank, or --engine transformers."
+            "one set of weights: give a --lora-rank and no --adapter, or --engine transformers."
         )
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if setup.on_gpu:

@@ -196,7 +196,11 @@ class ColocatedEngine:
         ColocatedEngine._open = self
         self._adapter: object | None = None
         self._folder: Path | None = None
-        self._prompts: dict[str, tuple[int, Prompt, list[int]]] = {}
+        self._prompts: dict[str, tuple[int, Prompt, list[int]]] = {}  # in flight
+        # On a CPU, vLLM 0.31 adds the adapter to base-model requests of the same batch (its pull
+        # request 48421), so frozen prompts and others wait for each other there.
+        self._apart = bool(lora_rank) and not torch.cuda.is_available()
+        self._waiting: list[tuple[str, Prompt, list[int], object]] = []
         self._refused: list[tuple[int, Turn]] = []
         self._keys = 0
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
@@ -249,15 +253,18 @@ class ColocatedEngine:
             detokenize=False,
             output_kind=self._final_only,
         )
-        name = str(self._keys)
-        self._engine.add_request(
-            name,
-            {"prompt_token_ids": ids},
-            params,
-            lora_request=None if prompt.frozen else self._adapter,
-        )
-        self._prompts[name] = self._keys, prompt, ids
+        request = str(self._keys), prompt, ids, params
+        _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
+        if self._apart and other.frozen != prompt.frozen:
+            self._waiting.append(request)
+        else:
+            self._submit(*request)
         return self._keys
+
+    def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
+        adapter = None if prompt.frozen else self._adapter
+        self._engine.add_request(name, {"prompt_token_ids": ids}, params, lora_request=adapter)
+        self._prompts[name] = int(name), prompt, ids
 
     def step(self) -> list[tuple[int, Turn]]:
         done, self._refused = self._refused, []
@@ -286,6 +293,10 @@ class ColocatedEngine:
             self.prefilled_tokens += len(ids) - reused
             self.generated_tokens += len(out)
             done.append((key, turn))
+        if self._waiting and not self._prompts:  # they are all of one kind
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._submit(*request)
         return done
 
     def counts(self) -> dict[str, int]:
@@ -364,6 +375,7 @@ class ColocatedEngine:
             while self._engine.has_unfinished_requests():
                 self._engine.step()
             self._prompts.clear()
+        self._waiting.clear()
 
     def _sleep(self) -> None:
         self._asleep = True

@@ -1,7 +1,7 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `inner`, `merge_adapters`, `settle_threads`, `optimizer_of`,
-`recompute`, `policy_of`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
+Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
+`optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from config.errors import UserError, loading
-from config.options import GRPOConfig
+from config.options import TrainConfig
 
 if TYPE_CHECKING:
     from models.setup import TrainingSetup
@@ -169,7 +170,7 @@ class _Adapter(torch.nn.Linear):
         return torch.nn.functional.linear(x, self.weight.to(x.dtype))
 
 
-def with_lora(model, config: GRPOConfig):
+def with_lora(model, config: TrainConfig):
     """Add LoRA adapters to the linear layers named by config.lora_targets, never to the lm_head.
 
     They learn in float32 and compute in the model's type. vLLM rounds them to that type too, and
@@ -207,6 +208,22 @@ def with_lora(model, config: GRPOConfig):
         elif ".lora_A." in name or ".lora_B." in name:
             module.__class__ = _Adapter
     return policy
+
+
+def load_adapter(policy, folder: str | Path) -> None:
+    """Load the adapters in a folder into those of a peft model. UserError if they do not fit."""
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    with loading(f"The adapters in {folder}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about shapes: they are an error below
+        weights = load_peft_weights(str(folder), device="cpu")
+        found = set_peft_model_state_dict(policy, weights, ignore_mismatched_sizes=True)
+    adapters = {name for name, _ in policy.named_parameters() if "lora_" in name}
+    wrong = [*found.unexpected_keys, *(adapters & {*found.missing_keys})]
+    if wrong or not weights:
+        what = wrong[0] if wrong else "they are empty"
+        raise UserError(f"The adapters in {folder} do not fit the model: {what}.")
 
 
 def _linear_layers(model) -> list[str]:
@@ -302,7 +319,7 @@ def settle_threads(model) -> None:
         torch.set_num_threads(1)
 
 
-def optimizer_of(parameters, config: GRPOConfig) -> torch.optim.Optimizer:
+def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     """Make AdamW, or for config.optimizer = adamw8bit that of bitsandbytes.
 
     Its two moments take one byte each instead of four.
@@ -342,8 +359,13 @@ def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
     device, dtype: instead of the setup's; weights of the dtype mixed are loaded in float32.
     """
     dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
-    grpo = setup.grpo
+    training = setup.training
     model = load_model(
-        setup.model, dtype, device or setup.device, setup.trust_remote_code, grpo.quantise
+        setup.model, dtype, device or setup.device, setup.trust_remote_code, training.quantise
     )
-    return with_lora(model, grpo) if grpo.lora_rank else model
+    if not training.lora_rank:
+        return model
+    policy = with_lora(model, training)
+    if setup.run.adapter and device != "unset":
+        load_adapter(policy, setup.run.adapter)
+    return policy

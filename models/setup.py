@@ -6,12 +6,14 @@ Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from config.errors import UserError, first_line
+from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
 from memagent import Agent
 
 if TYPE_CHECKING:  # transformers comes with it
@@ -80,20 +82,38 @@ def window_of(agents: Sequence[Agent]) -> int | None:
     return None if not needed or None in needed else max(needed)
 
 
+def _as_adapter(folder: str, training: TrainConfig) -> TrainConfig:
+    """Return the settings with rank, scale and targets of the adapters in a folder."""
+    path = Path(folder, "adapter_config.json")
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        rank, alpha = saved["r"], float(saved["lora_alpha"])
+        targets = saved["target_modules"]
+        targets = targets if isinstance(targets, str) else ",".join(sorted(targets))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} holds no LoRA adapters: {first_line(error)}.") from error
+    if training.lora_rank not in (0, rank):
+        raise UserError(
+            f"The adapters in {folder} have rank {rank}, not {training.lora_rank}: leave "
+            "--lora-rank out."
+        )
+    return replace(training, lora_rank=rank, lora_alpha=alpha, lora_targets=targets)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSetup(Setup):
     """A training: its settings, and what follows from them."""
 
     run: RunConfig = None  # type: ignore[assignment]  # these three are given by `of`
-    grpo: GRPOConfig = None  # type: ignore[assignment]
+    training: TrainConfig = None  # type: ignore[assignment]
     agent: Agent = None  # type: ignore[assignment]
 
     @property
     def mode(self) -> str:
         """What is trained: qlora, lora or full."""
-        if self.grpo.quantise:
+        if self.training.quantise:
             return "qlora"
-        return "lora" if self.grpo.lora_rank else "full"
+        return "lora" if self.training.lora_rank else "full"
 
     @property
     def ranks(self) -> int:
@@ -112,11 +132,14 @@ class TrainingSetup(Setup):
         return "mixed" if self.dtype == "mixed" else "same"
 
     @classmethod
-    def of(cls, run: RunConfig, grpo: GRPOConfig, agent: Agent) -> TrainingSetup:
+    def of(cls, run: RunConfig, training: TrainConfig, agent: Agent) -> TrainingSetup:
+        """Resolve the settings of a training; adapters to go on from decide their rank."""
+        if run.adapter:
+            training = _as_adapter(run.adapter, training)
         device = resolve_device(run.device)
         dtype = run.dtype
         if dtype == "auto":
-            trained = "bfloat16" if grpo.lora_rank else "mixed"
+            trained = "bfloat16" if training.lora_rank else "mixed"
             dtype = trained if device.startswith("cuda") else "float32"
         return cls(
             run.model or EMBEDDED,
@@ -126,6 +149,6 @@ class TrainingSetup(Setup):
             agent.config.thinking,
             run.trust_remote_code,
             run,
-            grpo,
+            training,
             agent,
         )

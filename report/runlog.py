@@ -206,8 +206,7 @@ class RunRecorder(lightning.Callback):
     def _write_trajectories(self, module) -> None:
         """Append the step's trajectories of all ranks, in the order of the ranks."""
         # the level of the step: the module may have gone on to the next
-        level, temperatures = int(module.metrics["level"]), module.config.temperature
-        temperature = temperatures[min(level, len(temperatures) - 1)]
+        temperature = module.temperature_at(int(module.metrics["level"]))
         trajectories = (t for group in module.groups for t in group.trajectories)
         step = module.done_steps - 1
         parts = ranks.all_gather_object(packed(trajectories, module.agent, step, temperature))
@@ -257,8 +256,8 @@ class RunRecorder(lightning.Callback):
 def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
-    unit and cells are as in the summary of an evaluation, so that the report takes either. reward:
-    the mean of the last `last` steps.
+    unit and cells are as in the summary of an evaluation, so that the report takes either. reward, or
+    of a warm start the loss: the mean of the last `last` steps.
     """
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -266,12 +265,13 @@ def summary(folder: Path, last: int = 10) -> dict:
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows)
 
-    rewards = [float(row["reward"]) for row in rows[-last:]]
+    name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
+    values = [float(row[name]) for row in rows[-last:]]
     return {
         "unit": "sections",
         "cells": [],
         "steps": len(rows),
-        "reward": sum(rewards) / len(rewards),
+        name: sum(values) / len(values),
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }

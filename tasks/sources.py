@@ -1,6 +1,6 @@
 """Sources of training tasks: generated English, or a file.
 
-Holds: `WorldTasks`, `FileTasks`, `training_tasks`, `validation_tasks`. Leaves out: what a task is
+Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `training_tasks`, `validation_tasks`. Leaves out: what a task is
 (data.py).
 Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
 """
@@ -8,9 +8,10 @@ Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/tr
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig
+from config.options import RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
 from tasks import readers, worlds
 
@@ -59,11 +60,62 @@ class FileTasks:
         return [self.tasks[i] for i in order[start : start + n]]
 
 
-def training_tasks(run: RunConfig, config: GRPOConfig) -> Tasks:
-    """Open the source of training tasks: generated English, a file, or a function of the user's."""
+class MixedTasks:
+    """Draw each task of a step from one of several lists, as often as its weight says.
+
+    A list is drawn from in passes, each in an order of its own; its part of a step has no task
+    twice. Ids get the number of their list: those of several files may be the same.
+    """
+
+    levels = 0
+
+    def __init__(self, lists: list[list[Task]], weights: list[float], seed: int):
+        self.lists = [
+            [replace(task, id=f"{k}.{task.id}") for task in tasks] for k, tasks in enumerate(lists)
+        ]
+        self.weights, self.seed = weights, seed
+
+    def batch(self, step: int, level: int, n: int) -> list[Task]:
+        rng = random.Random(seed_of(self.seed, "mixture", step))
+        drawn = rng.choices(range(len(self.lists)), self.weights, k=n)
+        parts = []
+        for k, tasks in enumerate(self.lists):
+            if (count := drawn.count(k)) > len(tasks):
+                raise UserError(
+                    f"A step wants {count} tasks of a list of {len(tasks)}; lower --tasks-per-step."
+                )
+            parts.append(iter(rng.sample(tasks, count)))
+        return [next(parts[k]) for k in drawn]
+
+
+def parts_of(data: str) -> list[tuple[str, float]]:
+    """Split `--data FILE=WEIGHT,FILE=WEIGHT` into files and weights; one file alone has weight 1.
+
+    UserError for a weight that is no positive number.
+    """
+    if "," not in data:
+        return [(data, 1.0)]
+    parts = []
+    for entry in filter(None, data.split(",")):
+        source, found, weight = entry.rpartition("=")
+        try:
+            parts.append((source, float(weight)) if found else (entry, 1.0))
+        except ValueError:
+            parts.append((entry, 1.0))  # the name of the file has an equals sign
+        if not 0 < parts[-1][1] < float("inf"):
+            raise UserError(f"--data: the weight of {source} must be a positive number.")
+    return parts
+
+
+def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
+    """Open the source of training tasks: generated English, files, or a function of the user's."""
     if run.data == "world":
         return WorldTasks(run.lengths, run.kinds, config.seed)
-    return FileTasks(readers.read(run.data), config.seed, run.shuffle)
+    parts = parts_of(run.data)
+    if len(parts) == 1:
+        return FileTasks(readers.read(parts[0][0]), config.seed, run.shuffle)
+    lists = [readers.read(source) for source, _ in parts]
+    return MixedTasks(lists, [weight for _, weight in parts], config.seed)
 
 
 def validation_tasks(run: RunConfig) -> list[Task]:

@@ -153,8 +153,8 @@ def test_frozen_prompts_are_answered_by_the_base_weights_under_an_adapter(codec,
     engine = opened(lora_rank=4, sleep="1")
     prompts = [next(AGENT.on(codec).run(task)) for task in tasks(3)]
     trained, frozen = [], []
-    for _ in range(2):
-        with engine.awake(policy):
+    with engine.awake(policy):
+        for _ in range(2):
             keys = {
                 engine.add(replace(prompt, frozen=is_frozen), seed=k): into
                 for k, prompt in enumerate(prompts)

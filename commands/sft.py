@@ -1,0 +1,224 @@
+"""A warm start: supervised training on what a careful reader would write.
+
+    tasks  --demonstration-->  trajectories  --chosen_turns-->  rows  --update-->  new weights
+            Agent.demonstrate                 some that keep the memory
+
+Holds: `demonstration`, `chosen_turns`, `token_weights`, `SFT`. Leaves out: what is demonstrated
+(`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs (commands/train.py).
+Exercise it: `python cli.py sft --steps 50 --name warm`. Read next: commands/train.py.
+
+An untrained model is almost never right, so reinforcement learning has nothing to start from. Here
+an agent reads each document as always, but its responses are written by `Agent.demonstrate`, which
+knows the evidence. The model learns these responses in the very prompts that it will see.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from agents import find
+from config.errors import UserError
+from data import Task, seed_of
+from grpo import GRPO
+from memagent import Agent, Finish, Group, Prompt, Trajectory, Turn
+from models import ranks
+from models.load import inner, recompute
+from models.logprobs import Row, policy_logprobs
+from report.metrics import Clock
+from rollout import advance, start
+
+KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
+SHARE = 0.1  # of the tasks, for an agent of `also` that names none
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def demonstration(agent: Agent, task: Task, mistake: str = "") -> Trajectory | None:
+    """Run an agent whose responses are its own demonstrations; None where it cannot show the task.
+
+    That is so if the evidence is not known or is cut by a section's end, or if a response is longer
+    than its turn may be. mistake: words to note in the first section instead, unless that section
+    has evidence; the mistake itself is not trained.
+    """
+    trajectory, steps, prompt = Trajectory(task), start(agent, task), None
+    prompt = advance(agent, steps)
+    while prompt is not None:
+        text = agent.demonstrate(task, prompt)
+        first = not trajectory.turns
+        if text is not None and mistake and first and kind_of(prompt, text) == "kept":
+            prompt, text = replace(prompt, trained=False), mistake
+        turn = None if text is None else _turn(agent, prompt, text)
+        if turn is None:
+            return None
+        trajectory.turns.append(turn)
+        prompt = advance(agent, steps, turn)
+    read = trajectory.turns[-1].prompt.text
+    return trajectory if all(words in read for words, _ in task.notes) else None
+
+
+def kind_of(prompt: Prompt, text: str) -> str:
+    """Return which of KINDS a demonstrated response is."""
+    if prompt.final:
+        return "answer"
+    return "changed" if text.strip() and text != prompt.memory else "kept"
+
+
+def _turn(agent: Agent, prompt: Prompt, text: str) -> Turn | None:
+    """Return a turn that writes the text and ends; None if it takes more tokens than the turn."""
+    codec = agent.codec
+    ids = [*codec.encode(text), codec.tokenizer.eos_token_id]
+    if len(ids) > prompt.max_tokens:
+        return None
+    unsampled = [0.0] * len(ids)
+    return Turn(prompt, prompt.ids(codec), ids, unsampled, Finish.STOP, codec.response(ids))
+
+
+def chosen_turns(trajectory: Trajectory, others: int, rng: random.Random) -> list[Turn]:
+    """Return the turns to learn: all that change the memory or answer, `others` of the rest."""
+    turns = [turn for turn in trajectory.turns if turn.trained]
+    kept = [turn for turn in turns if kind_of(turn.prompt, turn.response) == "kept"]
+    left_out = {id(turn) for turn in rng.sample(kept, max(0, len(kept) - others))}
+    return [turn for turn in turns if id(turn) not in left_out]
+
+
+def token_weights(rows: Sequence[Row], first: float) -> list[list[float]]:
+    """Return the weight of every response token, [rows][response ids] (a collective).
+
+    They sum to 1 over all ranks. The first token of a response weighs `first` times another.
+    """
+    total = ranks.all_reduce_sum(sum(first + len(row.response_ids) - 1 for row in rows))
+    return [[first / total] + [1 / total] * (len(row.response_ids) - 1) for row in rows]
+
+
+# ---------------------------------------------------------------- the module
+
+
+class SFT(GRPO):
+    """Train one policy on the demonstrations of one agent, or of several.
+
+    Engine, validation, checkpoints and randomness are those of `GRPO`; a step samples nothing, and
+    its loss is the negative log-likelihood of the demonstrated responses.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        codec, window = self.agent.codec, self.agent.window
+        self.agents, self.shares = [self.agent], [1.0]
+        for entry in self.config.also:
+            name, _, share = entry.partition("=")
+            self.agents.append(find.make(name, asdict(self.agent.config)).on(codec, window))
+            self.shares.append(_share(entry, share))
+        self.shares[0] -= sum(self.shares[1:])
+        if self.shares[0] <= 0:
+            raise UserError("The shares of --also must leave something to the agent itself.")
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        """Demonstrate a step's tasks and take an optimizer step on them."""
+        step, clock = self.done_steps, Clock()
+        clock.start("rollout")
+        tasks = ranks.share(self.tasks.batch(step, 0, self.n_tasks))
+        self.groups, rows, kinds = [], [], []
+        for number, task in enumerate(tasks):
+            rng = random.Random(seed_of(self.config.seed, step, task.id))
+            shown = self.demonstrate(task, tasks[number - 1], rng)
+            if shown is None:
+                continue
+            self.groups.append(Group(task, [shown]))
+            for turn in chosen_turns(shown, self.config.others, rng):
+                rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0))
+                kinds.append(kind_of(turn.prompt, turn.response))
+        clock.stop("rollout")
+        clock.start("update")
+        self.start_step(tasks, rows)
+        self.update(rows, kinds)
+        self.done_steps += 1
+        clock.stop("update")
+        self.add_times(clock.seconds)
+
+    def demonstrate(self, task: Task, other: Task, rng: random.Random) -> Trajectory | None:
+        """Show how one of the agents reads a task, perhaps with a mistake: another task's answer"""
+        (agent,) = rng.choices(self.agents, self.shares)
+        careless = rng.random() < self.config.mistakes and other.answers[0] not in task.answers
+        return demonstration(agent, task, other.answers[0] if careless else "")
+
+    def start_step(self, tasks: list[Task], rows: list[Row]) -> None:
+        """Start the metrics of a step. UserError if none of its tasks could be demonstrated."""
+        n = ranks.all_reduce_sum(
+            {
+                "tasks": len(tasks),
+                "not_shown": len(tasks) - len(self.groups),
+                "trained_rows": len(rows),
+                "read_tokens": sum(len(r.prompt_ids) for r in rows),
+                "written_tokens": sum(len(r.response_ids) for r in rows),
+            }
+        )
+        if not n["trained_rows"]:
+            raise UserError(
+                f"None of the tasks of step {self.done_steps} can be demonstrated: the agent "
+                f"{self.agent.label} shows nothing, or the tasks do not say where their evidence "
+                "stands."
+            )
+        lr = self.learning_rate(self.done_steps)
+        self.metrics = {"step": self.done_steps, "level": 0, "lr": lr} | n
+
+    def update(self, rows: list[Row], kinds: list[str]) -> None:
+        """Take one optimizer step on this rank's rows (a collective).
+
+        kinds: of each row. Metrics beside the loss: the mean probability of a response's first
+        token, by kind.
+        """
+        recompute(inner(self.model), self.config.recompute)
+        weights = token_weights(rows, self.config.first_token)
+        sums = dict.fromkeys(("loss", "computed_tokens"), 0.0)
+        sums |= {f"n_{kind}": kinds.count(kind) for kind in KINDS}
+        sums |= {f"first_{kind}": 0.0 for kind in KINDS}
+        for batch in self.passes(rows):
+            logp = policy_logprobs(inner(self.model), batch, 1.0)
+            if not batch.index:  # no rows left here, but on another rank
+                self.manual_backward(0.0 * logp.sum())
+                continue
+            batch = batch.to(logp.device)
+            loss = -(batch.flat(weights) * logp).sum()
+            self.manual_backward(loss * ranks.world())  # sharding averages gradients over ranks
+            sums["loss"] += loss.item()
+            sums["computed_tokens"] += len(batch.trie)
+            sizes = [len(rows[i].response_ids) for i in batch.index]
+            for i, part in zip(batch.index, logp.detach().split(sizes), strict=True):
+                sums[f"first_{kinds[i]}"] += part[0].exp().item()
+        n = ranks.all_reduce_sum(sums | {"tokens": sum(map(len, rows))})
+        means = {
+            f"first_{k}": n[f"first_{k}"] / n[f"n_{k}"] if n[f"n_{k}"] else math.nan for k in KINDS
+        }
+        norm = self.clip_and_step()
+        self.metrics |= {name: n[name] for name in ("loss", "computed_tokens")} | means
+        self.metrics |= {f"n_{kind}": n[f"n_{kind}"] for kind in KINDS}
+        self.metrics |= {
+            "share_saved": 1 - n["computed_tokens"] / n["tokens"],
+            "grad_norm": norm,
+            "skipped_updates": not math.isfinite(norm),
+        }
+
+    def temperature_at(self, level: int) -> float:
+        return 1.0
+
+    @property
+    def progress(self) -> str:
+        m = self.metrics
+        return f"loss {m['loss']:.3f}  first tokens " + " ".join(
+            f"{kind} {m[f'first_{kind}']:.2f}" for kind in KINDS if m[f"n_{kind}"]
+        )
+
+
+def _share(entry: str, share: str) -> float:
+    """Return the share of the tasks that an entry of `also` asks for."""
+    try:
+        value = float(share) if share else SHARE
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise UserError(f"--also takes NAME or NAME=SHARE, such as full=0.1, not {entry!r}.")
+    return value

@@ -1,0 +1,279 @@
+import csv
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import yaml
+from conftest import random_policy
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from agents import find
+from cli import app
+from commands import train
+from commands.sft import SFT, chosen_turns, demonstration, kind_of, token_weights
+from config.errors import UserError
+from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
+from data import Pool, Task, stands_in
+from embedded import tiny
+from engines.hf import TransformersEngine
+from memagent import NO_MEMORY
+from models import ranks
+from models.load import load_model
+from models.logprobs import Row
+from tasks import worlds
+from tasks.sources import MixedTasks, parts_of
+
+AGENT = tiny.agent()
+
+
+def shown(codec, task, agent=AGENT, mistake=""):
+    return demonstration(agent.on(codec), task, mistake)
+
+
+def kinds(trajectory):
+    return [kind_of(turn.prompt, turn.response) for turn in trajectory.turns]
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("kind", ["one_fact", "two_hop"])
+@pytest.mark.parametrize("empty", ["placeholder", "keep"])
+def test_a_demonstration_notes_the_evidence_where_it_stands_and_answers(codec, kind, empty):
+    agent = tiny.agent(empty=empty)
+    for task in worlds.make_tasks(0, 20, 6, kind):
+        trajectory = shown(codec, task, agent)
+        assert agent.reward(trajectory) == 1
+        seen, changes = [], 0
+        for turn, following in pairwise(trajectory.turns):
+            new = [w for w, p in task.notes if stands_in(w, p, turn.prompt.section)]
+            changes += not {*new} <= {*seen}
+            seen += [words for words in new if words not in seen]
+            # what the next prompt shows is what has been read so far, and nothing else
+            expected = [words for words, _ in task.notes if words in seen]
+            assert following.prompt.memory.strip() == (" ".join(expected) or NO_MEMORY)
+        assert kinds(trajectory).count("changed") == changes > 0
+        assert kinds(trajectory)[-1] == "answer" and all(t.trained for t in trajectory.turns)
+
+
+def test_a_mistake_is_not_learnt_and_is_corrected(codec):
+    corrected = 0
+    for task in worlds.make_tasks(0, 30, 6, "one_fact"):
+        trajectory = shown(codec, task, mistake="Otto reached Oslo.")
+        if kinds(shown(codec, task))[0] == "changed":  # evidence in the first section: no mistake
+            assert all(turn.trained for turn in trajectory.turns)
+            continue
+        first, second = trajectory.turns[:2]
+        assert not first.trained and second.prompt.memory.strip() == "Otto reached Oslo."
+        assert AGENT.reward(trajectory) == 1 and "Otto" not in trajectory.turns[-1].prompt.memory
+        corrected += 1
+    assert corrected > 15
+
+
+def passages(texts, titles=(), gold=(0,), answer="Lima", order=None):
+    pool = Pool([*titles] or [f"T{k}" for k in range(len(texts))], texts)
+    order = range(len(texts)) if order is None else order
+    return Task("t", "Where?", (answer,), pool=pool, order=order, gold=gold)
+
+
+def test_notes_are_the_answer_or_the_name_that_leads_to_it():
+    task = passages(
+        ["The Ode was written by Nora Berg.", "Nora Berg died in Lima.", "Lima is large."],
+        ["The Ode", "Nora Berg", "Lima"],
+        gold=(0, 1),
+    )
+    assert [words for words, _ in task.notes] == ["Nora Berg", "Lima"]
+    # nothing to copy: yes and no, or evidence that is not known
+    assert passages(["It is so."], answer="yes").notes == ()
+    assert replace(task, gold=()).notes == ()
+
+
+def test_words_count_only_where_the_passage_has_them():
+    passage = "In 1922 the bridge of Lima was opened by Nora Berg."
+    assert stands_in("1922", passage, f"Document 2:\n{passage}")
+    assert stands_in("1922", passage, "In 1922 the bridge of")  # the section ends here
+    assert not stands_in("1922", passage, "Born in 1922, she wrote.")
+    assert not stands_in("1922", passage, "the bridge of Lima was opened by Nora Berg.")
+
+
+def test_what_cannot_be_shown_is_none(codec):
+    task = next(iter(worlds.make_tasks(0, 1, 2, "one_fact")))
+    assert shown(codec, replace(task, gold=())) is None
+    assert shown(codec, task, tiny.agent(memory_tokens=2)) is None  # longer than a turn may be
+    assert shown(codec, task, tiny.agent("rememr1")) is None  # shows no update
+
+
+def test_turns_that_keep_the_memory_are_thinned_out(codec):
+    trajectory = shown(codec, worlds.make_task("a", 12, "one_fact"))
+    for others in (0, 3, 100):
+        turns = chosen_turns(trajectory, others, random.Random(0))
+        of = [kind_of(turn.prompt, turn.response) for turn in turns]
+        assert of.count("changed") == 1 and of.count("answer") == 1
+        assert of.count("kept") == min(others, kinds(trajectory).count("kept"))
+        places = [next(k for k, t in enumerate(trajectory.turns) if t is turn) for turn in turns]
+        assert places == sorted(places)
+
+
+# ---------------------------------------------------------------- the update
+
+
+def test_weights_sum_to_one_and_first_tokens_weigh_more():
+    rows = [Row([1], [2, 3, 4], [0.0] * 3), Row([1], [5], [0.0])]
+    weights = token_weights(rows, 6.0)
+    assert weights == [[6 / 14, 1 / 14, 1 / 14], [6 / 14]] and sum(map(sum, weights)) == 1
+
+
+def test_the_gradient_is_that_of_the_weighted_log_likelihood(codec, monkeypatch):
+    model = random_policy(codec)
+    config = SFTConfig(steps=1, tasks_per_step=(4,), others=2, lr=0.0, grad_clip=1e9)
+    tasks = list(worlds.make_tasks(0, 4, 4, "one_fact"))
+    module = SFT(model, TransformersEngine(model, codec), AGENT, None, config)
+    turns = [
+        turn
+        for task in tasks
+        for turn in chosen_turns(shown(codec, task), 2, random.Random(task.id))
+    ]
+    rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0) for turn in turns]
+    monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
+    monkeypatch.setattr(module, "clip_and_step", lambda: 0.0)
+    module.metrics = {}
+    module.update(rows, [kind_of(turn.prompt, turn.response) for turn in turns])
+    ours = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    loss = 0.0
+    for row, weights in zip(rows, token_weights(rows, 6.0), strict=True):
+        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        logp = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+        for k, (token, weight) in enumerate(zip(row.response_ids, weights, strict=True)):
+            loss = loss - weight * logp[len(row.prompt_ids) + k - 1, token]
+    loss.backward()
+    assert module.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert max(p.grad.abs().max() for p in model.parameters()) > 1e-3
+    for name, p in model.named_parameters():
+        assert torch.allclose(ours[name], p.grad, atol=1e-6), name
+
+
+# ---------------------------------------------------------------- runs
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def weak(codec, tmp_path):
+    """A model folder with the embedded policy's architecture and random weights."""
+    path = tmp_path / "weak"
+    random_policy(codec).save_pretrained(path)
+    codec.tokenizer.save_pretrained(path)
+    return path
+
+
+def settings(tmp_path, weak, **fields):
+    return RunConfig(
+        runs=str(tmp_path / "runs"), model=str(weak), kinds=("one_fact",), lengths=(3,),
+        device="cpu", save_every=2, **fields,
+    )  # fmt: skip
+
+
+def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, codec):
+    config = SFTConfig(steps=6, tasks_per_step=(6,), lr=3e-2, warmup=1, lora_rank=4)
+    whole = train.train(settings(tmp_path, weak, name="whole"), config, AGENT)
+    losses = [float(row["loss"]) for row in rows_of(whole)]
+    assert losses[-1] < losses[0] - 0.5
+    assert {"first_changed", "first_kept", "first_answer"} <= rows_of(whole)[0].keys()
+    stored = yaml.safe_load((whole / "config.yaml").read_text())
+    assert {*stored} == {"run", "sft", "agent"} and find.begun(whole)["sft"]["steps"] == 6
+    # stopped after four steps and resumed: the same weights. The schedule goes by the steps.
+    part = settings(tmp_path, weak, name="part")
+    stopped = replace(config, steps=4, decay_from=1.0)
+    train.train(part, stopped, AGENT)
+    train.train(part, replace(stopped, steps=6), AGENT, resume=True)
+    train.train(settings(tmp_path, weak, name="at-once"), replace(stopped, steps=6), AGENT)
+    adapters = [
+        load_file(tmp_path / "runs" / name / "adapter" / "adapter_model.safetensors")
+        for name in ("part", "at-once")
+    ]
+    assert all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[1])
+    # the export is base and adapters together
+    exported = load_model(whole / "model", device="cpu")
+    ids = torch.tensor([codec.encode("Anna joined Boris.")])
+    base = load_model(weak, device="cpu")
+    assert not torch.allclose(exported(ids).logits, base(ids).logits, atol=1e-3)
+
+
+def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, codec):
+    config = SFTConfig(steps=2, tasks_per_step=(4,), lr=1e-2, warmup=0, lora_rank=4)
+    warm = train.train(settings(tmp_path, weak, name="warm"), config, AGENT)
+    run = settings(tmp_path, weak, name="rl", adapter=str(warm / "adapter"))
+    grpo = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2, kl=0.1, lora_rank=4)
+    module = train.build(run, grpo, AGENT)
+    ids = torch.tensor([codec.encode("Anna joined Boris. Where is Anna?")])
+    exported = load_model(warm / "model", device="cpu")(ids).logits
+    assert torch.allclose(module.model(ids).logits, exported, atol=1e-4)
+    assert torch.allclose(module.reference[0](ids).logits, exported, atol=1e-4)
+    with module.model.disable_adapter():
+        assert not torch.allclose(module.model(ids).logits, exported, atol=1e-3)
+    # the rank follows from the adapters, and another one is refused
+    assert train.build(run, replace(grpo, lora_rank=0), AGENT).config.lora_rank == 4
+    with pytest.raises(UserError, match="have rank 4, not 8"):
+        train.build(run, replace(grpo, lora_rank=8), AGENT)
+    with pytest.raises(UserError, match="holds no LoRA adapters"):
+        train.build(replace(run, adapter=str(weak)), grpo, AGENT)
+    other = random_policy(codec, hidden_size=64)
+    other.save_pretrained(tmp_path / "other"), codec.tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="do not fit the model"):
+        train.build(replace(run, model=str(tmp_path / "other")), grpo, AGENT)
+
+
+def test_the_command_and_its_mistakes(tmp_path, weak, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    usual = ["sft", "--model", str(weak), "--steps", "1", "--tasks-per-step", "2"]
+    done = CliRunner().invoke(app, [*usual, "--name", "a"])
+    assert done.exit_code == 0, done.output
+    for more, said in {
+        ("--agent", "rememr1"): "can be demonstrated: the agent rememr1 shows nothing",
+        ("--also", "full=2"): "NAME or NAME=SHARE",
+        ("--also", "nobody"): "Unknown agent 'nobody'",
+        ("--mistakes", "2"): "mistakes must be",
+        ("--data", "none.json"): "none.json",
+    }.items():
+        done = CliRunner().invoke(app, [*usual, "--name", "b", *more])
+        assert done.exit_code == 2 and said in done.output, done.output
+        assert not (tmp_path / "runs" / "b").exists()
+    done = CliRunner().invoke(app, ["train", "--name", "a", "--resume", "--steps", "3"])
+    assert done.exit_code == 2 and "not trained by this command" in done.output
+
+
+def test_mixtures_draw_by_weight_and_never_one_task_twice():
+    lists = [list(worlds.make_tasks(0, 40, 2, kind)) for kind in ("one_fact", "two_hop")]
+    mixed = MixedTasks(lists, [3.0, 1.0], seed=0)
+    batches = [mixed.batch(step, 0, 8) for step in range(200)]
+    assert all(len({task.id for task in batch}) == 8 for batch in batches)
+    share = sum(task.kind == "one_fact" for batch in batches for task in batch) / 1600
+    assert abs(share - 0.75) < 0.04
+    assert [t.id for t in mixed.batch(7, 0, 8)] == [t.id for t in batches[7]]
+    assert parts_of("a=3,b.json") == [("a", 3.0), ("b.json", 1.0)] and parts_of("x=2") == [
+        ("x=2", 1)
+    ]
+    with pytest.raises(UserError, match="positive number"):
+        parts_of("a=0,b=1")
+
+
+def test_several_agents_share_the_tasks(codec):
+    model = random_policy(codec)
+    config = SFTConfig(also=("full=0.25",), mistakes=0.0)
+    module = SFT(model, TransformersEngine(model, codec), AGENT, None, config)
+    tasks = list(worlds.make_tasks(0, 200, 2, "one_fact"))
+    whole = sum(
+        len(module.demonstrate(task, task, random.Random(k)).turns) == 1
+        for k, task in enumerate(tasks)
+    )
+    assert 30 < whole < 72
+    with pytest.raises(UserError, match="must leave something"):
+        SFT(model, module.engine, AGENT, None, SFTConfig(also=("full=0.6", "none=0.5")))
+    assert ranks.world() == 1 and EMBEDDED.exists()
