@@ -533,8 +533,10 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Describe the last step to a person, in a few words."""
         m = self.metrics
         memory = m.get("memory_length", m["memory_tokens"])
-        silent = m["groups_without_signal"]
-        return f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  no signal {silent:.0%}"
+        return (
+            f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  "
+            f"no signal {m['groups_without_signal']:.0%}"
+        )
 
     def next_level(self) -> None:
         """Go on to longer tasks once the present ones are learnt."""

@@ -62,7 +62,8 @@ def command(
 
     The function's last parameters are one dict per class: the fields that the user gave.
     everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here. more: returns further settings classes from the arguments; their fields go into the last dict. A
+    fields that are no flags here. more: returns further settings classes from the arguments; their
+    fields go into the last dict. A
     UserError becomes one sentence and exit code 2.
     """
 

@@ -2,8 +2,8 @@
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound`
 and `check_fields`, which refuse values out of range; `docs`, the help; the panels of `--help`.
-Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
-so that `--help` is quick.
+Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags
+(config/flags.py). No torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
@@ -247,7 +247,8 @@ class SFTConfig(TrainConfig):
     """share of the tasks in which the memory holds another task's answer before the evidence comes:
     a mistake that is not learnt itself, but must be corrected"""
     first_token: Annotated[float, POSITIVE] = 6.0
-    """weight of a response's first token, which decides whether the memory changes; others have 1"""
+    """weight of a response's first token, which decides whether the memory changes; other tokens
+    have 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -602,7 +603,8 @@ EVERYDAY = {  # command -> the flags of the first panel
     "ask": [field.name for field in fields(AskConfig)],
     "plan": [field.name for field in fields(PlanConfig)],
     "train": (
-        "config preset resume dry_run name model adapter data agent steps tasks_per_step group_size lr "
+        "config preset resume dry_run name model adapter data agent steps tasks_per_step "
+        "group_size lr "
         "temperature lora_rank devices engine validation save_every seed"
     ).split(),
     "sft": (

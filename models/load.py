@@ -1,7 +1,8 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
 Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
-`optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
+`optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run
+(commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 

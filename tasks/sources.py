@@ -1,7 +1,7 @@
 """Sources of training tasks: generated English, or a file.
 
-Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `training_tasks`, `validation_tasks`. Leaves out: what a task is
-(data.py).
+Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `training_tasks`, `validation_tasks`. Leaves out:
+what a task is (data.py).
 Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
 """
 
