@@ -364,22 +364,23 @@ def build(
     out: Annotated[Path, typer.Argument(help="folder")],
     sets: dict = {},
 ):
-    """Build RULER-HQA sets: the same questions among N documents, OUT/hqa_N.jsonl.gz each."""
-    from commands.taskfiles import build_hqa
+    """Build sets: the same questions among N documents, OUT/hqa_N.jsonl.gz (passages_N) each."""
+    from commands.taskfiles import build_sets
 
     c = BuildConfig(**sets)
     config = EvalConfig(
-        suite="ruler-hqa",
+        suite=c.suite,
         lengths=c.documents,
         n=c.n,
         filler=c.extra,
         source_split=c.split,
+        test_articles=c.test_articles,
         seed=c.seed,
         compat_seed4=c.compat_seed4,
         evidence_order=c.evidence_order,
         min_distance=c.min_distance,
     )
-    build_hqa(file, out, config)
+    build_sets(file, out, config)
 
 
 @command(data_app, BuildRulerConfig)

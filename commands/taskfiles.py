@@ -1,6 +1,6 @@
 """The commands of `cli.py data`: look, build, build-ruler, filter.
 
-Holds: `show_tasks`, `build_hqa`, `build_ruler`, `ClosedBook`, `filter_questions`.
+Holds: `show_tasks`, `build_sets`, `build_ruler`, `ClosedBook`, `filter_questions`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.text import Text as Styled
@@ -71,15 +71,34 @@ def _print_task(task: Task) -> None:
 # ---------------------------------------------------------------- build
 
 
-def build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
-    """Write RULER-HQA sets, one file per length, the same questions in each.
+def build_sets(file: Path, out: Path, config: EvalConfig) -> None:
+    """Write sets of RULER-HQA or of passages, one file per length, the same questions in each.
 
-    `config` says which, as for `eval --suite ruler-hqa`, except for the file of questions. Nothing
-    is written unless all lengths can be.
+    `config` says which, as for `eval --suite`, except for the file of questions. Nothing is written
+    unless all lengths can be.
     """
     if not config.lengths:
         example = "--documents takes numbers of documents, such as 50,200"
         raise UserError(f"No length is given: {example}.")
+    if config.suite == "passages":
+        _build_passages(file, out, config)
+    else:
+        _build_hqa(file, out, config)
+
+
+def _build_passages(file: Path, out: Path, config: EvalConfig) -> None:
+    columns = suites.passage_columns(replace(config, data=(str(file),)), config.lengths)
+    sets = {column.length: column.make() for column in columns}
+    about = {"source": file.name, "seed": config.seed}
+    if config.source_split:
+        about |= {"split": config.source_split, "test_articles": config.test_articles}
+    make_folder(out)
+    for length, tasks in sets.items():
+        path = out / f"passages_{length}.jsonl.gz"
+        _write_set(path, tasks, about, f"among {length} documents")
+
+
+def _build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
     questions = suites.select_split(readers.read(file), config.source_split)
     filler = suites.read_filler(config.filler)
     evidence = hqa.Evidence(config.evidence_order, config.min_distance)
