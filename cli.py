@@ -122,7 +122,9 @@ def train(
 
         return run_dry(run_config, grpo_config, reader, typer.echo, resume)
     from commands.train import run_and_report
+    from tasks import hub
 
+    run_config = hub.pinned(run_config, typer.echo)
     run_and_report(run_config, grpo_config, reader, resume, typer.echo)
 
 
@@ -165,6 +167,7 @@ def _eval(
     """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
     stopped."""
     from eval import run_suite
+    from tasks import hub
 
     (evaluation,) = _merged(config, {}, eval=evaluation)
     eval_config = EvalConfig(**evaluation)
@@ -183,7 +186,7 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
-    folder = run_suite(eval_config, agents)
+    folder = run_suite(hub.pinned(eval_config, typer.echo), agents)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
 
@@ -317,7 +320,9 @@ def demo(
 
 # ---------------------------------------------------------------- data
 
-File = Annotated[Path, typer.Argument(help="a file of tasks in any known form")]
+File = Annotated[
+    Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
+]
 Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
 Passages = Annotated[
     Path | None,
@@ -327,7 +332,9 @@ Passages = Annotated[
 
 @command(data_app)
 def look(
-    file: Annotated[str, typer.Argument(help="a file of tasks, or world = generated English")],
+    file: Annotated[
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or world = generated English")
+    ],
     form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
@@ -351,9 +358,9 @@ def convert(
     pool: Passages = None,
 ):
     """Write tasks in another form."""
-    from tasks import readers, writers
+    from tasks import hub, readers, writers
 
-    tasks = readers.read(file, form or None, pool)
+    tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
     writers.write(out, tasks, to)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
 

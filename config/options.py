@@ -228,7 +228,8 @@ class RunConfig:
     model: str = ""
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
-    """training tasks: world = generated English; a file in any format that `data look` reads; or
+    """training tasks: world = generated English; a file in any format that `data look` reads;
+    hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit; or
     path.py:function, which returns a list of tasks"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
@@ -344,8 +345,8 @@ class EvalConfig:
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; empty = the
     files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, or world = generated English; for ruler-hqa and ruler: questions with their
-    own paragraphs; for passages: files of SQuAD's form"""
+    """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), or world = generated English;
+    for ruler-hqa and ruler: questions with their own paragraphs; for passages: SQuAD's form"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the

@@ -96,7 +96,7 @@ def _files(config: EvalConfig) -> tuple[str, list[Column]]:
     """Make one column of each file; return their common unit of lengths too."""
 
     def read(path: str) -> list[Task]:
-        return readers.read(path)[: config.n]
+        return readers.read(path, n=config.n)
 
     files = [_describe(path, read(path)) for path in config.data]
     if len(units := {file.unit for file in files}) > 1:
