@@ -123,7 +123,9 @@ def train(
 
         return run_dry(run_config, grpo_config, reader, typer.echo, resume)
     from commands.train import run_and_report
+    from tasks import hub
 
+    run_config = hub.pinned(run_config, typer.echo)
     run_and_report(run_config, grpo_config, reader, resume, typer.echo)
 
 
@@ -194,6 +196,7 @@ def _eval(
     """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
     stopped."""
     from eval import run_suite
+    from tasks import hub
 
     (evaluation,) = _merged(config, {}, eval=evaluation)
     eval_config = EvalConfig(**evaluation)
@@ -212,7 +215,7 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
-    folder = run_suite(eval_config, agents)
+    folder = run_suite(hub.pinned(eval_config, typer.echo), agents)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
 
 
@@ -346,7 +349,9 @@ def demo(
 
 # ---------------------------------------------------------------- data
 
-File = Annotated[Path, typer.Argument(help="a file of tasks in any known form")]
+File = Annotated[
+    Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
+]
 Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
 Passages = Annotated[
     Path | None,
@@ -356,7 +361,9 @@ Passages = Annotated[
 
 @command(data_app)
 def look(
-    file: Annotated[str, typer.Argument(help="a file of tasks, or world = generated English")],
+    file: Annotated[
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or world = generated English")
+    ],
     form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
@@ -380,9 +387,9 @@ def convert(
     pool: Passages = None,
 ):
     """Write tasks in another form."""
-    from tasks import readers, writers
+    from tasks import hub, readers, writers
 
-    tasks = readers.read(file, form or None, pool)
+    tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
     writers.write(out, tasks, to)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
 
@@ -393,22 +400,23 @@ def build(
     out: Annotated[Path, typer.Argument(help="folder")],
     sets: dict = {},
 ):
-    """Build RULER-HQA sets: the same questions among N documents, OUT/hqa_N.jsonl.gz each."""
-    from commands.taskfiles import build_hqa
+    """Build sets: the same questions among N documents, OUT/hqa_N.jsonl.gz (passages_N) each."""
+    from commands.taskfiles import build_sets
 
     c = BuildConfig(**sets)
     config = EvalConfig(
-        suite="ruler-hqa",
+        suite=c.suite,
         lengths=c.documents,
         n=c.n,
         filler=c.extra,
         source_split=c.split,
+        test_articles=c.test_articles,
         seed=c.seed,
         compat_seed4=c.compat_seed4,
         evidence_order=c.evidence_order,
         min_distance=c.min_distance,
     )
-    build_hqa(file, out, config)
+    build_sets(file, out, config)
 
 
 @command(data_app, BuildRulerConfig)

@@ -1,6 +1,6 @@
 """The commands of `cli.py data`: look, build, build-ruler, filter.
 
-Holds: `show_tasks`, `build_hqa`, `build_ruler`, `ClosedBook`, `filter_questions`.
+Holds: `show_tasks`, `build_sets`, `build_ruler`, `ClosedBook`, `filter_questions`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.text import Text as Styled
@@ -22,8 +22,17 @@ from config.options import EMBEDDED, EvalConfig
 from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
-from tasks import hqa, readers, suites, worlds, writers
+from tasks import hqa, hub, readers, suites, worlds, writers
 from tokens.codec import Codec
+
+
+def _say(line: str) -> None:
+    console.print(Styled(clean(line)))
+
+
+def _source_name(file: Path) -> str:
+    return str(file) if hub.is_hub(file) else file.name
+
 
 # ---------------------------------------------------------------- look
 
@@ -40,7 +49,7 @@ def show_tasks(
             raise UserError(f"A document has at least 1 section, not {sections}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     else:
-        tasks = readers.read(file, form, pool)
+        tasks = readers.read(hub.pin(file, _say), form, pool)
     for task in tasks[:n]:
         _print_task(task)
     if file != "world":
@@ -71,15 +80,35 @@ def _print_task(task: Task) -> None:
 # ---------------------------------------------------------------- build
 
 
-def build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
-    """Write RULER-HQA sets, one file per length, the same questions in each.
+def build_sets(file: Path, out: Path, config: EvalConfig) -> None:
+    """Write sets of RULER-HQA or of passages, one file per length, the same questions in each.
 
-    `config` says which, as for `eval --suite ruler-hqa`, except for the file of questions. Nothing
-    is written unless all lengths can be.
+    `config` says which, as for `eval --suite`, except for the file of questions. Nothing is written
+    unless all lengths can be.
     """
     if not config.lengths:
         example = "--documents takes numbers of documents, such as 50,200"
         raise UserError(f"No length is given: {example}.")
+    file, config = Path(hub.pin(file, _say)), hub.pinned(config, _say)
+    if config.suite == "passages":
+        _build_passages(file, out, config)
+    else:
+        _build_hqa(file, out, config)
+
+
+def _build_passages(file: Path, out: Path, config: EvalConfig) -> None:
+    columns = suites.passage_columns(replace(config, data=(str(file),)), config.lengths)
+    sets = {column.length: column.make() for column in columns}
+    about = {"source": _source_name(file), "seed": config.seed}
+    if config.source_split:
+        about |= {"split": config.source_split, "test_articles": config.test_articles}
+    make_folder(out)
+    for length, tasks in sets.items():
+        path = out / f"passages_{length}.jsonl.gz"
+        _write_set(path, tasks, about, f"among {length} documents")
+
+
+def _build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
     questions = suites.select_split(readers.read(file), config.source_split)
     filler = suites.read_filler(config.filler)
     evidence = hqa.Evidence(config.evidence_order, config.min_distance)
@@ -89,7 +118,7 @@ def build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
         length: hqa.make_tasks(questions, length, n, filler, seed, compat, evidence, lengths)
         for length in lengths
     }
-    about = {"source": file.name, "seed": seed, "compat_seed4": compat}
+    about = {"source": _source_name(file), "seed": seed, "compat_seed4": compat}
     if not evidence.anywhere:
         about |= {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
     make_folder(out)
@@ -102,6 +131,7 @@ def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code
 
     `config` says which, as for `eval --suite ruler`.
     """
+    config = hub.pinned(config, _say)
     codec = Codec.load(tokenizer or EMBEDDED, trust_remote_code=trust_remote_code)
     _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
@@ -171,6 +201,7 @@ def filter_questions(
     """
     from report.summary import bootstrap
 
+    file = Path(hub.pin(file, _say))
     tasks = readers.read(file)
     pool = tasks[0].pool
     if pool is None or any(task.pool is not pool for task in tasks) or out.suffix == ".parquet":
@@ -188,7 +219,11 @@ def filter_questions(
     )
     if not unknown:
         raise UserError(f"The model answers {share} without the document: none is left to write.")
-    about = {"source": file.name, "no_context": str(model or "base_policy"), "rule": test.rule}
+    about = {
+        "source": _source_name(file),
+        "no_context": str(model or "base_policy"),
+        "rule": test.rule,
+    }
     writers.write_built(out, unknown, **about, samples=test.responses, dropped=len(known_ids))
     failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
     console.print(

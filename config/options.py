@@ -48,7 +48,8 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-SUITE = Bound(lambda name: name in ("", "ruler-hqa", "ruler"), "ruler-hqa or ruler, or empty")
+SUITES = ("ruler-hqa", "ruler", "passages")
+SUITE = Bound(lambda name: name in ("", *SUITES), "ruler-hqa, ruler or passages, or empty")
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -262,7 +263,8 @@ class RunConfig:
     model: str = ""
     """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
-    """training tasks: world = generated English; a file in any format that `data look` reads; or
+    """training tasks: world = generated English; a file in any format that `data look` reads;
+    hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
     path.py:function, which returns a list of tasks; several with weights: a.jsonl=3,b.jsonl=1"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
@@ -378,22 +380,28 @@ class EvalConfig:
     after their name (with --endpoint: its name on the server)"""
     suite: Annotated[str, SUITE] = ""
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
-    RULER's tasks, generated; empty = the files of --data as they are, or generated English"""
+    RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; empty = the
+    files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, or world = generated English; for ruler-hqa and ruler: questions with their
-    own paragraphs"""
+    """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), or world = generated English;
+    for ruler-hqa and ruler: questions with their own paragraphs; for passages: SQuAD's form"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the
     evidence alone. The first one is compared with the others, each other one with itself before
     training"""
     lengths: Annotated[tuple[int, ...], COUNT] = ()
-    """lengths of the documents: sections of generated English, documents of ruler-hqa, or tokens of
-    ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 4096,8192,16384"""
+    """lengths of the documents: sections of generated English, documents of ruler-hqa and passages,
+    or tokens of ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 1,4,16,64 or
+    4096,8192,16384"""
     filler: tuple[str, ...] = ()
-    """ruler-hqa, ruler: files of further passages {title, text}"""
+    """ruler-hqa, ruler, passages: files of further passages {title, text}"""
     source_split: str = ""
-    """ruler-hqa, ruler: use only questions of this split of the source: train or validation"""
+    """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
+    passages: train or test, as --test-articles divides them"""
+    test_articles: str = "4/5"
+    """passages: articles of the split test, all others are train: K/M = those whose number in the
+    file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
     evidence_order: Literal["any", "forward", "reverse"] = "any"
     """ruler-hqa: order of the evidence in the document: any; forward = in hop order; reverse = last
     hop first"""
@@ -480,6 +488,7 @@ class EvalConfig:
 SUITE_SETTINGS = {
     "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split".split(),
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
+    "passages": "filler source_split test_articles".split(),
 }
 
 
@@ -525,16 +534,21 @@ class PlanConfig:
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """The RULER-HQA sets of `data build`."""
+    """The sets of `data build`."""
 
+    suite: Literal["ruler-hqa", "passages"] = "ruler-hqa"
+    """ruler-hqa = questions with several paragraphs of their own, all kept; passages = those of
+    SQuAD's form, with one"""
     documents: tuple[int, ...] = (50, 200, 800)
-    """documents of a task"""
+    """documents of a task; passages are few: 1,4,16,64"""
     n: int = 128
     """questions"""
     extra: tuple[str, ...] = ()
     """files of further passages as filler"""
     split: str = ""
-    """only questions of this split of the source: train or validation"""
+    """only questions of this split of the source: train or validation; passages: train or test"""
+    test_articles: str = "4/5"
+    """passages: articles of the split test: K/M, by their number in the file; hash:K/M, by title"""
     seed: int = 0
     """of the draws"""
     compat_seed4: bool = False
@@ -634,7 +648,7 @@ PANELS: dict[str, str] = {
     "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
     "chat",
     "Which questions": "filler source_split evidence_order min_distance compat_seed4 ruler_tasks "
-    "haystack squad split",
+    "haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

@@ -1,6 +1,6 @@
 """Data sets from the Hugging Face hub: which files of which commit, and the check of their content.
 
-Holds: `SOURCES`, `PINS` (the commits), `get`, the lock file `downloads.json`.
+Holds: `SOURCES`, `PINS` (the commits), `get`, the lock file `downloads.json`; `commit_of`.
 Leaves out: reading the files (tasks/readers.py). No torch.
 Exercise it: `python cli.py data get musique`, `pytest tests/tasks/test_downloads.py`.
 Read next: tasks/readers.py.
@@ -158,6 +158,17 @@ def get(name: str, out: Path, revision: str = "", say: Callable[[str], None] = p
     except OSError as error:
         why = f"{name} cannot be kept in {out} ({error.strerror or error})"
         raise UserError(f"{why}; what was loaded stays, and the same command goes on.") from error
+
+
+def commit_of(repo: str, revision: str = "main") -> str:
+    """Return the commit that a revision of a data set stands for; UserError if the hub gives
+    none."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
+    try:
+        return _listing(endpoint, os.environ.get("HF_TOKEN") or False, repo, revision)[0]
+    except _Refused as refused:
+        reason = str(refused).strip(" .")
+        raise UserError(_clean(f"{repo} cannot be read from {endpoint} ({reason}).")) from refused
 
 
 class _Download:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from config.errors import UserError
 from data import Pool, Task
-from tasks.readers import distinct_passages, pool_of
+from tasks.readers import Passage, distinct_passages, pool_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Evidence:
         return places[::-1] if self.order == "reverse" else places
 
 
-def _draws(rng: random.Random, n: int) -> Iterator[int]:
+def draws(rng: random.Random, n: int) -> Iterator[int]:
     """Yield range(n) in random order (Fisher-Yates), lazily: a prefix does not depend on how many
     more are drawn."""
     moved: dict[int, int] = {}
@@ -122,8 +122,8 @@ class _Corpus:
         if n_others > n_available:
             need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
             raise UserError(f"{need} and there are {n_available}; give more.")
-        draws = _draws(random.Random(f"{seed}:{task.id}"), len(self.passages))
-        others = (k for k in draws if k not in barred)
+        drawn = draws(random.Random(f"{seed}:{task.id}"), len(self.passages))
+        others = (k for k in drawn if k not in barred)
         return own + [next(others) for _ in range(n_others)]
 
 
@@ -209,12 +209,12 @@ def make_tasks(
             f"Evidence can stand as asked among {n_documents} documents in {len(tasks)} of "
             f"{len(questions)} questions only, and {n_items} are wanted."
         )
-    return _with_own_pool(tasks, corpus)
+    return with_own_pool(tasks, corpus.passages)
 
 
-def _with_own_pool(tasks: Sequence[Task], corpus: _Corpus) -> list[Task]:
-    """Give the tasks one pool of just the passages that they use."""
+def with_own_pool(tasks: Sequence[Task], passages: Sequence[Passage]) -> list[Task]:
+    """Give tasks, whose orders are indices into `passages`, one pool of just those they use."""
     used = sorted({k for task in tasks for k in task.order})
     index = {k: new for new, k in enumerate(used)}
-    pool = pool_of(corpus.passages[k] for k in used)
+    pool = pool_of(passages[k] for k in used)
     return [replace(task, pool=pool, order=tuple(index[k] for k in task.order)) for task in tasks]

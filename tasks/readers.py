@@ -4,7 +4,7 @@ Holds: `Record`, one function per form, `read`, `read_passages`, `read_texts`, `
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
-A file has a container (parquet, a JSON array, JSON lines, SQuAD's JSON object; all but parquet also
+A file, or a split of the hub (tasks/hub.py), has a container (parquet, a JSON array, JSON lines, SQuAD's JSON object; all but parquet also
 as .gz) and a form (the fields of its records). Any form may come in any container:
 
     file --_items--> (place, fields) --_records--> Record --FORMS[form]--> (Task, Document)
@@ -20,14 +20,17 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
+from typing import IO
 
 from config.errors import UserError, first_line
 from config.files import is_file
 from config.plugins import load_function
 from data import FRAMES, Pool, Task
+from tasks import hub
 
 Passage = tuple[str, str]  # title, text
 Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
@@ -131,28 +134,41 @@ class Record:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Yield every record of a file, whatever its container."""
+    """Yield every record of a file, or of the files of a split of the hub, whatever the
+    container."""
     import pyarrow as pa
 
-    if not is_file(path):
+    position = 0
+    for file, opened in _sources(path):
+        record = Record(file, "", position, {})
+        try:
+            with opened as source:
+                for place, fields in _items(file, source):
+                    record = Record(file, place, position, fields)
+                    if not isinstance(fields, dict):
+                        actual = KINDS.get(type(fields), "null")
+                        raise record.error(
+                            f"a record must be an object with named fields, this is {actual}"
+                        )
+                    yield record
+                    position += 1
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
+            damage = f"it may be damaged ({first_line(error)})"
+            raise record.error(f"the file cannot be read from here on, {damage}") from error
+
+
+def _sources(path: Path) -> Iterator[tuple[Path, AbstractContextManager]]:
+    """Yield the path of each file, and what opens it: the path again, or a stream of the hub."""
+    if hub.is_hub(path):
+        yield from ((file.path, hub.open_file(file)) for file in hub.data_files(path))
+    elif is_file(path):
+        yield path, nullcontext(path)
+    else:
         raise UserError(f"No file at {path}.")
-    record = Record(path, "", 0, {})
-    try:
-        for position, (place, fields) in enumerate(_items(path)):
-            record = Record(path, place, position, fields)
-            if not isinstance(fields, dict):
-                actual = KINDS.get(type(fields), "null")
-                raise record.error(
-                    f"a record must be an object with named fields, this is {actual}"
-                )
-            yield record
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
-        damage = f"it may be damaged ({first_line(error)})"
-        raise record.error(f"the file cannot be read from here on, {damage}") from error
 
 
-def _items(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the place and the value of every record.
+def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]:
+    """Yield the place and the value of every record. source: the path again, or a stream.
 
     pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library:
     pyarrow.json (and `datasets` on top of it) cannot name the line of an error, turns answers such
@@ -164,11 +180,12 @@ def _items(path: Path) -> Iterator[tuple[str, object]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        batches = pq.ParquetFile(path).iter_batches(64)
+        batches = pq.ParquetFile(source).iter_batches(64)
         rows = chain.from_iterable(batch.to_pylist() for batch in batches)
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
-    with io.BufferedReader(pa.input_stream(path)) as stream:
+    compression = "detect" if source is path else "gzip" if path.suffix == ".gz" else None
+    with io.BufferedReader(pa.input_stream(source, compression=compression)) as stream:
         start = stream.peek(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")
         if start[:1] == b"[":
             values = _parse(stream.read(), path)
@@ -349,15 +366,17 @@ def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
 
 
 def _flashrag(r: Record) -> tuple[Task, Document]:
-    """Read FlashRAG's JSONL, with the document in `metadata`, and HotpotQA's parquet on the hub.
+    """Read FlashRAG's JSONL, with the document in `metadata`, and the parquet of HotpotQA and
+    2WikiMultiHopQA on the hub.
 
-    The latter has the same fields beside the question: {question, answer or golden_answers,
+    The latter have the same fields beside the question: {question, answer or golden_answers,
     context: {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}.
     """
     m = r if "context" in r.fields else r.inside("metadata")
-    # Only the path distinguishes the two data sets
+    # FlashRAG's two data sets differ in nothing but the path; elsewhere 2Wiki has triples
     folder, file = r.path.parent.name, r.path.name
     is_2wiki = folder in ("2wiki", "2wikimultihopqa") or file.startswith("2wiki")
+    is_2wiki = is_2wiki or "evidences" in r.fields
     dataset = "2wikimultihopqa" if is_2wiki else "hotpotqa"
     document = []
     for title, sentences in _columns(m, "context", "sentences", "content"):
@@ -370,6 +389,7 @@ def _flashrag(r: Record) -> tuple[Task, Document]:
     gold = _gold_positions([title for title, _ in document], evidence)
     answers = r.texts("golden_answers") if r.maybe("golden_answers", list) else [r.text("answer")]
     labels = {"kind": m.fields.get("type"), "dataset": dataset, "level": m.fields.get("level")}
+    labels |= {"id": r.fields.get("_id")} if "_id" in r.fields else {}
     return r.task(r.text("question"), answers, gold, **labels), document
 
 
@@ -454,16 +474,22 @@ def made_tasks(place: str, tasks: Iterable[Task]) -> list[Task]:
     return tasks
 
 
-def read(path: str | Path, form: str | None = None, pool: str | Path | None = None) -> list[Task]:
+def read(
+    path: str | Path,
+    form: str | None = None,
+    pool: str | Path | None = None,
+    n: int | None = None,
+) -> list[Task]:
     """Read the tasks of a file, in order; no id may occur twice.
 
     Tasks with paragraphs share one pool of the file's distinct passages.
     form: a name of FORMS; None recognises it by the first record.
-    pool: the HotpotQA json whose passages the numbers of an eval set refer to. A path of the form
-    own.py:function is a function that returns the tasks.
+    pool: the HotpotQA json whose passages the numbers of an eval set refer to. n: read no further
+    than the first n tasks. A path of the form
+    own.py:function is a function that returns the tasks; hf:ORG/NAME:SPLIT a split of the hub.
     """
     if is_function(path):
-        return made_tasks(str(path), load_function(str(path), "--data")())
+        return made_tasks(str(path), load_function(str(path), "--data")())[:n]
     path = Path(path)
     records = _records(path)
     first = next(records, None)
@@ -477,7 +503,7 @@ def read(path: str | Path, form: str | None = None, pool: str | Path | None = No
     parse, _ = FORMS[form]
     tasks: dict[str, Task] = {}
     shared, index = Pool([], []), {}
-    for record in records:
+    for record in islice(records, n):
         task, document = parse(record)
         if task.id in tasks:
             raise record.error(f"the id '{task.id}' was there before; results are kept by id")

@@ -122,7 +122,7 @@ def validation_tasks(run: RunConfig) -> list[Task]:
     """Return the validation tasks; of generated English the longest documents, facts of split
     dev."""
     if run.validation != "world":
-        return readers.read(run.validation)[: run.validation_n] if run.validation else []
+        return readers.read(run.validation, n=run.validation_n) if run.validation else []
     per_kind = -(-run.validation_n // len(run.kinds))
     tasks = [
         task

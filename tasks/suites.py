@@ -1,6 +1,6 @@
 """Suites: the kinds of question and the lengths of an evaluation, their tasks made on demand.
 
-Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER), haystacks.
+Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER, passages), haystacks.
 Leaves out: who answers (commands/). No torch.
 Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`.
 Read next: commands/taskfiles.py.
@@ -18,13 +18,18 @@ from typing import NamedTuple
 from config.errors import UserError, clean
 from config.options import EvalConfig
 from data import Pool, Task
-from tasks import hqa, readers, ruler, worlds
+from tasks import hqa, passages, readers, ruler, worlds
 from tasks.hqa import Evidence
 from tokens.codec import Codec
 
 ESSAY = tuple(kind for kind, settings in ruler.NIAH.items() if settings.haystack == "essay")
 # suite -> default of --lengths
-LENGTHS = {"": (4, 16, 64), "ruler-hqa": (50, 200, 800), "ruler": (4096, 8192, 16384)}
+LENGTHS = {
+    "": (4, 16, 64),
+    "ruler-hqa": (50, 200, 800),
+    "ruler": (4096, 8192, 16384),
+    "passages": (1, 4, 16, 64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
         return "documents", _ruler_hqa(config, lengths)
     if config.suite == "ruler":
         return "tokens", _ruler(config, lengths, codec)
+    if config.suite == "passages":
+        return "documents", passage_columns(config, lengths)
     if config.data == ("world",):
         return "sections", _world(config, lengths)
     return _files(config)
@@ -89,7 +96,7 @@ def _files(config: EvalConfig) -> tuple[str, list[Column]]:
     """Make one column of each file; return their common unit of lengths too."""
 
     def read(path: str) -> list[Task]:
-        return readers.read(path)[: config.n]
+        return readers.read(path, n=config.n)
 
     files = [_describe(path, read(path)) for path in config.data]
     if len(units := {file.unit for file in files}) > 1:
@@ -193,6 +200,36 @@ def _ruler_hqa(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
     if len({(column.question, column.length) for column in columns}) < len(columns):
         raise UserError("Two files of --data hold questions of one dataset: evaluate them apart.")
     return sorted(columns, key=lambda column: column.length)
+
+
+# ---------------------------------------------------------------- SQuAD's paragraphs among others
+
+
+def passage_columns(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
+    """Make a column of each length; the questions are the same at every length."""
+    if config.data == ("world",):
+        raise UserError(
+            "Give --data, a file of SQuAD's form: questions with the paragraph of each."
+        )
+    if len(config.data) > 1:
+        raise UserError("Passages are made of one file of --data: evaluate several apart.")
+    is_test = passages.article_rule(config.test_articles)
+    questions = passages.split_by_article(readers.read(config.data[0]), is_test)
+    n = min(config.n, len(select_split(questions, config.source_split)))
+    extra = read_filler(config.filler)
+    name = clean(questions[0].dataset or "questions")
+    if config.source_split:
+        name += f", {config.source_split} articles"
+
+    def column(length: int) -> Column:
+        def make() -> list[Task]:
+            return passages.make_tasks(
+                questions, length, n, extra, config.seed, config.source_split, lengths
+            )
+
+        return Column(name, length, make)
+
+    return [column(length) for length in lengths]
 
 
 # ---------------------------------------------------------------- RULER

@@ -560,7 +560,7 @@ def test_sets_and_documents_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="at least 1 section"):
         taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
     with pytest.raises(UserError, match="--documents"):
-        taskfiles.build_hqa(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
+        taskfiles.build_sets(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
     assert not (tmp_path / "out").exists()
 
 

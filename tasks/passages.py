@@ -1,0 +1,167 @@
+"""SQuAD's questions as reading tasks: the paragraph that answers among N passages.
+
+Holds: `article_rule`, `split_by_article`, `make_tasks`. Leaves out: reading files
+(tasks/readers.py), RULER-HQA with its several pieces of evidence (tasks/hqa.py). No torch.
+Exercise it: `python cli.py data build SQUAD.json OUT --suite passages --documents 1,4,16`.
+Read next: tasks/suites.py.
+
+The other passages are paragraphs of the same file, of the same article or of others, and those of
+further files. None contains an accepted answer of the question, in any case or within a longer
+word, so that the answer stands in one place. Among N passages stand all those that stand among
+fewer, in another order; the paragraph that answers is equally likely at every place.
+
+Train and test are splits of *articles*. A document of the train split holds no paragraph of an
+article of the test split, nor a passage of its title from elsewhere. One of the test split may
+hold paragraphs of training articles as filler: a small file (XQuAD has 48 articles of 5
+paragraphs) has too few others.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from config.errors import UserError
+from data import Pool, Task, normalize_answer, seed_of, separate_words
+from tasks.hqa import draws, with_own_pool
+from tasks.readers import distinct_passages
+
+# index of an article in its file, from 0, and its title in lower case, without _ -> whether it is
+# of the test split
+Rule = Callable[[int, str], bool]
+RULE = re.compile(r"(hash:)?(\d+)/([1-9]\d*)")
+
+
+def article_rule(text: str) -> Rule:
+    """Parse the rule K/M or hash:K/M by which articles are of the test split.
+
+    K/M: those whose index in the file leaves the remainder K when divided by M. hash:K/M: likewise
+    with a hash of the title, which another selection or order of articles does not change.
+    UserError: neither form, or K is not below M.
+    """
+    match = RULE.fullmatch(text.strip())
+    if not match or int(match[2]) >= int(match[3]):
+        example = "K/M or hash:K/M with K below M, such as 4/5, every fifth article"
+        raise UserError(f"The articles of the test split are named by {example}, not {text!r}.")
+    hashed, remainder, modulus = bool(match[1]), int(match[2]), int(match[3])
+
+    def is_test(index: int, title: str) -> bool:
+        return (seed_of(title) if hashed else index) % modulus == remainder
+
+    return is_test
+
+
+def split_by_article(questions: Sequence[Task], is_test: Rule) -> list[Task]:
+    """Return the questions with their split, "train" or "test", by the article of their paragraph.
+
+    Articles are counted in the order in which the questions name them. UserError: a question that
+    has not exactly one paragraph.
+    """
+    index: dict[str, int] = {}
+    for task in questions:
+        index.setdefault(_article(task), len(index))
+    test = {title for title, k in index.items() if is_test(k, title)}
+    return [
+        replace(task, split="test" if _article(task) in test else "train") for task in questions
+    ]
+
+
+def make_tasks(
+    questions: Sequence[Task],
+    n_documents: int,
+    n_items: int | None = None,
+    extra: Pool | None = None,
+    seed: int = 0,
+    split: str = "",
+    lengths: Sequence[int] = (),
+) -> list[Task]:
+    """Make tasks of `n_documents` passages; `gold` is the place of the one that answers.
+
+    questions: those of all splits, as `split_by_article` returns them; the paragraphs of all are
+    filler, but for those of test articles in documents of the train split. split: train or test;
+    "" makes tasks of all questions. n_items: None for all.
+    lengths: the numbers of documents of all sets that are to have the same questions. Questions
+    whose answer occurs in so many passages ("two") that the longest document cannot be filled are
+    passed over.
+    Questions are chosen by the seed alone, other passages by (seed, id), and places by (seed, id,
+    n_documents). UserError: no such questions, or too few passages for n_items of them.
+    """
+    chosen = [task for task in questions if split in ("", task.split)]
+    n_items = len(chosen) if n_items is None else n_items
+    if not 1 <= n_items <= len(chosen):
+        of_split = f" of the {split} split" if split else ""
+        raise UserError(f"{n_items} questions{of_split} are wanted and there are {len(chosen)}.")
+    barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
+    filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
+    longest = max((n_documents, *lengths))
+    random.Random(str(seed)).shuffle(chosen)
+    tasks: list[Task] = []
+    for task in chosen:
+        if len(tasks) == n_items:
+            break
+        others = filler.others(task, longest - 1, seed)
+        if len(others) == longest - 1:
+            order = [filler.own(task), *others[: n_documents - 1]]
+            own = order[0]
+            random.Random(f"{seed}:{task.id}:{n_documents}").shuffle(order)
+            tasks.append(replace(task, pool=None, order=order, gold=(order.index(own),)))
+    if len(tasks) < n_items:
+        found = f"only {len(tasks)} of {len(chosen)} questions, and {n_items} are wanted"
+        need = f"Other passages without the answer suffice for {longest} documents in {found}"
+        raise UserError(f"{need}; give files of further passages, or ask for fewer.")
+    return with_own_pool(tasks, filler.passages)
+
+
+class _Filler:
+    """All passages that documents may be composed of, in sorted order.
+
+    barred: titles, as `_same_title` returns them, of passages that no document may have.
+    """
+
+    def __init__(self, pools: Sequence[Pool | None], barred: set[str]):
+        passages = distinct_passages([pool for pool in pools if pool])
+        self.passages = [p for p in passages if _same_title(p[0]) not in barred]
+        self.index = {passage: k for k, passage in enumerate(self.passages)}
+        self.forms: dict[int, str] = {}  # passage -> its text in all spellings
+
+    def own(self, task: Task) -> int:
+        """Return the index of the paragraph that answers the question."""
+        (k,) = task.order
+        return self.index[task.pool.titles[k], task.pool.texts[k]]
+
+    def others(self, task: Task, n: int, seed: int) -> list[int]:
+        """Draw n passages without an answer of the question, or as many as there are."""
+        keys = {form for answer in task.answers for form in _forms(answer)} - {""}
+        own, found = self.own(task), []
+        for k in draws(random.Random(f"{seed}:{task.id}"), len(self.passages)):
+            if len(found) == n:
+                break
+            if k != own and not any(key in self._all_forms(k) for key in keys):
+                found.append(k)
+        return found
+
+    def _all_forms(self, k: int) -> str:
+        if k not in self.forms:
+            self.forms[k] = "\n".join(form for part in self.passages[k] for form in _forms(part))
+        return self.forms[k]
+
+
+def _forms(text: str) -> tuple[str, str, str]:
+    """Return the spellings in which an answer is sought: as it is, in lower case, and as the two
+    normalisations of data.py leave it."""
+    return text.strip().lower(), normalize_answer(text), separate_words(text)
+
+
+def _same_title(title: str) -> str:
+    """Return what all spellings of a title share: SQuAD's files have _ for blanks."""
+    return " ".join(title.replace("_", " ").casefold().split())
+
+
+def _article(task: Task) -> str:
+    """Return the article of a question, by its title; UserError if it is not of SQuAD's form."""
+    if task.pool is None or task.pool.frame != "documents" or len(task.order) != 1:
+        needed = "the one paragraph that answers it, as in SQuAD's files"
+        raise UserError(f"Question {task.id} does not come with {needed}.")
+    return _same_title(task.pool.titles[task.order[0]])

@@ -1,0 +1,231 @@
+"""SQuAD's questions among passages: what stands in a document, where, and which articles are
+apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+from test_readers import SHARED, lines, real
+
+from commands import taskfiles
+from config.errors import UserError
+from config.options import EvalConfig
+from data import Pool, normalize_answer, separate_words
+from tasks import passages, suites
+from tasks.passages import article_rule, make_tasks, split_by_article
+from tasks.readers import read, read_passages
+
+# Answers that stand in one paragraph; in all of an article, and in another spelling in one of the
+# article before; likewise, and there within a longer number
+ANSWERS = ("Queen {a}x{p}", "the Green-Bay {a}", "{a}7{a}")
+
+
+def squad(path, n_articles: int = 10, n_paragraphs: int = 3):
+    """Write a file of SQuAD's form, with three questions to each paragraph."""
+    articles = []
+    for a in range(n_articles):
+        paragraphs = []
+        for p in range(n_paragraphs):
+            answers = [answer.format(a=a, p=p) for answer in ANSWERS]
+            text = f"Paragraph {p} of {a}. {answers[0]} saw {answers[1]} in {answers[2]}."
+            if p == 0:
+                b = (a + 1) % n_articles
+                text += f" And GREEN-BAY {b}, in 1{b}7{b}."
+            qas = [
+                {"id": f"{a}.{p}.{k}", "question": f"Which {k} in {p} of {a}?",
+                 "answers": [{"text": answer, "answer_start": text.index(answer)}]}
+                for k, answer in enumerate(answers)
+            ]  # fmt: skip
+            paragraphs.append({"context": text, "qas": qas})
+        articles.append({"title": f"Article_{a}", "paragraphs": paragraphs})
+    path.write_text(json.dumps({"version": "1.1", "data": articles}))
+    return path
+
+
+EXTRA = Pool([f"E{k}" for k in range(300)], [f"Extra text {k}z." for k in range(300)])
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return split_by_article(read(squad(tmp_path / "squad.json")), article_rule("4/5"))
+
+
+def shown(task) -> list[tuple[str, str]]:
+    return [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
+
+
+@pytest.mark.parametrize("n", [1, 4, 16, 64])
+def test_one_passage_answers_and_no_other_contains_an_answer(questions, n):
+    source = {task.id: task for task in questions}
+    tasks = make_tasks(questions, n, extra=EXTRA, seed=3)
+    assert sorted(task.id for task in tasks) == sorted(source)
+    for task in tasks:
+        own = source[task.id]
+        (place,) = task.gold
+        assert task.n_documents == len({*task.order}) == n and task.pool is tasks[0].pool
+        assert shown(task)[place] == shown(own)[0] and task.answers == own.answers
+        assert task.evidence == own.document and task.split == own.split
+        for answer in task.answers:
+            for k, passage in enumerate(shown(task)):
+                text = "\n".join(passage)
+                held = (
+                    answer.lower() in text.lower()
+                    or normalize_answer(answer) in normalize_answer(text)
+                    or separate_words(answer) in separate_words(text)
+                )
+                assert held == (k == place), (task.id, passage)
+
+
+def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
+    """Of 30 paragraphs 29 lack the answer of a first question, 26 that of a second or third."""
+    assert len(make_tasks(questions, 27)) == 90
+    for n in (28, 30):
+        assert {t.id[-1] for t in make_tasks(questions, n, 30)} == {"0"}
+        with pytest.raises(UserError, match=f"for {n} documents in only 30 of 90") as error:
+            make_tasks(questions, n, 31)
+        assert str(error.value).endswith("give files of further passages, or ask for fewer.")
+    with pytest.raises(UserError, match="for 31 documents in only 0 of 90"):
+        make_tasks(questions, 31, 1)
+
+
+def test_training_documents_hold_nothing_of_the_test_articles(questions):
+    other = Pool(["Article 4", "article_9", "Else"], ["A z.", "B z.", "C z."])
+    train = make_tasks(questions, 20, 40, extra=other, split="train")
+    test = make_tasks(questions, 20, extra=other, split="test")
+    titles = {title for task in train for title, _ in shown(task)}
+    assert titles == {*(f"Article_{a}" for a in range(10) if a % 5 != 4), "Else"}
+    assert {shown(task)[task.gold[0]][0] for task in test} == {"Article_4", "Article_9"}
+    assert {task.split for task in train} == {"train"} and {t.split for t in test} == {"test"}
+    assert titles < {title for task in test for title, _ in shown(task)}
+    # Paragraphs of the same article are among the others
+    assert any(
+        Counter(t for t, _ in shown(task))[shown(task)[task.gold[0]][0]] > 1 for task in test
+    )
+
+
+def test_which_articles_are_test(questions, tmp_path):
+    def test_titles(tasks, rule):
+        return {
+            task.pool.titles[task.order[0]]
+            for task in split_by_article(tasks, rule)
+            if task.split == "test"
+        }
+
+    assert test_titles(questions, article_rule("0/5")) == {"Article_0", "Article_5"}
+    assert test_titles(questions, lambda index, title: title == "article 7") == {"Article_7"}
+    by_hash = test_titles(questions, article_rule("hash:1/3"))
+    assert 0 < len(by_hash) < 10
+    # Whatever the file's other articles are
+    half = read(squad(tmp_path / "half.json", 5))
+    assert test_titles(half, article_rule("hash:1/3")) == {t for t in by_hash if t[-1] < "5"}
+    for wrong in ("5/5", "1/0", "x", "1", "hash:", "-1/5"):
+        with pytest.raises(UserError, match="K/M or hash:K/M"):
+            article_rule(wrong)
+
+
+def test_longer_documents_have_all_that_shorter_ones_have(questions):
+    by_length = {
+        n: {task.id: task for task in make_tasks(questions, n, 12, EXTRA, 1, lengths=(4, 16, 64))}
+        for n in (4, 16, 64)
+    }
+    assert by_length[4].keys() == by_length[16].keys() == by_length[64].keys()
+    for name in by_length[4]:
+        sets = [{*shown(by_length[n][name])} for n in (4, 16, 64)]
+        assert sets[0] < sets[1] < sets[2]
+    first = [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 1)]
+    assert first == [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 1)]
+    assert first != [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 2)]
+
+
+def test_the_answer_may_stand_anywhere(questions):
+    places = Counter(t.gold[0] for seed in range(20) for t in make_tasks(questions, 4, seed=seed))
+    # 1,800 draws: 450 each, give or take 18
+    assert {*places} == {0, 1, 2, 3} and all(abs(n - 450) < 90 for n in places.values())
+
+
+def test_questions_that_cannot_be_placed_are_passed_over_at_every_length(questions):
+    short = make_tasks(questions, 2, 20, lengths=(2, 29))
+    long = make_tasks(questions, 29, 20, lengths=(2, 29))
+    assert [t.id for t in short] == [t.id for t in long] and {t.id[-1] for t in long} == {"0"}
+    with pytest.raises(UserError, match="100 questions are wanted and there are 90"):
+        make_tasks(questions, 2, 100)
+    with pytest.raises(UserError, match="100 questions of the test split are wanted"):
+        make_tasks(questions, 2, 100, split="test")
+
+
+def test_what_has_not_one_paragraph_is_refused(tmp_path):
+    from test_readers import OWN, paragraphs
+
+    for record in (paragraphs(1), OWN):
+        path = lines(tmp_path / "other.jsonl", [record])
+        with pytest.raises(UserError, match="does not come with the one paragraph"):
+            split_by_article(read(path), article_rule("4/5"))
+
+
+# ---- as a suite, and as files ----
+
+
+def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys):
+    filler = lines(
+        tmp_path / "filler.jsonl",
+        [{"title": t, "text": x} for t, x in zip(EXTRA.titles, EXTRA.texts, strict=True)],
+    )
+    config = EvalConfig(
+        suite="passages",
+        data=(str(tmp_path / "squad.json"),),
+        filler=(str(filler),),
+        lengths=(1, 4, 64),
+        source_split="test",
+        n=8,
+    )
+    unit, columns = suites.columns_of(config, None)
+    names = [("squad, test articles", n) for n in (1, 4, 64)]
+    assert unit == "documents" and [(c.question, c.length) for c in columns] == names
+    taskfiles.build_sets(tmp_path / "squad.json", tmp_path / "sets", config)
+    assert capsys.readouterr().out.count("8 questions") == 3
+    for column in columns:
+        made, written = (
+            column.make(),
+            read(tmp_path / "sets" / f"passages_{column.length}.jsonl.gz"),
+        )
+        assert len(written) == 8 and {t.split for t in written} == {"test"}
+        for a, b in zip(made, written, strict=True):
+            assert (a.id, a.question, a.answers, a.document, a.gold, a.digest) == (
+                b.id, b.question, b.answers, b.document, b.gold, b.digest
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "Give --data, a file of SQuAD's form"),
+        ({"data": ("a", "b")}, "one file of --data"),
+        ({"source_split": "dev"}, "no split 'dev'; there are test, train"),
+        ({"test_articles": "x"}, "K/M or hash:K/M"),
+        ({"test_articles": "0/1", "source_split": "train"}, "no split 'train'; there are test"),
+    ],
+)
+def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields, words):
+    data = {"data": (str(squad(tmp_path / "s.json")),)} if fields.keys() - {"data"} else {}
+    with pytest.raises(UserError, match=words):
+        suites.columns_of(EvalConfig(suite="passages", **data, **fields), None)
+    with pytest.raises(UserError, match="test_articles means nothing to the suite ruler-hqa"):
+        EvalConfig(suite="ruler-hqa", test_articles="1/5")
+
+
+@real
+@pytest.mark.parametrize("n", [1, 16, 64, 256])
+def test_xquad(n):
+    questions = split_by_article(read(SHARED / "xquad_en.json.gz"), article_rule("4/5"))
+    extra = read_passages(SHARED / "passages_extra.jsonl.gz") if n > 64 else None
+    for split, n_articles in (("train", 39), ("test", 9)):
+        tasks = make_tasks(questions, n, 150, extra, split=split)
+        assert len({passages._article(t) for t in questions if t.split == split}) == n_articles
+        for task in tasks:
+            (place,) = task.gold
+            for answer in task.answers:
+                assert [answer.lower() in text.lower() for _, text in shown(task)].count(True) == 1
+                assert answer in shown(task)[place][1]
