@@ -344,6 +344,6 @@ def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
     dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
     grpo = setup.grpo
     model = load_model(
-        setup.model, dtype, device or setup.device, setup.trust_remote_code, grpo.quantise
+        setup.folder, dtype, device or setup.device, setup.trust_remote_code, grpo.quantise
     )
     return with_lora(model, grpo) if grpo.lora_rank else model
