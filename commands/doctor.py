@@ -86,7 +86,7 @@ def bfloat16() -> Finding:
     names = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
     if found := [name for name in names if able.get(name)]:
         return Finding("CPU in bfloat16", ", ".join(found), "ok", "real models: --dtype bfloat16")
-    advice = "it is slower than float32 here: leave --dtype out on the CPU"
+    advice = "bfloat16 is emulated there; float32, the default, may be faster"
     return Finding("CPU in bfloat16", "no instructions", "limit", advice)
 
 
