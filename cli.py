@@ -84,7 +84,8 @@ AgentName = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Option(help="folder or hub name of a causal LM; empty = the embedded policy")
+    str,
+    typer.Option(help="folder or hub name of a causal LM, GGUF file, smollm2; empty = embedded"),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"

@@ -29,6 +29,7 @@ from config.options import (
 )
 from config.plugins import load_file
 from config.presets import PRESETS
+from config.realmodels import settings_folder
 from memagent import Agent
 
 SHARED = ("__init__", "demos", "find", "retrieval")  # files of this folder that hold no agent
@@ -291,12 +292,12 @@ def of_model(model: str | Path | None) -> dict:
     settings = dict(_agent_yaml(model).get("agent", {}))
     settings.pop("max_sections", None)
     if settings.get("templates"):
-        settings["templates"] = str(Path(model, settings["templates"]))
+        settings["templates"] = str(settings_folder(model) / settings["templates"])
     return settings
 
 
 def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
-    path = Path(model or "", "agent.yaml")
+    path = settings_folder(model or "") / "agent.yaml"
     return stored_settings(path) if model and path.exists() else {}
 
 
@@ -358,7 +359,7 @@ def resolve(
 
 def with_state(agent: Agent, model: str | Path | None) -> Agent:
     """Give an agent the state that a model folder holds of it, where it does."""
-    path = Path(model or "", STATE)
+    path = settings_folder(model or "") / STATE
     if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
         try:
             agent.load_state(json.loads(path.read_text(encoding="utf-8")))

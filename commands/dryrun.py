@@ -23,6 +23,7 @@ from config import files
 from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
+from models.packaged import if_here
 from models.plan import KNOWN, SIZES_GIB, geometry, plan
 from models.setup import TrainingSetup
 from tasks import readers
@@ -161,15 +162,16 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name = run.model or str(EMBEDDED)
+    here = if_here(name)
     try:
-        codec = Codec.load(name, trust_remote_code=run.trust_remote_code, local=True)
+        codec = Codec.load(here, trust_remote_code=run.trust_remote_code, local=True)
     except UserError:
         codec = Codec.load(EMBEDDED)
         say(f"The tokenizer of {name} is not here: that of the embedded policy stands in.")
     try:
         with loading(f"The configuration of {name}"):
             config = AutoConfig.from_pretrained(
-                name, trust_remote_code=run.trust_remote_code, local_files_only=True
+                here, trust_remote_code=run.trust_remote_code, local_files_only=True
             )
     except UserError:
         if name not in KNOWN:
@@ -178,7 +180,7 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
                 "config.json."
             ) from None
         g = KNOWN[name]
-        kind = "qwen3" if "Qwen3" in name else "qwen2"
+        kind = "qwen3" if "Qwen3" in name else "qwen2" if "Qwen2" in name else "llama"
         config = AutoConfig.for_model(
             kind, tie_word_embeddings=g.tied, max_position_embeddings=32768
         )

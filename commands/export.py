@@ -18,6 +18,7 @@ from agents import find
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, RunConfig
+from config.realmodels import PACKAGED, settings_folder
 from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
 from models.load import load_policy, merge_adapters, stored_dtype
 from models.setup import TrainingSetup
@@ -67,7 +68,7 @@ def export(
         # the questions of this run, and those that its first policy was trained on before
         questions = {
             *seen.trained_on(folder, before=step),
-            *seen.trained_on(stored["run"].get("model") or EMBEDDED),
+            *seen.trained_on(settings_folder(stored["run"].get("model") or EMBEDDED)),
         }
         if questions:
             seen.write_trained_on(temporary, sorted(questions))
@@ -91,19 +92,21 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    model = load_policy(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent), device)
+    setup = TrainingSetup.of(replace(run, dtype=base_dtype), config, agent)
+    model = load_policy(setup, device)
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
+        if run.model in PACKAGED:  # the folder that it lies in is this machine's own
+            model.active_peft_config.base_model_name_or_path = run.model
         model.save_pretrained(adapter)
         model = merge_adapters(model)
-    base = run.model or EMBEDDED
     if dtype == "auto":
-        dtype = stored_dtype(base, run.trust_remote_code)
+        dtype = stored_dtype(setup.folder, run.trust_remote_code)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    codec = Codec.load(base, trust_remote_code=run.trust_remote_code)
+    codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default
-    own = find.of_model(base)  # of other agents, such as a window
+    own = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
     own |= asdict(agent.config) | {"max_sections": None}
     if templates := agent.config.templates:
         own["templates"] = "templates"

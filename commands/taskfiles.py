@@ -22,6 +22,7 @@ from config.options import EMBEDDED, EvalConfig
 from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
+from models.packaged import ready
 from tasks import hqa, hub, readers, suites, worlds, writers
 from tokens.codec import Codec
 
@@ -132,7 +133,7 @@ def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code
     `config` says which, as for `eval --suite ruler`.
     """
     config = hub.pinned(config, _say)
-    codec = Codec.load(tokenizer or EMBEDDED, trust_remote_code=trust_remote_code)
+    codec = Codec.load(ready(tokenizer or EMBEDDED), trust_remote_code=trust_remote_code)
     _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
     for column in columns:

@@ -37,6 +37,7 @@ from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
 from models.load import inner, load_policy, settle_threads
+from models.packaged import ready
 from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
 from tasks.sources import training_tasks, validation_tasks
@@ -200,6 +201,8 @@ def train(
         if resume:
             sections = {"run": run, find.section_of(config): config, "agent": agent.config}
             _check_same(folder, **sections)
+    # Converted now if it has to be: in a process group transformers writes on rank 0 alone
+    ready(run.model)
     rest = folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)

@@ -1,6 +1,6 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `replacing`, `replacing_output`, `is_file`, `make_folder`, `dump`, `read_yaml`, `typed`,
+Holds: `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`, `read_yaml`, `typed`,
 `run_path`, `evaluation_folder`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
@@ -9,6 +9,8 @@ Exercise it: `pytest tests/config`. Read next: config/options.py.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -47,6 +49,21 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[Path]:
+    """Yield a new temporary folder beside `path`, and rename it to `path` if the block succeeds.
+
+    Nothing may be at `path` by then. What the block has left is removed where it fails.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

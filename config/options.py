@@ -261,7 +261,8 @@ class RunConfig:
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
+    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
+    135 million weights, fetched at first use); empty = the embedded base policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
@@ -374,7 +375,8 @@ class EvalConfig:
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM with safetensors; empty = the embedded base policy"""
+    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
+    135 million weights, fetched at first use); empty = the embedded base policy"""
     untrained: str = ""
     """folder or hub name of the policy before training, which answers for agents with @untrained
     after their name (with --endpoint: its name on the server)"""
@@ -497,7 +499,7 @@ class AskConfig:
     """What answers in `ask`."""
 
     model: str = ""
-    """folder or hub name of a causal LM; empty = the embedded policy"""
+    """folder or hub name of a causal LM, a GGUF file, or smollm2; empty = the embedded policy"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     device: Device = "auto"
@@ -520,7 +522,8 @@ class PlanConfig:
     """The machine of `plan`."""
 
     model: str = ""
-    """a name such as Qwen/Qwen3-4B, or a folder; empty = the embedded policy"""
+    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty = the embedded
+    policy"""
     gpu_gib: float | None = None
     """memory of one GPU; empty = the card's"""
     devices: int = 1
@@ -568,7 +571,8 @@ class BuildRulerConfig:
     tasks: tuple[str, ...] = ()
     """all, or some, such as niah_single_1,vt; empty = those whose sources are given"""
     tokenizer: str = ""
-    """folder or hub name of the model whose tokens count; empty = the embedded policy's"""
+    """folder or hub name of the model whose tokens count, a GGUF file, or smollm2; empty = the
+    embedded policy's"""
     n: int = 128
     """questions per task and length"""
     haystack: tuple[str, ...] = ()
@@ -592,7 +596,8 @@ class FilterConfig:
     """What `data filter` asks without the document."""
 
     model: str = ""
-    """folder or hub name of the model that is asked; empty = the embedded policy"""
+    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty = the embedded
+    policy"""
     samples: Annotated[int, COUNT] = 2
     """answers per question; one right one is enough"""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig
 from memagent import Agent
+from models.packaged import ready
 from models.plan import GRAPHS_GIB, geometry, plan
 from models.setup import Setup, TrainingSetup
 
@@ -44,9 +45,9 @@ def open_engine(
 
         if setup.on_gpu != torch.cuda.is_available():
             raise UserError("vLLM computes on the GPU where there is one: leave --device out.")
-        most = window_of_model(setup.model, setup.trust_remote_code)
+        most = window_of_model(setup.folder, setup.trust_remote_code)
         return ColocatedEngine(
-            setup.model,
+            setup.folder,
             codec,
             min(setup.window or most, most),
             rows,
@@ -55,7 +56,7 @@ def open_engine(
             gpu_memory_utilization=0.9,
             trust_remote_code=setup.trust_remote_code,
         )
-    model = load_model(setup.model, setup.dtype, setup.device, setup.trust_remote_code)
+    model = load_model(setup.folder, setup.dtype, setup.device, setup.trust_remote_code)
     settle_threads(model)
     return TransformersEngine(model, codec, max_rows=rows)
 
@@ -145,7 +146,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     elif sleep == "auto":
         sleep = "1"  # a CPU releases nothing, but the calls are the same
     dtype = setup.compute_dtype
-    weights = dequantised_folder(policy, dtype) if grpo.quantise else nullcontext(setup.model)
+    weights = dequantised_folder(policy, dtype) if grpo.quantise else nullcontext(setup.folder)
     with weights as folder:
         return ColocatedEngine(
             folder,
@@ -182,7 +183,7 @@ def fingerprint(model: str, dtype: object = "") -> str:
 
     A hub model counts by its name and the commit that is in the cache.
     """
-    folder = Path(model or EMBEDDED)
+    folder = Path(ready(model or EMBEDDED))
     if not any(folder.glob("*.safetensors")):
         from huggingface_hub import try_to_load_from_cache
 

@@ -362,7 +362,7 @@ def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
     dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
     training = setup.training
     model = load_model(
-        setup.model, dtype, device or setup.device, setup.trust_remote_code, training.quantise
+        setup.folder, dtype, device or setup.device, setup.trust_remote_code, training.quantise
     )
     if not training.lora_rank:
         return model

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
+from config.realmodels import is_gguf
 from memagent import Agent
 
 GIB = 2**30
@@ -93,6 +94,7 @@ class Geometry:
 
 # sizes of the models' published config.json files
 KNOWN = {
+    "smollm2": Geometry(30, 576, 9, 3, 64, 1536, 49152, True),
     "Qwen/Qwen3-0.6B": Geometry(28, 1024, 16, 8, 128, 3072, 151936, True),
     "Qwen/Qwen3-1.7B": Geometry(28, 2048, 16, 8, 128, 6144, 151936, True),
     "Qwen/Qwen3-4B": Geometry(36, 2560, 32, 8, 128, 9728, 151936, True),
@@ -104,7 +106,7 @@ KNOWN = {
 
 
 def geometry(model: str, download: bool = True) -> Geometry:
-    """Return a model's sizes: of a name in `KNOWN`, of a folder, or of the hub's config.json.
+    """Return a model's sizes: of a name in `KNOWN`, a folder, a GGUF file, or a hub's config.json.
 
     download: fetch that file (a few kilobytes); else only what was downloaded before counts.
     UserError where the sizes cannot be read.
@@ -124,9 +126,11 @@ def geometry(model: str, download: bool = True) -> Geometry:
             config["vocab_size"],
             bool(config.get("tie_word_embeddings", False)),
         )
+    except UserError:
+        raise
     except Exception as error:  # of files, of JSON, or any of the hub's: one sentence for all
         reason = str(error).strip().split("\n")[0]
-        known = ", ".join(name.split("/")[1] for name in KNOWN)
+        known = ", ".join(name.rpartition("/")[2] for name in KNOWN)
         raise UserError(
             f"The sizes of {model!r} cannot be read ({reason}); "
             f"known without a download are {known}."
@@ -134,6 +138,10 @@ def geometry(model: str, download: bool = True) -> Geometry:
 
 
 def _read_config(model: str, download: bool) -> dict:
+    if is_gguf(model):
+        from models.convert import sizes_of
+
+        return sizes_of(Path(model))
     path = Path(model or EMBEDDED, "config.json")
     if not path.is_file():
         from huggingface_hub import hf_hub_download

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError, first_line
 from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
 from memagent import Agent
+from models.packaged import ready
 
 if TYPE_CHECKING:  # transformers comes with it
     from tokens.codec import Codec
@@ -33,12 +34,20 @@ def resolve_device(device: str) -> str:
 class Setup:
     """A model and how it is computed with."""
 
-    model: str | Path  # folder or hub name
+    model: str | Path  # as the user wrote it: a folder, a hub name, smollm2, a GGUF file
     device: str  # cpu or cuda
     dtype: str  # float32, bfloat16, or mixed: weights in float32, computed with in bfloat16
     window: int | None = None  # that a sampler must reserve; None = all that the model has
     thinking: bool = False
     trust_remote_code: bool = False
+
+    @property
+    def folder(self) -> str | Path:
+        """What is loaded: the model, of a packaged one or a GGUF file its converted folder.
+
+        That folder is made on first use, and only where weights or tokenizer are needed.
+        """
+        return ready(self.model)
 
     @property
     def on_gpu(self) -> bool:
@@ -54,7 +63,7 @@ class Setup:
         from tokens.codec import Codec
 
         return Codec.load(
-            self.model, trust_remote_code=self.trust_remote_code, thinking=self.thinking
+            self.folder, trust_remote_code=self.trust_remote_code, thinking=self.thinking
         )
 
     @classmethod

