@@ -404,20 +404,7 @@ def build(
     """Build sets: the same questions among N documents, OUT/hqa_N.jsonl.gz (passages_N) each."""
     from commands.taskfiles import build_sets
 
-    c = BuildConfig(**sets)
-    config = EvalConfig(
-        suite=c.suite,
-        lengths=c.documents,
-        n=c.n,
-        filler=c.extra,
-        source_split=c.split,
-        test_articles=c.test_articles,
-        seed=c.seed,
-        compat_seed4=c.compat_seed4,
-        evidence_order=c.evidence_order,
-        min_distance=c.min_distance,
-    )
-    build_sets(file, out, config)
+    build_sets(file, out, BuildConfig(**sets).evaluation())
 
 
 @command(data_app, BuildRulerConfig)
@@ -426,19 +413,7 @@ def build_ruler(out: Annotated[Path, typer.Argument(help="folder")], sets: dict 
     from commands.taskfiles import build_ruler as run_build
 
     c = BuildRulerConfig(**sets)
-    config = EvalConfig(
-        suite="ruler",
-        lengths=c.tokens,
-        n=c.n,
-        squad=c.squad,
-        source_split=c.split,
-        seed=c.seed,
-        data=c.questions or ("world",),
-        ruler_tasks=c.tasks,
-        haystack=c.haystack,
-        filler=c.extra,
-    )
-    run_build(out, config, c.tokenizer, c.trust_remote_code)
+    run_build(out, c.evaluation(), c.tokenizer, c.trust_remote_code)
 
 
 @command(data_app, FilterConfig, name="filter")

@@ -404,6 +404,9 @@ class EvalConfig:
     test_articles: str = "4/5"
     """passages: articles of the split test, all others are train: K/M = those whose number in the
     file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
+    together: Annotated[int, COUNT] = 1
+    """passages: at most so many questions share one document, which is then computed once for
+    all of them"""
     evidence_order: Literal["any", "forward", "reverse"] = "any"
     """ruler-hqa: order of the evidence in the document: any; forward = in hop order; reverse = last
     hop first"""
@@ -490,7 +493,7 @@ class EvalConfig:
 SUITE_SETTINGS = {
     "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split".split(),
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
-    "passages": "filler source_split test_articles".split(),
+    "passages": "filler source_split test_articles together".split(),
 }
 
 
@@ -552,6 +555,8 @@ class BuildConfig:
     """only questions of this split of the source: train or validation; passages: train or test"""
     test_articles: str = "4/5"
     """passages: articles of the split test: K/M, by their number in the file; hash:K/M, by title"""
+    together: Annotated[int, COUNT] = 1
+    """passages: at most so many questions share one document"""
     seed: int = 0
     """of the draws"""
     compat_seed4: bool = False
@@ -560,6 +565,13 @@ class BuildConfig:
     """of the evidence: any, forward, or reverse = the last hop first"""
     min_distance: float = 0.0
     """between pieces of evidence: below 1 the share of the documents it exceeds, else documents"""
+
+    def evaluation(self) -> EvalConfig:
+        """Return the settings of an evaluation on the same sets."""
+        names = {"documents": "lengths", "extra": "filler", "split": "source_split"}
+        return EvalConfig(
+            **{names.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,6 +601,21 @@ class BuildRulerConfig:
     """of the draws"""
     trust_remote_code: bool = False
     """run code that comes with the tokenizer"""
+
+    def evaluation(self) -> EvalConfig:
+        """Return the settings of an evaluation on the same tasks."""
+        return EvalConfig(
+            suite="ruler",
+            lengths=self.tokens,
+            n=self.n,
+            squad=self.squad,
+            source_split=self.split,
+            seed=self.seed,
+            data=self.questions or ("world",),
+            ruler_tasks=self.tasks,
+            haystack=self.haystack,
+            filler=self.extra,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -652,7 +679,7 @@ PANELS: dict[str, str] = {
     "redo_failed",
     "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
     "chat",
-    "Which questions": "filler source_split evidence_order min_distance compat_seed4 ruler_tasks "
+    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 ruler_tasks "
     "haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from config.errors import UserError
 from data import Pool, Task, normalize_answer, seed_of, separate_words
@@ -76,6 +77,7 @@ def make_tasks(
     seed: int = 0,
     split: str = "",
     lengths: Sequence[int] = (),
+    together: int = 1,
 ) -> list[Task]:
     """Make tasks of `n_documents` passages; `gold` is the place of the one that answers.
 
@@ -87,6 +89,8 @@ def make_tasks(
     passed over.
     Questions are chosen by the seed alone, other passages by (seed, id), and places by (seed, id,
     n_documents). UserError: no such questions, or too few passages for n_items of them.
+    together: at most so many questions share one document (`_blocks`), whose sections are then
+    computed once for all of them; the sets of several lengths no longer have the same questions.
     """
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
@@ -98,10 +102,14 @@ def make_tasks(
     longest = max((n_documents, *lengths))
     random.Random(str(seed)).shuffle(chosen)
     tasks: list[Task] = []
+    if together > 1:
+        blocks = _blocks(chosen, filler, n_documents, together)
+        made = (task for block in blocks for task in filler.shared(block, n_documents, seed))
+        return with_own_pool(list(islice(made, n_items)), filler.passages)
     for task in chosen:
         if len(tasks) == n_items:
             break
-        others = filler.others(task, longest - 1, seed)
+        others = filler.others([task], longest - 1, seed)
         if len(others) == longest - 1:
             order = [filler.own(task), *others[: n_documents - 1]]
             own = order[0]
@@ -112,6 +120,36 @@ def make_tasks(
         need = f"Other passages without the answer suffice for {longest} documents in {found}"
         raise UserError(f"{need}; give files of further passages, or ask for fewer.")
     return with_own_pool(tasks, filler.passages)
+
+
+COMMON = 0.02  # share of all passages; an answer in more of them ("two") shares no document
+
+
+def _blocks(
+    questions: Sequence[Task], filler: _Filler, n_documents: int, together: int
+) -> Iterator[list[Task]]:
+    """Yield lists of at most `together` questions with at most `n_documents` paragraphs.
+
+    The questions of a paragraph stay together. Passed over is a question whose answer occurs in
+    another paragraph of the block, or in too many passages to keep it out of all others.
+    """
+    by_paragraph: dict[int, list[Task]] = {}
+    for task in questions:
+        if filler.share_with(task) <= COMMON:
+            by_paragraph.setdefault(filler.own(task), []).append(task)
+    block: list[Task] = []
+    own: set[int] = set()
+    for paragraph, tasks in by_paragraph.items():
+        if block and (len(own) == n_documents or len(block) + len(tasks) > together):
+            yield block
+            block, own = [], set()
+        if any(filler.answers(task, paragraph) for task in block):
+            continue
+        fitting = [t for t in tasks if not any(filler.answers(t, other) for other in own)]
+        if fitting:
+            block, own = [*block, *fitting[:together]], own | {paragraph}
+    if block:
+        yield block
 
 
 class _Filler:
@@ -131,16 +169,38 @@ class _Filler:
         (k,) = task.order
         return self.index[task.pool.titles[k], task.pool.texts[k]]
 
-    def others(self, task: Task, n: int, seed: int) -> list[int]:
-        """Draw n passages without an answer of the question, or as many as there are."""
-        keys = {form for answer in task.answers for form in _forms(answer)} - {""}
-        own, found = self.own(task), []
-        for k in draws(random.Random(f"{seed}:{task.id}"), len(self.passages)):
+    def others(self, tasks: Sequence[Task], n: int, seed: int) -> list[int]:
+        """Draw n passages without an answer of these questions, or as many as there are."""
+        own, found = {self.own(task) for task in tasks}, []
+        for k in draws(random.Random(f"{seed}:{tasks[0].id}"), len(self.passages)):
             if len(found) == n:
                 break
-            if k != own and not any(key in self._all_forms(k) for key in keys):
+            if k not in own and not any(self.answers(task, k) for task in tasks):
                 found.append(k)
         return found
+
+    def shared(self, block: Sequence[Task], n_documents: int, seed: int) -> list[Task]:
+        """Return the questions of a block among the same passages; [] if these are too few."""
+        own = dict.fromkeys(self.own(task) for task in block)
+        others = self.others(block, n_documents - len(own), seed)
+        order = [*own, *others]
+        if len(order) < n_documents:
+            return []
+        random.Random(f"{seed}:{block[0].id}:{n_documents}").shuffle(order)
+        return [
+            replace(task, pool=None, order=order, gold=(order.index(self.own(task)),))
+            for task in block
+        ]
+
+    def answers(self, task: Task, k: int) -> bool:
+        """Tell whether a passage contains an answer of the question, in any spelling."""
+        keys = {form for answer in task.answers for form in _forms(answer)} - {""}
+        return any(key in self._all_forms(k) for key in keys)
+
+    def share_with(self, task: Task) -> float:
+        """Return the share of the passages that contain an answer of the question."""
+        n = len(self.passages)
+        return sum(self.answers(task, k) for k in range(n)) / n
 
     def _all_forms(self, k: int) -> str:
         if k not in self.forms:

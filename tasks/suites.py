@@ -224,7 +224,14 @@ def passage_columns(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
     def column(length: int) -> Column:
         def make() -> list[Task]:
             return passages.make_tasks(
-                questions, length, n, extra, config.seed, config.source_split, lengths
+                questions,
+                length,
+                n,
+                extra,
+                config.seed,
+                config.source_split,
+                lengths,
+                config.together,
             )
 
         return Column(name, length, make)
