@@ -1,9 +1,9 @@
-"""Data sets of the Hugging Face hub by name, at one commit: hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT].
+"""Data sets of the hub by name, at one commit: hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT].
 
-Holds: `Place`, `pin` and `pinned` (the commit of a name), `data_files`, `open_file`. Leaves out: the
-forms of their records (tasks/readers.py), whole sets that are checked and kept (tasks/downloads.py).
-No torch. Exercise it: `python cli.py data look hf:rajpurkar/squad:validation`.
-Read next: tasks/readers.py.
+Holds: `Place`, `pin` and `pinned` (the commit of a name), `data_files`, `open_file`.
+Leaves out: the forms of their records (tasks/readers.py), whole sets that are checked and kept
+(tasks/downloads.py). No torch.
+Exercise it: `python cli.py data look hf:rajpurkar/squad:validation`. Read next: tasks/readers.py.
 
 `datasets` says which files a split consists of; they are streamed, and nothing is kept on disk. It
 does not read them: its JSON reader turns answers such as "1994-05-01" into dates and HotpotQA's
