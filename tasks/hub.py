@@ -145,7 +145,7 @@ def data_files(path: str | Path) -> list[DataFile]:
     label, files = place._replace(config="", split=""), []
     for url in splits[split]:
         # A card may refer to files of anywhere, which no commit of this data set pins
-        if not url.startswith(f"{root}/"):
+        if not url.startswith(f"{root}/") or ".." in url.split("/"):
             raise UserError(f"{place} refers to {url}, which is not a part of it: name that place.")
         if not FORMATS.search(url):
             kinds = "only parquet, JSON lines and JSON can be"
