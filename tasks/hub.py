@@ -114,15 +114,23 @@ def _at_commit(place: Place) -> Place:
 
 
 def pinned(settings: Settings, say: Callable[[str], None] | None = None) -> Settings:
-    """Return a dataclass of settings with every name of the hub in it pinned."""
+    """Return a dataclass of settings with every name of the hub in it pinned.
+
+    A text may be a mixture, NAME=WEIGHT,NAME=WEIGHT.
+    """
     changed = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if isinstance(value, str) and is_hub(value):
-            changed[field.name] = pin(value, say)
+        if isinstance(value, str) and any(map(is_hub, value.split(","))):
+            changed[field.name] = ",".join(_pin_part(part, say) for part in value.split(","))
         elif isinstance(value, tuple) and any(isinstance(v, str) and is_hub(v) for v in value):
             changed[field.name] = tuple(pin(item, say) for item in value)
     return dataclasses.replace(settings, **changed) if changed else settings
+
+
+def _pin_part(part: str, say: Callable[[str], None] | None) -> str:
+    name, weight = re.fullmatch(r"(.*?)(=[\d.e+-]+)?", part, re.DOTALL).groups()
+    return pin(name, say) + (weight or "")
 
 
 # ---------------------------------------------------------------- the files

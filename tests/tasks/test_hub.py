@@ -264,6 +264,9 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits, tmp_path):
     assert (
         hub.pinned(run).data == f"hf:a/b@{COMMIT}:train" and hub.pinned(run).validation == "x.json"
     )
+    mixed = RunConfig(data="x.json=2,hf:a/b:train=0.5,hf:c/d")
+    assert hub.pinned(mixed).data == f"x.json=2,hf:a/b@{COMMIT}:train=0.5,hf:c/d@{COMMIT}"
+    assert hub.pinned(RunConfig(data="a,b=1.json")).data == "a,b=1.json"
     config = EvalConfig(suite="ruler", data=("q.json", "hf:a/b"), squad="hf:s:dev")
     assert hub.pinned(config).data == ("q.json", f"hf:a/b@{COMMIT}")
     assert hub.pinned(config).squad == f"hf:s@{COMMIT}:dev"
