@@ -1,9 +1,9 @@
-"""Data sets of the Hugging Face hub by name, at one commit: hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT].
+"""Data sets of the hub by name, at one commit: hf:ORG/NAME[/CONFIG][@REVISION][:SPLIT].
 
-Holds: `Place`, `pin` and `pinned` (the commit of a name), `data_files`, `open_file`. Leaves out: the
-forms of their records (tasks/readers.py), whole sets that are checked and kept (tasks/downloads.py).
-No torch. Exercise it: `python cli.py data look hf:rajpurkar/squad:validation`.
-Read next: tasks/readers.py.
+Holds: `Place`, `pin` and `pinned` (the commit of a name), `data_files`, `open_file`.
+Leaves out: the forms of their records (tasks/readers.py), whole sets that are checked and kept
+(tasks/downloads.py). No torch.
+Exercise it: `python cli.py data look hf:rajpurkar/squad:validation`. Read next: tasks/readers.py.
 
 `datasets` says which files a split consists of; they are streamed, and nothing is kept on disk. It
 does not read them: its JSON reader turns answers such as "1994-05-01" into dates and HotpotQA's
@@ -114,15 +114,23 @@ def _at_commit(place: Place) -> Place:
 
 
 def pinned(settings: Settings, say: Callable[[str], None] | None = None) -> Settings:
-    """Return a dataclass of settings with every name of the hub in it pinned."""
+    """Return a dataclass of settings with every name of the hub in it pinned.
+
+    A text may be a mixture, NAME=WEIGHT,NAME=WEIGHT.
+    """
     changed = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if isinstance(value, str) and is_hub(value):
-            changed[field.name] = pin(value, say)
+        if isinstance(value, str) and any(map(is_hub, value.split(","))):
+            changed[field.name] = ",".join(_pin_part(part, say) for part in value.split(","))
         elif isinstance(value, tuple) and any(isinstance(v, str) and is_hub(v) for v in value):
             changed[field.name] = tuple(pin(item, say) for item in value)
     return dataclasses.replace(settings, **changed) if changed else settings
+
+
+def _pin_part(part: str, say: Callable[[str], None] | None) -> str:
+    name, weight = re.fullmatch(r"(.*?)(=[\d.e+-]+)?", part, re.DOTALL).groups()
+    return pin(name, say) + (weight or "")
 
 
 # ---------------------------------------------------------------- the files
@@ -145,7 +153,7 @@ def data_files(path: str | Path) -> list[DataFile]:
     label, files = place._replace(config="", split=""), []
     for url in splits[split]:
         # A card may refer to files of anywhere, which no commit of this data set pins
-        if not url.startswith(f"{root}/"):
+        if not url.startswith(f"{root}/") or ".." in url.split("/"):
             raise UserError(f"{place} refers to {url}, which is not a part of it: name that place.")
         if not FORMATS.search(url):
             kinds = "only parquet, JSON lines and JSON can be"

@@ -4,8 +4,9 @@ Holds: `Record`, one function per form, `read`, `read_passages`, `read_texts`, `
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
-A file, or a split of the hub (tasks/hub.py), has a container (parquet, a JSON array, JSON lines, SQuAD's JSON object; all but parquet also
-as .gz) and a form (the fields of its records). Any form may come in any container:
+A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, a JSON array,
+JSON lines, SQuAD's JSON object; all but parquet also as .gz) and a form (the fields of its
+records). Any form may come in any container:
 
     file --_items--> (place, fields) --_records--> Record --FORMS[form]--> (Task, Document)
          container                     checked             form

@@ -186,6 +186,48 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(folder, tmp_path):
     assert "only parquet, JSON lines and JSON" in refused(f"hf:{other}")
 
 
+def test_a_card_may_name_files_but_none_of_elsewhere(folder, tmp_path):
+    lines(tmp_path / "other.jsonl", [musique(0)])
+    place = folder("first.jsonl", lines, [musique(1)])
+    card = "---\nconfigs:\n- config_name: c\n  data_files:\n  - split: mine\n    path: {}\n---\n"
+    (tmp_path / "set" / "README.md").write_text(card.format("first.jsonl"))
+    assert [task.id for task in readers.read(f"{place}:mine")] == ["2hop__1"]
+    (tmp_path / "set" / "README.md").write_text(card.format("../other.jsonl"))
+    assert "which is not a part of it" in refused(place)
+
+
+def test_links_are_followed(folder, tmp_path):
+    """As in the hub's own cache, whose snapshots are links."""
+    place = folder("blobs.txt", lines, [musique(0)])
+    (tmp_path / "set" / "blobs.txt").rename(tmp_path / "blob")
+    (tmp_path / "set" / "train.jsonl").symlink_to(tmp_path / "blob")
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    for name in (place, f"hf:{tmp_path / 'link'}:train"):
+        assert [task.id for task in readers.read(name)] == ["2hop__0"]
+
+
+def test_a_hub_that_stops_answering_is_one_sentence(monkeypatch):
+    import httpx
+
+    class Stream(io.BytesIO):
+        def read(self, n=-1):
+            if self.tell() >= 5000:
+                raise httpx.ReadTimeout("timed out")
+            return super().read(min(n, 5000) if n >= 0 else 5000)
+
+    class System:
+        def __init__(self, token):
+            pass
+
+        def open(self, url, mode):
+            return Stream("\n".join(json.dumps(musique(i)) for i in range(99)).encode())
+
+    monkeypatch.setattr("huggingface_hub.HfFileSystem", System)
+    file = hub.DataFile(Path("hf:a/b/x.jsonl"), "hf://datasets/a/b/x.jsonl")
+    monkeypatch.setattr(hub, "data_files", lambda path: [file])
+    assert "hf:a/b/x.jsonl cannot be read further" in refused("hf:a/b")
+
+
 @pytest.mark.parametrize("place", ["hf:a/b:train", f"hf:a/b@{COMMIT}:train"])
 def test_no_hub_is_one_sentence(place):
     """conftest.py keeps tests off the network, as HF_HUB_OFFLINE=1 does a user."""
@@ -222,6 +264,9 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits, tmp_path):
     assert (
         hub.pinned(run).data == f"hf:a/b@{COMMIT}:train" and hub.pinned(run).validation == "x.json"
     )
+    mixed = RunConfig(data="x.json=2,hf:a/b:train=0.5,hf:c/d")
+    assert hub.pinned(mixed).data == f"x.json=2,hf:a/b@{COMMIT}:train=0.5,hf:c/d@{COMMIT}"
+    assert hub.pinned(RunConfig(data="a,b=1.json")).data == "a,b=1.json"
     config = EvalConfig(suite="ruler", data=("q.json", "hf:a/b"), squad="hf:s:dev")
     assert hub.pinned(config).data == ("q.json", f"hf:a/b@{COMMIT}")
     assert hub.pinned(config).squad == f"hf:s@{COMMIT}:dev"
