@@ -163,6 +163,7 @@ class _Filler:
         self.passages = [p for p in passages if _same_title(p[0]) not in barred]
         self.index = {passage: k for k, passage in enumerate(self.passages)}
         self.forms: dict[int, str] = {}  # passage -> its text in all spellings
+        self.keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # answers -> all their spellings
 
     def own(self, task: Task) -> int:
         """Return the index of the paragraph that answers the question."""
@@ -194,8 +195,11 @@ class _Filler:
 
     def answers(self, task: Task, k: int) -> bool:
         """Tell whether a passage contains an answer of the question, in any spelling."""
-        keys = {form for answer in task.answers for form in _forms(answer)} - {""}
-        return any(key in self._all_forms(k) for key in keys)
+        if task.answers not in self.keys:
+            forms = {form for answer in task.answers for form in _forms(answer)} - {""}
+            self.keys[task.answers] = tuple(forms)
+        text = self._all_forms(k)
+        return any(key in text for key in self.keys[task.answers])
 
     def share_with(self, task: Task) -> float:
         """Return the share of the passages that contain an answer of the question."""
