@@ -96,9 +96,11 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     model = load_policy(setup, device)
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
+        more = {}
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             model.active_peft_config.base_model_name_or_path = run.model
-        model.save_pretrained(adapter)
+            more = {"save_embedding_layers": False}  # else peft asks the hub for the name
+        model.save_pretrained(adapter, **more)
         model = merge_adapters(model)
     if dtype == "auto":
         dtype = stored_dtype(setup.folder, run.trust_remote_code)

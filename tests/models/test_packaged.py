@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands.dryrun import made_up
+from commands.dryrun import _stand_in, made_up
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
@@ -335,3 +335,10 @@ def test_smollm2_is_known_before_it_is_fetched(cache):
     assert (agent.config.chunk_tokens, agent.config.memory_tokens) == (128, 32)
     assert settings["final_tokens"] == 24 and settings["empty"] == "keep"
     assert packaged.if_here("smollm2") == "smollm2" and not cache.exists()
+
+
+def test_a_dry_run_fetches_nothing(cache, tmp_path):
+    said = []
+    model = load_model(_stand_in(RunConfig(model="smollm2"), tmp_path / "base", said.append))
+    assert model.config.model_type == "llama" and not cache.exists()
+    assert any("The tokenizer of smollm2 is not here" in line for line in said)
