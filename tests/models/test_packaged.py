@@ -321,7 +321,10 @@ def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
         merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
         assert (policy(ids).logits - merged).abs().mean() < 0.05
     assert GenerationConfig.from_pretrained(folder / "model").eos_token_id == 2
-    assert str(tmp_path / "cache") not in (folder / "config.yaml").read_text()
+    written = [*folder.rglob("*.json"), *folder.rglob("*.yaml"), *folder.rglob("*.md")]
+    assert folder / "adapter" / "README.md" in written
+    for path in written:
+        assert str(cache_folder()) not in path.read_text(), path
 
 
 # ---------------------------------------------------------------- smollm2
