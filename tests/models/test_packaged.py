@@ -278,11 +278,13 @@ def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
 
 
 def test_a_source_distribution_is_never_run(wheel, tmp_path):
-    """pip would run its setup.py to learn its name."""
+    """pip would run its own build backend to learn its name."""
     wheel.unlink()
     source, mark = tmp_path / "llm-tiny-1.0", tmp_path / "was-run"
     source.mkdir()
-    (source / "setup.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    backend = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(backend)
+    (source / "own.py").write_text(f"open({str(mark)!r}, 'w')\n")
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
