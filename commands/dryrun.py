@@ -24,7 +24,7 @@ from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
 from models.packaged import if_here
-from models.plan import KNOWN, SIZES_GIB, geometry, plan
+from models.plan import SIZES, SIZES_GIB, geometry, plan
 from models.setup import TrainingSetup
 from tasks import readers
 from tokens.codec import Codec
@@ -174,12 +174,12 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
                 here, trust_remote_code=run.trust_remote_code, local_files_only=True
             )
     except UserError:
-        if name not in KNOWN:
+        if name not in SIZES:
             raise UserError(
                 f"Neither the files nor the sizes of {name} are here: a dry run needs its "
                 "config.json."
             ) from None
-        g = KNOWN[name]
+        g = SIZES[name]
         kind = "qwen3" if "Qwen3" in name else "qwen2" if "Qwen2" in name else "llama"
         config = AutoConfig.for_model(
             kind, tie_word_embeddings=g.tied, max_position_embeddings=32768

@@ -20,7 +20,7 @@ from config.errors import UserError
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
 from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
-from models.load import load_policy, merge_adapters, stored_dtype
+from models.load import inner, load_policy, merge_adapters, stored_dtype
 from models.setup import TrainingSetup
 from tasks import seen
 from tokens.codec import Codec
@@ -96,9 +96,13 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     model = load_policy(setup, device)
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
+        more = {}
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
+            base = inner(model)
             model.active_peft_config.base_model_name_or_path = run.model
-        model.save_pretrained(adapter)
+            base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
+            more = {"save_embedding_layers": False}  # else peft asks the hub for the name
+        model.save_pretrained(adapter, **more)
         model = merge_adapters(model)
     if dtype == "auto":
         dtype = stored_dtype(setup.folder, run.trust_remote_code)

@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`, `read_yaml`, `typed`,
-`run_path`, `evaluation_folder`.
+Holds: `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
+`read_yaml`, `typed`, `run_path`, `evaluation_folder`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """

@@ -94,7 +94,6 @@ class Geometry:
 
 # sizes of the models' published config.json files
 KNOWN = {
-    "smollm2": Geometry(30, 576, 9, 3, 64, 1536, 49152, True),
     "Qwen/Qwen3-0.6B": Geometry(28, 1024, 16, 8, 128, 3072, 151936, True),
     "Qwen/Qwen3-1.7B": Geometry(28, 2048, 16, 8, 128, 6144, 151936, True),
     "Qwen/Qwen3-4B": Geometry(36, 2560, 32, 8, 128, 9728, 151936, True),
@@ -103,16 +102,18 @@ KNOWN = {
     "Qwen/Qwen2.5-7B-Instruct": Geometry(28, 3584, 28, 4, 128, 18944, 152064, False),
     "Qwen/Qwen2.5-14B-Instruct": Geometry(48, 5120, 40, 8, 128, 13824, 152064, False),
 }
+# and of those that are packaged
+SIZES = KNOWN | {"smollm2": Geometry(30, 576, 9, 3, 64, 1536, 49152, True)}
 
 
 def geometry(model: str, download: bool = True) -> Geometry:
-    """Return a model's sizes: of a name in `KNOWN`, a folder, a GGUF file, or a hub's config.json.
+    """Return a model's sizes: of a name in `SIZES`, a folder, a GGUF file, or a hub's config.json.
 
     download: fetch that file (a few kilobytes); else only what was downloaded before counts.
     UserError where the sizes cannot be read.
     """
-    if model in KNOWN:
-        return KNOWN[model]
+    if model in SIZES:
+        return SIZES[model]
     try:
         config = _read_config(model, download)
         heads = config["num_attention_heads"]
@@ -130,7 +131,7 @@ def geometry(model: str, download: bool = True) -> Geometry:
         raise
     except Exception as error:  # of files, of JSON, or any of the hub's: one sentence for all
         reason = str(error).strip().split("\n")[0]
-        known = ", ".join(name.rpartition("/")[2] for name in KNOWN)
+        known = ", ".join(name.rpartition("/")[2] for name in SIZES)
         raise UserError(
             f"The sizes of {model!r} cannot be read ({reason}); "
             f"known without a download are {known}."

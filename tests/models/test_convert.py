@@ -1,4 +1,4 @@
-"""GGUF files: the weights are those of the file, each trap is mended, what is not read is refused."""
+"""GGUF files: the weights are the file's, each trap is mended, what is not read is refused."""
 
 import json
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands.dryrun import made_up
+from commands.dryrun import _stand_in, made_up
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
@@ -278,11 +278,13 @@ def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
 
 
 def test_a_source_distribution_is_never_run(wheel, tmp_path):
-    """pip would run its setup.py to learn its name."""
+    """pip would run its own build backend to learn its name."""
     wheel.unlink()
     source, mark = tmp_path / "llm-tiny-1.0", tmp_path / "was-run"
     source.mkdir()
-    (source / "setup.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    backend = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(backend)
+    (source / "own.py").write_text(f"open({str(mark)!r}, 'w')\n")
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
@@ -321,7 +323,10 @@ def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
         merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
         assert (policy(ids).logits - merged).abs().mean() < 0.05
     assert GenerationConfig.from_pretrained(folder / "model").eos_token_id == 2
-    assert str(tmp_path / "cache") not in (folder / "config.yaml").read_text()
+    written = [*folder.rglob("*.json"), *folder.rglob("*.yaml"), *folder.rglob("*.md")]
+    assert folder / "adapter" / "README.md" in written
+    for path in written:
+        assert str(cache_folder()) not in path.read_text(), path
 
 
 # ---------------------------------------------------------------- smollm2
@@ -335,3 +340,10 @@ def test_smollm2_is_known_before_it_is_fetched(cache):
     assert (agent.config.chunk_tokens, agent.config.memory_tokens) == (128, 32)
     assert settings["final_tokens"] == 24 and settings["empty"] == "keep"
     assert packaged.if_here("smollm2") == "smollm2" and not cache.exists()
+
+
+def test_a_dry_run_fetches_nothing(cache, tmp_path):
+    said = []
+    model = load_model(_stand_in(RunConfig(model="smollm2"), tmp_path / "base", said.append))
+    assert model.config.model_type == "llama" and not cache.exists()
+    assert any("The tokenizer of smollm2 is not here" in line for line in said)

@@ -1,4 +1,4 @@
-"""Write a random two-layer Llama with a byte-level tokenizer as a GGUF file, in any quantisation."""
+"""Write a random two-layer Llama with a byte-level tokenizer as a GGUF file, quantised or not."""
 
 from pathlib import Path
 
