@@ -106,11 +106,12 @@ class GRPOConfig:
     without_signal: Literal["skip", "keep"] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
-    outcome: Literal["exact", "em", "f1"] = "exact"
+    outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
     """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
     blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
-    punctuation); f1 = the F1 score of its words after the same normalisation. Thinking is dropped
-    first"""
+    punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
+    answer that contains an accepted one after it, which listing many candidates earns too. Thinking
+    is dropped first"""
     credit: Literal["share", "split"] = "share"
     """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
     by the number of turns"""
