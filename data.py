@@ -217,7 +217,7 @@ LAYERS = [re.compile(layer, re.IGNORECASE | re.DOTALL) for layer in (
     r"\$*\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})+)\}\$*",
     r"([*_]*)(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my|short|final|correct)\s+)*answer"
     r"(?:\s+is(?![^\W_])(?:\s*:)?\1(?:\s*:)?|:\1|\1\s*:)\s*(.+)",
-    r"(.*[^.。\s])\s*[.。]+(?<!\.[^\W\d_]\.)",
+    r"(.*)[.。](?<!\.[^\W\d_]\.)",
     *(rf"{a}((?:(?<=\w)['’](?=\w)|(?!{a}|{b}).)+){b}" for a, b in ENDS),
 )]  # fmt: skip
 ANSWER_FORMS = {"boxed": r"\boxed{...}", "sentence": '"the answer is ..."', "plain": "plain text"}

@@ -135,7 +135,7 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
 def unformed(form: str, wrong: bool = True) -> str:
     """Return the note on an answer that lacks the required form; form "" = an unknown one.
 
-    wrong: whether that made it worth nothing; a reward of the user's may look at more than the form.
+    wrong: whether that made it worth nothing; a reward of the user's may look at something else.
     """
     name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
     return f"(not in the form that was asked for{name}{': graded as wrong' if wrong else ''})"

@@ -57,7 +57,7 @@ def add_trained_on(
     step: int,
     questions: Iterable[tuple[str, str]],
 ) -> None:
-    """Add the questions of a step (`questions_of`) to `known` and, if one is new, to the run's list.
+    """Add the questions of a step (`questions_of`) to `known`, and the new ones to the run's list.
 
     known: at first `trained_on(folder, before=step)`, so that a resumed run forgets the steps that
     it does again. A question of several steps or files is listed once, with its first step and id.
@@ -83,6 +83,7 @@ def pass_on(lists: Iterable[Mapping[str, object]], folder: Path) -> None:
 def _write(folder: Path, header: list[str], rows: Iterable[Iterable[object]]) -> None:
     with (
         replacing_output(folder / TRAINED_ON) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
+        # half a surrogate pair, in an id out of JSON, becomes \\ud83d
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         csv.writer(file).writerows([header, *rows])
