@@ -385,7 +385,7 @@ def overlaps(summary: dict) -> list[str]:
 
 # ---------------------------------------------------------------- tables
 
-UNFORMED = "answers without the form that was asked for, counted as wrong"
+UNFORMED = "answers without the form asked for, counted as wrong"
 
 
 def markdown_of(summary: dict) -> str:

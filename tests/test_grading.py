@@ -299,7 +299,7 @@ def test_unwrapped(text, answer):
 
 LAYERS = (
     "**{}**", "_{}_", "`{}`", '"{}"', "“{}”", "«{}»", "{}.", "\\boxed{{{}}}", "$\\boxed{{{}}}$",
-    "The answer is {}", "**The answer is** {}", "Answer: {}", "Therefore, the answer is: {}",
+    "The answer is {}", "Answer: {}", "Therefore, the answer is: {}",
     " {}\n",
 )  # fmt: skip
 
@@ -307,10 +307,11 @@ LAYERS = (
 @given(
     st.text(alphabet="Pari 3é,-!\n", min_size=1).filter(str.strip),
     st.lists(st.sampled_from(LAYERS), unique=True, max_size=5),
+    st.sampled_from(("{}", "**The answer is** {}", "**Answer**: {}", "**Answer:** {}")),
 )
-def test_whatever_is_wrapped_around_an_answer_is_unwrapped(answer, layers):
+def test_whatever_is_wrapped_around_an_answer_is_unwrapped(answer, layers, lead):
     text = answer.strip()
-    for layer in layers:
+    for layer in (*layers, lead):
         text = layer.format(text)
     assert unwrapped(text) == answer.strip()
     assert grade(text, [answer], "plain").reward == 1

@@ -662,7 +662,7 @@ def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatc
         eval.run_suite(config, {"memagent": find.make("memagent", own)})
         rows = [json.loads(line) for line in (tmp_path / form / "rows.jsonl").open()]
         assert [(row["reward"], row["prediction"]) for row in rows] == [(reward, prediction)] * 2
-        assert {row["response"] for row in rows} == {"**Lima**."}  # whatever was made of it
+        assert {row["response"].strip() for row in rows} == {"**Lima**."}  # whatever was made of it
         page = (tmp_path / form / "report.html").read_text()
         assert "**Lima**." in page and "(none)" not in page
         assert ("not in the form asked for" in page) == (form == "boxed")
