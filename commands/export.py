@@ -64,11 +64,12 @@ def export(
         raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
     try:
         _write_export(saved[step], stored, temporary, adapter, dtype)
-        # the questions of this run, and those that its first policy was trained on before
-        before = stored["run"].get("model") or EMBEDDED
-        lists = seen.trained_on(folder, before=step), seen.trained_on(before)
+        # the questions of this run, and those that what it started from was trained on before
+        run = stored["run"]
+        before = filter(None, (run.get("model") or EMBEDDED, run.get("adapter")))
+        lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
-        if stored["grpo"].get("lora_rank"):
+        if adapter.is_dir():
             _copy_about(temporary, adapter)
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)

@@ -110,8 +110,8 @@ class GRPOConfig:
     """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
     blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
     punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
-    answer that contains an accepted one after it, which listing many candidates earns too. Thinking
-    is dropped first"""
+    answer that contains an accepted one after it: a list of many candidates does, and "unknown"
+    contains "no". Thinking is dropped first"""
     credit: Literal["share", "split"] = "share"
     """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
     by the number of turns"""

@@ -595,7 +595,7 @@ def test_outcomes(outcome, worth):
 
 @pytest.mark.parametrize(
     ("outcome", "worth"),
-    [("exact", (1, 0, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 5)), ("sub_em", (1, 1, 1))],
+    [("exact", (1, 0, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 1 / 3)), ("sub_em", (1, 1, 1))],
 )
 def test_outcomes_of_plain_answers(outcome, worth):
     """Wrapped alone, with an article, and within a sentence."""
