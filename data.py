@@ -241,19 +241,45 @@ def extract_sentence(text: str) -> str | None:
     return rest.strip().rstrip(".").strip() if opening else None
 
 
-ANSWER_FORMS = {"boxed": r"\boxed{...}", "sentence": '"the answer is ..."'}  # wording in prompts
+# Layers around a plain answer, which is the last group: a box, "the answer is", a full stop that is
+# not of initials (U.S.), emphasis and quotes with nothing of their kind inside but apostrophes
+MARKS = "*** ** __ * _ ``` ` \" ' “” ‘’ „“ „” ‚‘ ‚’ «» »« ‹› 「」 『』".split()
+ENDS = (map(re.escape, mark if len({*mark}) == 2 else (mark, mark)) for mark in MARKS)
+LAYERS = [re.compile(layer, re.IGNORECASE | re.DOTALL) for layer in (
+    r"\$*\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})+)\}\$*",
+    r"([*_]*)(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my|short|final|correct)\s+)*answer"
+    r"(?:\s+is(?![^\W_])(?:\s*:)?\1(?:\s*:)?|:\1|\1\s*:)\s*(.+)",
+    r"(.*)[.。](?<!\.[^\W\d_]\.)",
+    *(rf"{a}((?:(?<=\w)['’](?=\w)|(?!{a}|{b}).)+){b}" for a, b in ENDS),
+)]  # fmt: skip
+ANSWER_FORMS = {"boxed": r"\boxed{...}", "sentence": '"the answer is ..."', "plain": "plain text"}
+
+
+def unwrapped(text: str) -> str:
+    """Return an answer, of however many lines, without the `LAYERS` around the whole of it.
+
+    >>> [unwrapped(text) for text in ('**Answer:** "Lima".', "the U.S.", "'A' or 'B'")]
+    ['Lima', 'the U.S.', "'A' or 'B'"]
+    """
+    inner = text = text.strip()
+    while inner:
+        text, found = inner, (layer.fullmatch(inner) for layer in LAYERS)
+        inner = next((match[match.lastindex].strip() for match in found if match), "")
+    return text
 
 
 def extract_answer(response: str, form: str = "") -> tuple[str, bool]:
     r"""Return the answer of a response for display, and whether it has the requested form.
 
     Thinking is dropped. Without that form, the whole response is the answer.
-    form: "boxed" or "sentence"; "" accepts either, where the requested form is unknown.
+    form: of `ANSWER_FORMS`; "" accepts a box or a sentence, where the requested form is unknown.
 
     >>> extract_answer(r"It is \boxed{Lima}.", "boxed"), extract_answer("Lima", "boxed")
     (('Lima', True), ('Lima', False))
     """
     text = strip_thinking(response).strip()
+    if form == "plain":
+        return unwrapped(text), bool(text)
     for name, extract in (("boxed", extract_boxed), ("sentence", extract_sentence)):
         if form in ("", name) and (answer := (extract(text) or "").strip()):
             return answer, True
@@ -374,7 +400,7 @@ class Scores:
     """Collect the scores of one final response."""
 
     pred: str | None  # None: the response has no answer of the requested form
-    # boxed: `boxed_reward`; sentence: `same_answer`; all answers required: `ruler_match`
+    # boxed: `boxed_reward`; others: `same_answer`; all answers required: `ruler_match`
     reward: float
     em: float
     f1: float
@@ -387,16 +413,19 @@ def grade(
 ) -> Scores:
     """Score a final response, "" for a failed one, after dropping its thinking.
 
-    form: "boxed" or "sentence", else UserError. all_asked: all answers are required, as in RULER's
-    own tasks: `reward` and `sub_em` are then the share of them that the prediction contains (arXiv
-    2507.02259, eq. 7); em, f1 and sub_em_upstream are unaffected.
+    form: of `ANSWER_FORMS`, else UserError. A plain answer may equal what an accepted one wraps.
+    all_asked: all answers are required, as in RULER's own tasks: `reward` and `sub_em` are then the
+    share of them that the prediction contains (arXiv 2507.02259, eq. 7); em, f1 and sub_em_upstream
+    are unaffected.
     """
     if form not in ANSWER_FORMS:
-        raise UserError(f"'{form}' is no answer form; these are: boxed, sentence.")
+        raise UserError(f"'{form}' is no answer form; these are: {', '.join(ANSWER_FORMS)}.")
     text = strip_thinking(response).strip()  # as MemAgent: a bare \boxed at the end is no blank box
-    raw = extract_boxed(text) if form == "boxed" else extract_sentence(text)
+    extract = {"boxed": extract_boxed, "sentence": extract_sentence, "plain": unwrapped}[form]
+    raw = extract(text) if text else None
     pred = raw.strip() if raw else raw
-    reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, answers)
+    accepted = [*answers, *map(unwrapped, answers)] if form == "plain" else answers
+    reward = boxed_reward(response, answers) if form == "boxed" else same_answer(pred, accepted)
     return Scores(
         pred=pred,
         reward=ruler_match(pred, answers) if all_asked else reward,

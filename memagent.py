@@ -167,8 +167,9 @@ class ReadConfig:
     layout: Literal["shared", "paper"] = "shared"
     """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
     section"""
-    form: Literal["boxed", "sentence"] = "boxed"
-    """form of the answer: boxed = \\boxed{...}; sentence = "the answer is (...)" """
+    form: Literal["boxed", "sentence", "plain"] = "boxed"
+    """form of the answer: boxed = \\boxed{...}; sentence = "the answer is (...)"; plain = the whole
+    response, without quotes, emphasis, "The answer is" or a final full stop around it"""
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a
     memory and are not graded"""

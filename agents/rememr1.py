@@ -24,8 +24,7 @@ from data import (
     Task,
     answer_recall,
     count_phrases,
-    extract_boxed,
-    extract_sentence,
+    extract_answer,
     normalize_answer,
     phrases,
     strip_thinking,
@@ -576,9 +575,7 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
         return float(
             sum(bool(answer.strip()) for answer in re.findall(r"\\boxed\{(.+)\}", text)) == 1
         )
-    return float(
-        bool(((extract_boxed(text) if form == "boxed" else extract_sentence(text)) or "").strip())
-    )
+    return float(extract_answer(text, form)[1])
 
 
 # ---------------------------------------------------------------- evidence

@@ -65,19 +65,39 @@ def export(
         raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
     try:
         _write_export(saved[step], stored, temporary, adapter, dtype)
-        # the questions of this run, and those that its first policy was trained on before
-        questions = {
-            *seen.trained_on(folder, before=step),
-            *seen.trained_on(settings_folder(stored["run"].get("model") or EMBEDDED)),
-        }
-        if questions:
-            seen.write_trained_on(temporary, sorted(questions))
+        # the questions of this run, and those that what it started from was trained on before
+        run = stored["run"]
+        base = settings_folder(run.get("model") or EMBEDDED)
+        before = filter(None, (base, run.get("adapter")))
+        lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
+        seen.pass_on(lists, temporary)
+        if adapter.is_dir():
+            _copy_about(temporary, adapter)
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
+
+
+ABOUT = ("agent.yaml", find.STATE, seen.TRAINED_ON, "templates")
+
+
+def _copy_about(folder: Path, adapter: Path) -> None:
+    """Give an adapter's folder what a model folder says of its policy: agent, form, questions.
+
+    What an earlier export left there is replaced.
+    """
+    for name in ABOUT:
+        source, target = folder / name, adapter / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        elif source.exists():
+            shutil.copy(source, target)
 
 
 def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:

@@ -97,11 +97,12 @@ class TrainConfig:
     tasks_per_step: Annotated[tuple[int, ...], NOT_EMPTY, COUNT] = (8,)
     """tasks (groups) per step; a list has one number per task length, the last one for all further
     lengths"""
-    outcome: Literal["exact", "em", "f1"] = "exact"
+    outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
     """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
     blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
-    punctuation); f1 = the F1 score of its words after the same normalisation. Thinking is dropped
-    first"""
+    punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
+    answer that contains an accepted one after it: a list of many candidates does, and "unknown"
+    contains "no". Thinking is dropped first"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
     """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5

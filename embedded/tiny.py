@@ -34,6 +34,7 @@ READING = dict(
     window=64 * 4 * worlds.FACTS_PER_SECTION + 40,
     query_tokens=4,
     step_tokens=20,
+    form="boxed",
 )
 
 

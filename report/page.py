@@ -30,10 +30,12 @@ from report.records import CELL, is_record
 from report.rows import FATES
 from report.summary import DEPTHS, METRICS, cells, csv_of, markdown_of, overlaps, write_text
 from report.transcripts import esc, transcript
+from tasks.seen import TRAINED_ON, trained_on
 
 STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 TRANSCRIPTS = 10  # shown on the page, at most
+QUESTIONS = 2000  # named on the page, at most
 
 # (agent, temperature) -> length -> share of right answers
 Curves = dict[tuple[str, str], dict[int, float]]
@@ -124,7 +126,8 @@ def _accuracy(summary: dict) -> Section:
         f"Accuracy by {esc(summary['unit'])}",
         _figures(plots.accuracy(summary, lambda question: _tables_about(summary, question))),
         f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions; Wilson's "
-        "where all agree). Failures and empty answers count as wrong.",
+        "where all agree). Failures, and answers that are empty or without the form that was asked "
+        "for, count as wrong.",
     )
 
 
@@ -462,8 +465,9 @@ def _all_metrics(summary: dict) -> Section:
         for cell, record in records.items()
     ]
     table = _table(
-        "failed, empty: shares of the trajectories (empty: no answer in the form that was asked "
-        "for, whatever else was said); memory_cut, memory_empty: turns of a trajectory; "
+        "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
+        "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
+        "trajectory; "
         "cut: tokens never read",
         ["question", "agent", "temp.", esc(summary["unit"]), *metrics],
         rows,
@@ -481,6 +485,28 @@ def _for_papers(summary: dict) -> Section:
 
 def _settings(config: str) -> Section:
     return Section("Settings", config and _folded("config.yaml", f"<pre>{esc(config)}</pre>"))
+
+
+def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
+    """Name the questions that a run was trained on, by the step that was the first to use them.
+
+    known: as `tasks.seen.trained_on` returns it.
+    """
+    by_step: dict[int, list[str]] = {}
+    for step, name in sorted(known.values())[:QUESTIONS]:
+        by_step.setdefault(step, []).append(name)
+    rows = [[str(step), f"{len(ids):,}", esc(", ".join(ids))] for step, ids in by_step.items()]
+    left_out = len(known) - QUESTIONS
+    if left_out > 0:
+        rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
+    table = _table(
+        "step, and the questions that it was the first to use", ["step", "n", "id"], rows
+    )
+    return Section(
+        f"{len(known):,} questions trained on",
+        table and _folded("ids", table),
+        "An evaluation of the exported policy warns of them, by their wording.",
+    )
 
 
 # ---------------------------------------------------------------- above the sections
@@ -592,6 +618,7 @@ def _sections(
     rewards: Sequence[tuple[int, float, str]],
     validation: Sequence[tuple[int, float]],
     config: str,
+    known: Mapping[str, tuple[int, str]],
 ) -> list[Section]:
     """Return the sections of the page in their order; those without a body are left out."""
     sections = [
@@ -611,6 +638,7 @@ def _sections(
         _growth(summary),
         _all_metrics(summary),
         _for_papers(summary),
+        _questions(known),
         _settings(config),
     ]
     return [section for section in sections if section.body]
@@ -633,14 +661,16 @@ def write_report(folder: Path, title: str = "") -> Path:
     """Write folder/report.html from summary.json and what else the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. Reads metrics.csv, validation.csv, config.yaml and transcripts.jsonl where they exist.
+    it. Reads metrics.csv, validation.csv, trained_on.csv, config.yaml and transcripts.jsonl where
+    they exist.
     UserError if there is no summary, or if it cannot be read.
     """
     summary, records = _load(folder)
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rewards = _load_rewards(folder, _level_lengths(config))
-    sections = _sections(summary, records, rewards, _load_validation(folder), config)
+    validation, known = _load_validation(folder), trained_on(folder)
+    sections = _sections(summary, records, rewards, validation, config, known)
     longest = max(_lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
     sentence = esc(headline(summary, longest)).replace(" %", "&nbsp;%")
     lead = f'<p class="headline">{sentence}</p>{_warnings(summary)}'

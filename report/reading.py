@@ -187,7 +187,8 @@ def row_of(
             "id": task.id,
             "sample": trajectory.sample,
             "response": trajectory.answer,
-            "prediction": scores.pred,  # None: no answer of the required form
+            # None: nothing of the required form; what was answered instead is the response
+            "prediction": scores.pred,
             "answers": list(task.answers),
             "finish": str(turns[-1].finish) if turns else "",
             "error": trajectory.error,

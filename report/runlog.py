@@ -26,6 +26,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 import lightning
@@ -215,18 +216,11 @@ class RunRecorder(lightning.Callback):
 
     def _write_questions(self, module) -> None:
         """Add the step's new questions to trained_on.csv."""
-        tasks = [group.task for group in module.groups]
-        by_rank = ranks.all_gather_object([(task.question_digest, task.id) for task in tasks])
-        new = {
-            digest: (module.done_steps - 1, name)
-            for questions in by_rank
-            for digest, name in questions
-            if digest not in self.trained_on
-        }
-        if new and self.writer:
-            self.trained_on |= new
-            rows = ((digest, step, name) for digest, (step, name) in self.trained_on.items())
-            seen.write_trained_on(self.folder, rows)
+        own = seen.questions_of(group.task for group in module.groups)
+        by_rank = ranks.all_gather_object(own)
+        if self.writer:
+            asked = chain.from_iterable(by_rank)
+            seen.add_trained_on(self.folder, self.trained_on, module.done_steps - 1, asked)
 
     def _validate(self, trainer, module) -> None:
         """Score the validation tasks on all ranks, and log the score to all but metrics.csv."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError, clean
 from config.files import replacing
-from data import Task
+from data import Task, strip_thinking
 from memagent import Agent
 from report.rows import FATES, Cell, fate
 from tasks.seen import trained_on
@@ -60,7 +60,7 @@ def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> 
 
 
 METRICS = (
-    "sub_em", "em", "f1", "reward", "sub_em_upstream", "failed", "empty",
+    "sub_em", "em", "f1", "reward", "sub_em_upstream", "failed", "unformed", "empty",
     "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut",
 )  # fmt: skip
@@ -88,8 +88,9 @@ def summarise(
         questions; the mean of `metric` over them, the samples of a question averaged first; its
         95 % interval by bootstrap over the questions
     each of `METRICS`
-        the mean over the same questions. failed: the trajectory has an error. empty: it ended
-        without one, and without an answer of the required form. memory_cut, memory_empty: turns.
+        the mean over the same questions. failed: the trajectory has an error. Of the others,
+        unformed: the response lacks the required form; empty: nothing follows the thinking.
+        memory_cut, memory_empty: turns.
         tokens, seconds: of one trajectory. cut: tokens of the document that a cap or a window kept
         from the agent. mib: the maximum instead of the mean
     depths, fates, occupancy
@@ -107,9 +108,12 @@ def summarise(
     groups: dict[Cell, dict[str, list[dict]]] = {}
     settings: set[str] = set()
     for row in rows:
+        failed, formed = bool(row["error"]), bool(row["prediction"])
+        answered = formed or bool(strip_thinking(row.get("response", "")).strip())
         row = row | {
-            "failed": float(bool(row["error"])),
-            "empty": float(not row["error"] and not row["prediction"]),
+            "failed": float(failed),
+            "unformed": float(not failed and answered and not formed),
+            "empty": float(not failed and not answered),
         }
         cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
@@ -381,6 +385,8 @@ def overlaps(summary: dict) -> list[str]:
 
 # ---------------------------------------------------------------- tables
 
+UNFORMED = "answers without the form asked for, counted as wrong"
+
 
 def markdown_of(summary: dict) -> str:
     """Return the table for a paper, in percent with 95 % intervals.
@@ -405,6 +411,8 @@ def markdown_of(summary: dict) -> str:
         f"questions; n = {_n_questions(records)} questions a cell; failures count as wrong "
         f"(there are some in {with_failures} of {len(records)} cells)."
     )
+    if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
+        caption += f" {UNFORMED.capitalize()}, in {with_unformed} of {len(records)} cells."
     caption = " ".join([caption, *overlaps(summary)])
     return clean("\n".join([*lines, "", caption, ""]))
 
@@ -434,7 +442,8 @@ def csv_of(summary: dict) -> str:
     writer.writerow([*cell_columns, "n", summary["metric"], "low", "high", *others])
     for cell, record in cells(summary):
         columns = ("n", "mean", "low", "high", *others)
-        writer.writerow([*astuple(cell), *(record[name] for name in columns)])
+        # an earlier version's summary lacks a metric
+        writer.writerow([*astuple(cell), *(record.get(name, "") for name in columns)])
     return clean(file.getvalue())
 
 
@@ -480,6 +489,8 @@ def _caption(summary: dict, records: Mapping[Cell, dict], intervals: bool) -> st
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
     if with_failures:
         caption += f"; failures, counted as wrong, in {with_failures} of {len(records)} cells"
+    if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
+        caption += f"; {UNFORMED}, in {with_unformed} of {len(records)} cells"
     with_cuts = sum(tokens > 0 for _, tokens in cells(summary, "cut"))
     if with_cuts:
         caption += (

@@ -132,10 +132,13 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
     return steps
 
 
-def unformed(form: str) -> str:
-    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
+def unformed(form: str, wrong: bool = True) -> str:
+    """Return the note on an answer that lacks the required form; form "" = an unknown one.
+
+    wrong: whether that made it worth nothing; a reward of the user's may look at something else.
+    """
     name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
-    return f"(not in the form that was asked for{name}: graded as wrong)"
+    return f"(not in the form that was asked for{name}{': graded as wrong' if wrong else ''})"
 
 
 def sampled(record: dict) -> str:
@@ -159,7 +162,7 @@ def _facts(record: dict) -> dict[str, str]:
     final, formed = extract_answer(record["answer"], form)
     return {
         "answer": record["answer"].strip() or "(none)",
-        **({"form": unformed(form)} if final and not formed else {}),
+        **({"form": unformed(form, record["reward"] <= 0)} if final and not formed else {}),
         "gold": " | ".join(record["answers"]),
         "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
         **({"error": record["error"]} if record["error"] else {}),

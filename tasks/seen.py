@@ -1,17 +1,19 @@
 """Record which questions a policy was trained on, so that an evaluation can warn about them.
 
-Holds: `trained_on`, `write_trained_on`. Leaves out: the warning itself (report/summary.py).
+Holds: `questions_of`, `add_trained_on` (while training), `pass_on` (to what is exported),
+`trained_on` (read it back). Leaves out: the warning itself (report/summary.py).
 Exercise it: `pytest tests/commands/test_commands.py -k trained_on`. Read next: tasks/suites.py.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from config.errors import UserError, first_line
 from config.files import replacing_output
+from data import Task
 
 TRAINED_ON = "trained_on.csv"
 
@@ -41,14 +43,47 @@ def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple
     }
 
 
-def write_trained_on(
-    folder: Path, questions: Iterable[tuple[str, int, str]] | Iterable[str]
+def questions_of(tasks: Iterable[Task]) -> list[tuple[str, str]]:
+    """Return (digest, id) of the questions of tasks, without those of generated English.
+
+    These all have the same words; the split of its facts keeps training and evaluation apart.
+    """
+    return [(task.question_digest, task.id) for task in tasks if task.dataset != "world"]
+
+
+def add_trained_on(
+    folder: Path,
+    known: dict[str, tuple[int, str]],
+    step: int,
+    questions: Iterable[tuple[str, str]],
 ) -> None:
-    """Write `TRAINED_ON`: (digest, step, id) of a run, or the digests alone of an export."""
-    rows = [[q] if isinstance(q, str) else q for q in questions]
-    header = ["digest", "step", "id"][: len(rows[0]) if rows else 1]
+    """Add the questions of a step (`questions_of`) to `known`, and the new ones to the run's list.
+
+    known: at first `trained_on(folder, before=step)`, so that a resumed run forgets the steps that
+    it does again. A question of several steps or files is listed once, with its first step and id.
+    """
+    n_before = len(known)
+    for digest, name in questions:
+        known.setdefault(digest, (step, name))
+    if len(known) > n_before:
+        rows = ((digest, step, name) for digest, (step, name) in known.items())
+        _write(folder, ["digest", "step", "id"], rows)
+
+
+def pass_on(lists: Iterable[Mapping[str, object]], folder: Path) -> None:
+    """Write the digests of several lists (`trained_on`) to an exported folder, where there are any.
+
+    lists: the run's, and that of each folder whose weights it started from.
+    """
+    digests = sorted({digest for known in lists for digest in known})
+    if digests:
+        _write(folder, ["digest"], ([digest] for digest in digests))
+
+
+def _write(folder: Path, header: list[str], rows: Iterable[Iterable[object]]) -> None:
     with (
         replacing_output(folder / TRAINED_ON) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
+        # half a surrogate pair, in an id out of JSON, becomes \\ud83d
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         csv.writer(file).writerows([header, *rows])

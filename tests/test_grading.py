@@ -14,6 +14,7 @@ from data import (
     boxed_reward,
     count_phrases,
     exact_match,
+    extract_answer,
     extract_boxed,
     extract_sentence,
     f1,
@@ -25,6 +26,7 @@ from data import (
     strip_thinking,
     sub_em,
     sub_em_upstream,
+    unwrapped,
 )
 
 REWARDS = [
@@ -254,8 +256,119 @@ def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, shar
 
 
 def test_score_refuses_other_forms():
-    with pytest.raises(UserError, match="sentence"):
+    with pytest.raises(UserError, match="boxed, sentence, plain"):
         grade("x", ["x"], "json")
+
+
+# ---------------------------------------------------------------- the plain form
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # emphasis and quotes, around the whole and with nothing of their kind inside
+        ("**Lima**", "Lima"), ("***Lima***", "Lima"), ("_Lima_", "Lima"), ("`Lima`", "Lima"),
+        ("```\nLima\n```", "Lima"), ('"Lima"', "Lima"), ("“Lima”", "Lima"), ("„Lima“", "Lima"),
+        ("«Lima»", "Lima"), ("‘Lima’", "Lima"), ("'It's a Wonder'", "It's a Wonder"),
+        ("‘It’s a Wonderful Life’", "It’s a Wonderful Life"), ('"A" or "B"', '"A" or "B"'),
+        ("*a* and *b*", "*a* and *b*"), ("2*3*4", "2*3*4"), ("the dogs'", "the dogs'"),
+        # what may stand before the answer
+        ("The answer is Lima", "Lima"), ("the answer is: Lima", "Lima"), ("Answer: Lima", "Lima"),
+        ("**Answer:** Lima", "Lima"), ("**Answer**: Lima", "Lima"), ("Answer:\nLima", "Lima"),
+        ("Therefore, the final answer is **Lima**.", "Lima"), ("Short answer: Lima", "Lima"),
+        ("Answering machine", "Answering machine"), ("The answer isolated", "The answer isolated"),
+        ("I think that the answer is Lima", "I think that the answer is Lima"),
+        # the final full stop, but not that of initials
+        ("Lima.", "Lima"), ("3.5.", "3.5"), ("3.5", "3.5"), ("Apple Inc.", "Apple Inc"),
+        ("the U.S.", "the U.S."), ("Washington, D.C..", "Washington, D.C."), ("a Ph.D.", "a Ph.D."),
+        ("Lima。", "Lima"), ("No.", "No"), ("Lima!", "Lima!"),
+        # a box, but not what stands beside one
+        ("\\boxed{Lima}", "Lima"), ("$\\boxed{a{b}}$", "a{b}"),
+        ("\\boxed{a} {b}", "\\boxed{a} {b}"),
+        ("The answer is \\boxed{“Lima”.}.", "Lima"), ("So \\boxed{Lima}", "So \\boxed{Lima}"),
+        # brackets may belong to the answer; several lines are one answer
+        ("(1, 2)", "(1, 2)"), ("Lima\nOslo.", "Lima\nOslo"), ("Lima.\n\nIt is", "Lima.\n\nIt is"),
+        # there is always something left
+        ("", ""), (" \n", ""), (".", "."), ('""', '""'), ("The answer is", "The answer is"),
+        ("\\boxed{}", "\\boxed{}"),
+    ],
+)  # fmt: skip
+def test_unwrapped(text, answer):
+    assert unwrapped(text) == answer
+
+
+LAYERS = (
+    "**{}**", "_{}_", "`{}`", '"{}"', "“{}”", "«{}»", "{}.", "\\boxed{{{}}}", "$\\boxed{{{}}}$",
+    "The answer is {}", "Answer: {}", "Therefore, the answer is: {}",
+    " {}\n",
+)  # fmt: skip
+
+
+@given(
+    st.text(alphabet="Pari 3é,-!\n", min_size=1).filter(str.strip),
+    st.lists(st.sampled_from(LAYERS), unique=True, max_size=5),
+    st.sampled_from(("{}", "**The answer is** {}", "**Answer**: {}", "**Answer:** {}")),
+)
+def test_whatever_is_wrapped_around_an_answer_is_unwrapped(answer, layers, lead):
+    text = answer.strip()
+    for layer in (*layers, lead):
+        text = layer.format(text)
+    assert unwrapped(text) == answer.strip()
+    assert grade(text, [answer], "plain").reward == 1
+
+
+@given(st.text() | st.text(alphabet="ab .*_\"'“”\\{}$", max_size=12))
+def test_unwrapping_ends_and_leaves_something(text):
+    once = unwrapped(text)
+    assert unwrapped(once) == once and bool(once) == bool(text.strip())
+    if once and "think>" not in text:  # an accepted answer said as it stands is right
+        s = grade(text, [text], "plain")
+        assert s.reward == 1 and s.pred == once
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "reward", "em", "f", "sub"),
+    [
+        ("Lima", ["Lima"], 1, 1, 1, 1),
+        ("<think>Oslo?</think>\n\n**lima**.", ["Oslo", "Lima"], 1, 1, 1, 1),
+        ("the Beatles", ["Beatles"], 0, 1, 1, 1),  # the reward keeps articles, whatever the form
+        ("It is Lima.", ["Lima"], 0, 0, 1 / 2, 1),
+        ("Lima", ["Lima, Peru"], 0, 0, 2 / 3, 0),
+        ("Heroes", ['"Heroes"'], 1, 1, 1, 1),  # the accepted answer has quotes of its own
+        ("Apple Inc.", ["Apple Inc."], 1, 1, 1, 1),
+        ("The U.S.", ["the U.S."], 1, 1, 1, 1),
+        ("Lima\nIt is by the sea.", ["Lima"], 0, 0, 1 / 3, 1),  # all lines are the answer
+        ("Oslo", ["Lima"], 0, 0, 0, 0),
+        ("\\boxed{Lima}", ["Lima"], 1, 1, 1, 1),
+    ],
+)
+def test_score_of_a_plain_answer(response, answers, reward, em, f, sub):
+    s = grade(response, answers, "plain")
+    assert (s.reward, s.em, s.f1, s.sub_em) == (reward, em, pytest.approx(f), sub)
+    assert extract_answer(response, "plain") == (s.pred, True)
+
+
+@pytest.mark.parametrize("response", ["", " \n", "<think>Lima", "<think>Lima</think> "])
+def test_no_plain_answer_is_a_blank_one(response):
+    s = grade(response, ["Lima"], "plain")
+    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
+    assert extract_answer(response, "plain") == ("", False)
+
+
+def test_all_answers_asked_for_may_stand_on_lines_of_their_own():
+    s = grade("12\n34\n56.", ["12", "34", "78"], "plain", all_asked=True)
+    assert s.reward == s.sub_em == pytest.approx(2 / 3)
+
+
+def test_a_long_plain_answer_takes_no_time():
+    """No layer is searched for in quadratic time: these would take minutes."""
+    for text in (
+        "." * 20_000,
+        "a." * 20_000 + " x",
+        "the " * 20_000,
+        "\\boxed{" + "{a{b}" * 20_000,
+    ):
+        assert unwrapped(text)
 
 
 # ---- What a text holds of an answer ----

@@ -1,9 +1,11 @@
+from typing import get_args, get_type_hints
+
 import pytest
 
 from agents import find
 from agents.full import AtOnceConfig
 from config.errors import UserError
-from data import Task
+from data import ANSWER_FORMS, Task, grade
 from embedded import tiny
 from memagent import (
     NO_MEMORY,
@@ -17,6 +19,7 @@ from memagent import (
 from memory import overwrite
 from tasks import worlds
 from tokens.codec import Codec
+from tokens.templates import ANSWER_REQUESTS
 
 MEMAGENT, FULL, BM25 = (tiny.agent(name) for name in ("memagent", "full", "bm25"))
 
@@ -280,3 +283,13 @@ def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
 
     held(10)
     assert (held(2000) - held(200)) / (1800 * 24) < 12  # bytes a token: its ids, no words, no index
+
+
+@pytest.mark.parametrize("form", get_args(get_type_hints(MemAgentConfig)["form"]))
+@pytest.mark.parametrize("name", find.names())
+def test_every_form_of_the_answer_is_asked_for_graded_and_named(codec, name, form):
+    agent = find.make(name, {"form": form})
+    asked = [agent.wording(prompt) for prompt in agent.prompts]
+    assert sum(ANSWER_REQUESTS[form] in text.replace("{{}}", "{}") for text in asked) == 1
+    assert not any("{answer}" in text for text in asked)
+    assert form in ANSWER_FORMS and grade("Lima", ["Lima"], form).em == (form == "plain")

@@ -17,6 +17,7 @@ from config.errors import UserError
 ANSWER_REQUESTS = {  # `ReadConfig.form` -> how an answer is asked for: {answer} in a wording
     "boxed": "Give the answer inside \\boxed{}.",
     "sentence": 'End with the sentence "Therefore, the answer is (...)".',
+    "plain": "Give the answer alone.",
 }
 # slots of published templates: one that a prompt has no text for is refused, whoever the agent is
 KNOWN_SLOTS = ("problem", "memory", "section", "recalled_memory")

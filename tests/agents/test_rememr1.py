@@ -1003,6 +1003,8 @@ def test_format_of_the_answer(codec, response, ours, upstreams):
         -1
     ]["format"]
     assert sentence == 1 and on_one_line(ask("a")) == ["a"]
+    plain = rewards(codec, answers, form="plain")[-1]["format"]
+    assert plain == 1 and rewards(codec, [*answers[:-1], " "], form="plain")[-1]["format"] == 0
 
 
 def test_gains_telescope_and_levels_do_not(codec):

@@ -621,6 +621,53 @@ def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tm
     assert len(seen.trained_on(second / "model")) == 2
 
 
+def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(tmp_path):
+    file = questions_of(tmp_path / "train.jsonl", "Anna", "Boris")
+    config, _ = find.resolve(
+        "demo", EMBEDDED, {"steps": 1, "tasks_per_step": (2,), "group_size": 2}, {}
+    )
+    config = replace(config, lora_rank=2, outcome="sub_em")
+    run = RunConfig(name="plain", runs=str(tmp_path), data=file)
+    folder = train.train(run, config, tiny.agent(form="plain"))
+    own = {*seen.trained_on(folder)}
+    assert len(own) == 2 and {r["form"] for r in records.read_records(folder)} == {"plain"}
+    for exported in (folder / "model", folder / "adapter"):
+        assert find.of_model(exported)["form"] == "plain"
+        assert find.make("full", find.of_model(exported)).config.form == "plain"  # other agents too
+        assert {*seen.trained_on(exported)} == own
+    (folder / "adapter" / "templates").mkdir()
+    (folder / "adapter" / "templates" / "update.txt").write_text("of an earlier export")
+    (folder / "trained_on.csv").unlink()
+    export.export(folder)
+    assert not seen.trained_on(folder / "adapter") and not (folder / "adapter/templates").exists()
+
+
+def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, codec):
+    """A policy that says "**Lima**." is right in the plain form, and unformed in the boxed one."""
+    from engines.scripted import ScriptedEngine
+
+    model = tmp_path / "model"
+    shutil.copytree(trained / "model", model)
+    settings = yaml.safe_load((model / "agent.yaml").read_text())
+    settings["agent"]["form"] = "plain"
+    (model / "agent.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setattr(
+        eval, "open_reader", lambda *args, **kwargs: ScriptedEngine(codec, lambda p: "**Lima**.")
+    )
+    monkeypatch.setattr(eval, "engine_fingerprint", lambda *args, **kwargs: "scripted")
+    file = questions_of(tmp_path / "asked.jsonl", "Hugo", "Ida")
+    for form, (reward, prediction) in {"plain": (1.0, "Lima"), "boxed": (0.0, None)}.items():
+        own = find.of_model(model) | ({} if form == "plain" else {"form": form})
+        config = replace(QUICK, runs=str(tmp_path), name=form, data=(file,), model=str(model))
+        eval.run_suite(config, {"memagent": find.make("memagent", own)})
+        rows = [json.loads(line) for line in (tmp_path / form / "rows.jsonl").open()]
+        assert [(row["reward"], row["prediction"]) for row in rows] == [(reward, prediction)] * 2
+        assert {row["response"].strip() for row in rows} == {"**Lima**."}  # whatever was made of it
+        page = (tmp_path / form / "report.html").read_text()
+        assert "**Lima**." in page and "(none)" not in page
+        assert ("not in the form asked for" in page) == (form == "boxed")
+
+
 def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(trained, folder)

@@ -576,8 +576,10 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "worth"), [("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3))]
-)
+    ("outcome", "worth"), [
+        ("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3)), ("sub_em", (1, 1, 0)),
+    ],
+)  # fmt: skip
 def test_outcomes(outcome, worth):
     """An answer that differs from an accepted one in an article or a full stop.
 
@@ -589,6 +591,21 @@ def test_outcomes(outcome, worth):
         turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
         trajectory = Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])
         assert REWARD(tiny.agent(), trajectory, outcome) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "worth"),
+    [("exact", (1, 0, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 1 / 3)), ("sub_em", (1, 1, 1))],
+)
+def test_outcomes_of_plain_answers(outcome, worth):
+    """Wrapped alone, with an article, and within a sentence."""
+    agent = tiny.agent(form="plain")
+    for response, expected in zip(
+        ("**Lima**.", "The Lima", "Lima or Oslo, or so"), worth, strict=True
+    ):
+        turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
+        trajectory = Trajectory(Task("1", "q", ("Lima",), text="t"), [turn])
+        assert REWARD(agent, trajectory, outcome) == pytest.approx(expected)
 
 
 def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import torch
 from transformers import AutoModelForCausalLM
 
+from agents import find
 from agents.rememr1 import NOT_RECALLED
-from config.options import BaseConfig
+from config.options import EMBEDDED, BaseConfig
 from embedded import tiny
 from memagent import NO_MEMORY
 from tasks import worlds
@@ -200,3 +201,9 @@ def test_training_is_reproducible_and_writes_a_model_that_loads(tmp_path):
     assert json.loads((tmp_path / "a" / "config.json").read_text())["architectures"] == [
         "LlamaForCausalLM"
     ]
+
+
+def test_the_embedded_policy_says_how_it_reads_and_in_which_form_it_answers():
+    stored = find.of_model(EMBEDDED)
+    assert stored == tiny.READING | {"layout": "shared"} and stored["form"] == "boxed"
+    assert find.make("memagent", stored).config == tiny.agent().config

@@ -22,6 +22,7 @@ from report.page import write_report
 from report.published import TEN
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
+from tasks import seen
 
 # for HTML, for matplotlib, for rich, for the terminal, for UTF-8
 HOSTILE = (
@@ -679,6 +680,9 @@ def shown_of(record):
         ("Lima", "", False),
         ("", "boxed", True),
         ("<think>never ends", "boxed", True),
+        ("**Lima**.", "plain", True),
+        ("It is Lima", "plain", True),
+        ("", "plain", True),
     ],
 )
 def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
@@ -688,6 +692,28 @@ def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answ
     assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
     words = " ".join(page(tmp_path / "r", [row(id=0)], records=[one]).words)
     assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
+
+
+def test_an_answer_without_the_form_that_has_a_reward_is_not_called_wrong(tmp_path):
+    """A reward of the user's own may look at the response alone."""
+    one = record(answer="It is Lima.", reward=0.5, form="boxed")
+    shown = shown_of(one)
+    assert unformed("boxed", wrong=False) in shown and "graded as wrong" not in shown
+    assert unformed("boxed").startswith(unformed("boxed", wrong=False)[:-1])
+
+
+def test_the_report_of_a_run_names_the_questions_it_was_trained_on(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path / "run", [row()], metrics=METRICS_CSV)
+    assert "questions trained on" not in write_report(folder).read_text()
+    known = {}
+    seen.add_trained_on(folder, known, 3, [("a" * 16, "q-1"), ("b" * 16, HOSTILE)])
+    seen.add_trained_on(folder, known, 4, [("a" * 16, "again"), ("c" * 16, "q-2")])
+    words = " ".join(Page(write_report(folder).read_text()).words)
+    assert "3 questions trained on" in words and "alert('&\"')" in words and "again" not in words
+    assert re.search(r"3 2 [^|]*q-1.* 4 1 q-2", words)
+    monkeypatch.setattr(report_page, "QUESTIONS", 1)
+    words = " ".join(Page(write_report(folder).read_text()).words)
+    assert "3 questions trained on" in words and "… 2 are in trained_on.csv" in words
 
 
 def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):

@@ -21,6 +21,8 @@ from report.summary import (
     bootstrap,
     cells,
     compare,
+    csv_of,
+    markdown_of,
     summarise,
     table,
     wilson,
@@ -115,6 +117,28 @@ def test_the_summary_of_a_hand_made_example():
     assert json.loads(json.dumps(summary)) == summary
     assert dict(cells(summary))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
     assert summarise([])["cells"] == []
+
+
+def test_an_answer_without_the_form_is_not_called_empty():
+    rows = [
+        row("a", "q", "0.0", 4, id, 0.0, prediction=None, response=response)
+        for id, response in enumerate(("Lima", "<think>Lima", " ", "so \\boxed{"))
+    ]
+    rows.append(row("a", "q", "0.0", 4, 9, 0.0, prediction=None, response="Lima", error="gone"))
+    summary = summarise(rows)
+    cell = cell_of(summary, "a", "q", "0.0", 4)
+    assert (cell["unformed"], cell["empty"], cell["failed"]) == (2 / 5, 2 / 5, 1 / 5)
+    said = "nswers without the form asked for, counted as wrong, in 1 of 1 cells"
+    console = Console(width=300, file=io.StringIO())
+    console.print(table(summary))
+    assert f"a{said}" in " ".join(console.file.getvalue().split())
+    assert f"A{said}." in markdown_of(summary)
+    fine = summarise([row("a", "q", "0.0", 4, "a", 1.0)])
+    console.print(table(fine))
+    shown = " ".join(console.file.getvalue().split())
+    assert shown.count(said) == 1 and said not in markdown_of(fine)
+    del fine["cells"][0]["unformed"]  # of an earlier version
+    assert len(csv_of(fine).splitlines()) == 2
 
 
 def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
