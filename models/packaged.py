@@ -27,7 +27,7 @@ from config.errors import UserError
 from config.files import make_folder, making_folder, replacing
 from config.realmodels import PACKAGED, Packaged, cache_folder, is_gguf, settings_folder
 
-MADE_BY = 1  # part of the folder's name; raised when a conversion comes to write something else
+MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
 
 def ready(model: str | Path) -> str | Path:
