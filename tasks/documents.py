@@ -112,18 +112,18 @@ class Document:
         more = f" and {len(named) - most:,} more" if len(named) > most else ""
         return "; ".join(said) + more
 
-    def find(self, answer: str) -> tuple[list[Range], bool]:
+    def find(self, answer: str) -> tuple[list[Range], bool] | None:
         """Return where the words of an answer stand, and whether as the phrase that they are.
 
         Letters and digits count, in any case. Where the phrase is nowhere, its rarest words near
-        each other do: at least two of them, and at least half. ([], False) if nothing is found, or
-        if there is nothing to look for, as in yes and no.
+        each other do: at least two of them, and at least half. ([], False) if nothing is found;
+        None if there is nothing to look for, as in yes and no.
         """
         wanted = [
             word for word in _words(answer) if normalize_answer(word)
         ]  # without articles, which say nothing
         if not wanted or normalize_answer(answer) in ("yes", "no"):
-            return [], False
+            return None
         words, places = [], []
         for match in WORD.finditer(self.text):
             word = match[0].casefold()
