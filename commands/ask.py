@@ -447,7 +447,7 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
 
     answer = clean(turn.response).strip()
     final, formed = extract_answer(answer, agent.config.form)
-    if formed or not final:  # else it is shown below, as the answer
+    if (formed or not final) and answer != final:  # else it is shown below, as the answer
         _say(answer)
     if turn.prompt.cut:
         _say(

@@ -529,7 +529,7 @@ def _counted(numbers: Sequence[int]) -> str:
 LEFT_OUT = ("script", "style", "noscript", "template", "nav", "head", "svg", "iframe", "button",
             "select", "dialog")  # fmt: skip
 BLOCKS = (
-    "address article aside blockquote br caption dd details div dl dt fieldset figcaption figure "
+    "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
     "footer form h1 h2 h3 h4 h5 h6 header hr li main ol p pre section summary table tbody tfoot "
     "thead tr ul"
 ).split()
@@ -554,6 +554,8 @@ def text_of_html(markup: str) -> tuple[str, str]:
     for string in soup.find_all(string=True):
         if type(string) is NavigableString and id(string) not in kept:
             string.replace_with(re.sub(r"\s+", " ", string))
+    for tag in soup("br"):
+        tag.replace_with("\n")
     for tag in soup(BLOCKS):
         tag.insert_before("\n")
         tag.insert_after("\n")
