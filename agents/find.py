@@ -283,7 +283,7 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
 
     In agent.yaml: `ask: {best: [[1000, full], [100000, bm25]]}`.
     """
-    path = Path(model or "", "agent.yaml")
+    path = _yaml_of(model)
     if not model or not path.exists():
         return []
     table = (files.read_yaml(path).get("ask") or {}).get("best") or []
@@ -303,8 +303,12 @@ def trained_agent(model: str | Path | None) -> str:
     return _agent_yaml(model).get("run", {}).get("agent", "")
 
 
+def _yaml_of(model: str | Path | None) -> Path:
+    return Path(model or "", "agent.yaml")
+
+
 def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
-    path = Path(model or "", "agent.yaml")
+    path = _yaml_of(model)
     return stored_settings(path) if model and path.exists() else {}
 
 

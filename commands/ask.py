@@ -43,7 +43,6 @@ from rollout import Engine, Sampling, advance, follow, start
 from tasks import documents
 from tasks.documents import Document
 from tasks.pages import Places
-from tokens.codec import Codec
 
 SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
@@ -201,7 +200,7 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
     """Choose the agent by the length of the document, and say why."""
     named = {agent.name: agent for agent in agents}
     policy = find.model_or_default(reading.config.model, reading.config.endpoint)
-    tokens = _tokens(engine.codec, reading.document.text)
+    tokens = len(engine.codec.ids(reading.document.text))
     best, window = find.best_by_length(policy), engine.window or SHORT_OF_A_WINDOW
     agent = agents[0]
     if how.said:
@@ -231,10 +230,6 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
     reading.agent = agent
     reading.said += f", reading {way}with {agent.label}, {why}"
-
-
-def _tokens(codec: Codec, text: str) -> int:
-    return len(codec.ids(text))
 
 
 def _say_notes(config: AskConfig) -> None:
@@ -288,20 +283,21 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections = agent.sections(task)
     places = Places(task.document, sections, engine.codec.decode, agent.config.over)
-    clock = Clock(
-        reading, agent, len(sections), [turn["seconds"] for turn in recorded], len(recorded)
-    )
+    tokens = len(sections.ids) + sections.left_out
+    clock = Clock(reading, agent, tokens, len(sections), [turn["seconds"] for turn in recorded])
     sampling, turn = Sampling(reading.config.temperature), None
     trace, n_read = recorded[:], sum(not turn["final"] for turn in recorded)
     if recorded:
         _say(f"{_sections(n_read)} were read before.")
-    with engine.awake(), bar("sections") as progress:
-        progress.disable = not console.is_terminal
-        task_of_bar = progress.add_task("reading", total=len(sections), note="")
+    n_steps = len(sections) if agent.by_section else 1
+    progress = bar("sections")
+    progress.disable = not console.is_terminal  # else it would print itself once, when it stops
+    with engine.awake(), progress:
+        task_of_bar = progress.add_task("reading", total=n_steps, note="")
         try:
             if recorded or not agent.by_section:
                 trial = None if recorded or agent.by_section else _trial(engine, agent, task)
-                _say(clock.estimate(engine.codec, trial), console=progress.console)
+                _say(clock.estimate(trial), console=progress.console)
             begun = time.perf_counter()
             turns = follow(Replay(engine, recorded), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
@@ -316,14 +312,15 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                     trace.append(row)
                     n_read += not turn.prompt.final
                     if clock.add(seconds) and agent.by_section:
-                        _say(clock.estimate(engine.codec), console=progress.console)
+                        _say(clock.estimate(), console=progress.console)
                     for line in _lines(turn, agent, number, named):
                         _say(line, console=progress.console)
                 note = named and f"read: {named}"
-                progress.update(task_of_bar, completed=min(n_read, len(sections)), note=note)
+                done = n_read if agent.by_section else number
+                progress.update(task_of_bar, completed=min(done, n_steps), note=note)
         except KeyboardInterrupt:
             progress.stop()
-            done = f"read {n_read:,} of {_sections(len(sections))}"
+            done = f"read {min(n_read, len(sections)):,} of {_sections(len(sections))}"
             typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
             raise typer.Exit(130) from None
         except UserError as error:
@@ -344,28 +341,31 @@ class Clock:
 
     reading: Reading
     agent: Agent
+    tokens: int
     n_sections: int
     seconds: list[float]  # of each turn
-    before: int = 0  # turns that were made before
+    before: int = 0  # turns that an earlier process made
+
+    def __post_init__(self):
+        self.before = len(self.seconds)
 
     def add(self, seconds: float) -> bool:
         """Count a turn; return whether it is the first."""
         self.seconds.append(seconds)
         return len(self.seconds) == 1
 
-    def estimate(self, codec: Codec, whole: float | None = None) -> str:
+    def estimate(self, whole: float | None = None) -> str:
         """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes".
 
         whole: seconds of all, where they are not to be told from the turns so far.
         """
-        tokens = _tokens(codec, self.reading.document.text)
-        about = "" if codec.exact else "about "
+        about = "" if self.agent.codec.exact else "about "
         if self.seconds and self.agent.by_section:
             turns = max(0, self.n_sections + 1 - self.before)
             whole = sum(self.seconds) / len(self.seconds) * turns
         said = [
             self.reading.document.size(),
-            f"{about}{_rounded(tokens)} token{'s' if tokens != 1 else ''}",
+            f"{about}{_rounded(self.tokens)} token{'s' if self.tokens != 1 else ''}",
             _sections(self.n_sections) if self.agent.by_section else "read in one prompt",
             f"about {duration(whole)}{' left' * (self.before > 0)}" if whole is not None else "",
         ]

@@ -1,9 +1,9 @@
 """Write report.html, the page on which a person looks at a run.
 
-Holds: `write_report`, the sections of the page; `write_reading`, the page of one question. Leaves out: the numbers (report/summary.py), the
-sentence above them (report/headline.py), plots (report/plots.py), single trajectories
-(report/transcripts.py), which of them are kept (report/runlog.py, eval.py), the style sheet
-(report/page.css). No torch.
+Holds: `write_report`, the sections of the page; `write_reading`, the page of one question. Leaves
+out: the numbers (report/summary.py), the sentence above them (report/headline.py), plots
+(report/plots.py), single trajectories (report/transcripts.py), which of them are kept
+(report/runlog.py, eval.py), the style sheet (report/page.css). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
 Each section is one small function that returns a `Section`; `_sections` lists them in the order of

@@ -378,12 +378,13 @@ def decoded(content: bytes, name: str) -> str:
         raise UserError(
             f"{name} says that it is written in {encoding}, which is unknown."
         ) from None
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         if _binary(content) and encoding == "utf-8-sig":
             raise NotText(f"{name} is a binary file, not a text.") from None
         raise UserError(
-            f"{name} is no {encoding.removesuffix('-sig').upper()} text (byte {error.start + 1:,}): "
-            "save it as UTF-8, for example by iconv -f WINDOWS-1252 -t UTF-8."
+            f"{name} is no {encoding.removesuffix('-sig').upper()} text "
+            f"(byte {getattr(error, 'start', 0) + 1:,}): save it as UTF-8, "
+            "for example by iconv -f WINDOWS-1252 -t UTF-8."
         ) from None
     if "\0" in text or _strange(text):
         raise NotText(f"{name} is a binary file, not a text.")
@@ -571,19 +572,34 @@ def text_of_html(markup: str) -> tuple[str, str]:
 
 def _of_zip(content: bytes, name: str) -> Contents:
     with _damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = set(archive.namelist())
-        if "word/document.xml" in names:
-            sizes = (
-                i.file_size for i in archive.infolist() if i.filename.endswith((".xml", ".rels"))
-            )
-            _check_size(sum(sizes), name)
-            return of_docx(content, name)
-        if "META-INF/container.xml" in names:
-            return of_epub(archive, name)
+        members = Members(archive, name)
+        if "word/document.xml" in members.names:
+            return of_docx(members, name)
+        if "META-INF/container.xml" in members.names:
+            return of_epub(members, name)
     raise NotText(f"{name} is a zip file, neither docx nor epub: unpack it, and name its folder.")
 
 
-def of_docx(content: bytes, name: str) -> Contents:
+class Members:
+    """The files in a zip file, of which no more than `UNPACKED` bytes are ever unpacked.
+
+    What the file says of its members' sizes may be a lie: `read` without a number would unpack all
+    the same.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str):
+        self.archive, self.name, self.unpacked = archive, name, 0
+        self.names = archive.namelist()
+
+    def read(self, member: str) -> bytes:
+        size = self.archive.getinfo(member).file_size
+        self.unpacked += size
+        _check_size(self.unpacked, self.name)
+        with self.archive.open(member) as file:
+            return file.read(size)
+
+
+def of_docx(members: Members, name: str) -> Contents:
     """Read a file of Word's; pages are made by the program that shows it, so it has none here."""
     try:
         import mammoth
@@ -592,31 +608,26 @@ def of_docx(content: bytes, name: str) -> Contents:
             f"{name} is a docx file, for which the package mammoth is needed: "
             "pip install -r requirements-documents.txt."
         ) from None
+    text_alone = io.BytesIO()
     with _damage(name, "docx file"):
-        made = mammoth.convert_to_html(io.BytesIO(content), convert_image=lambda image: [])
+        with zipfile.ZipFile(text_alone, "w") as archive:
+            for member in dict.fromkeys(members.names):
+                if member.endswith((".xml", ".rels")):
+                    archive.writestr(member, members.read(member))
+        made = mammoth.convert_to_html(text_alone, convert_image=lambda image: [])
     _, text = text_of_html(made.value)
     _check_not_empty(text, name)
     return Contents("file", [(text, 0, "")])
 
 
-def of_epub(archive: zipfile.ZipFile, name: str) -> Contents:
+def of_epub(members: Members, name: str) -> Contents:
     """Read a book chapter by chapter, in the order of its package's spine."""
-    if "META-INF/encryption.xml" in archive.namelist() and "META-INF/rights.xml" in (
-        archive.namelist()
-    ):
+    if {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names}:
         raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
-    unpacked = 0
-
-    def member(path: str) -> bytes:
-        nonlocal unpacked
-        unpacked += archive.getinfo(path).file_size  # no more than this is ever unpacked
-        _check_size(unpacked, name)
-        return archive.read(path)
-
     with _damage(name, "epub"):
-        container = ElementTree.fromstring(member("META-INF/container.xml"))
+        container = ElementTree.fromstring(members.read("META-INF/container.xml"))
         package = container.find(".//{*}rootfile").attrib["full-path"]
-        book = ElementTree.fromstring(member(package))
+        book = ElementTree.fromstring(members.read(package))
         title = next(
             (e.text or "" for e in book.iterfind(".//{http://purl.org/dc/elements/1.1/}title")), ""
         )
@@ -625,7 +636,7 @@ def of_epub(archive: zipfile.ZipFile, name: str) -> Contents:
         for item in book.iterfind(".//{*}spine/{*}itemref"):
             href = unquote(files[item.attrib["idref"]].partition("#")[0])
             path = posixpath.normpath(posixpath.join(posixpath.dirname(package), href))
-            heading, text = _chapter(member(path))
+            heading, text = _chapter(members.read(path))
             if text:
                 chapters.append((text, len(chapters) + 1, heading))
     if not chapters:

@@ -457,10 +457,12 @@ def test_the_estimate_is_measured_and_rounded():
     reading = commands_ask.Reading(
         AskConfig(), commands_ask.Document("x" * 80, (), ""), "", "", None
     )
-    clock = commands_ask.Clock(reading, agent, 59, [])
-    assert clock.estimate(agent.codec) == "about 20 tokens, 59 sections"
+    clock = commands_ask.Clock(reading, agent, 131_234, 59, [])
+    assert clock.estimate() == "about 131,000 tokens, 59 sections"
     assert clock.add(14.0) and not clock.add(14.0)
-    assert clock.estimate(agent.codec) == "about 20 tokens, 59 sections, about 14 minutes"
+    assert clock.estimate() == "about 131,000 tokens, 59 sections, about 14 minutes"
+    later = commands_ask.Clock(reading, agent, 131_234, 59, [14.0] * 30)
+    assert not later.add(14.0) and later.estimate().endswith("about 7 minutes left")
 
 
 def test_a_long_prompt_is_estimated_from_its_end(codec):

@@ -185,7 +185,8 @@ def test_a_damaged_page_does_not_take_the_others_with_it(monkeypatch):
 def test_html_is_its_text_alone():
     page = """<!DOCTYPE html><html><head><title>A  page</title><style>p {}</style></head><body>
     <nav><a href="/">Home</a></nav><script>var x = "<p>no</p>"</script><h1>Head</h1>
-    <p>Anna <b>reach</b>ed\n Lima &amp; left.</p><p>Second<br>line<!-- not this --><div hidden>no</div>
+    <p>Anna <b>reach</b>ed\n Lima &amp; left.</p>
+    <p>Second<br>line<!-- not this --><div hidden>no</div>
     <table><tr><td>1</td><td>2</td></tr></table><pre>a\n  b</pre></body></html>"""
     found = contents(page.encode(), "x.dat")
     ((text, _, _),) = found.pieces
@@ -237,6 +238,23 @@ def test_what_unpacks_to_too_much_is_refused_unread(monkeypatch):
         assert len(content) < 4096 and "unpacks to more than" in said(content)
 
 
+def test_sizes_that_lie_and_entities_without_end_unpack_nothing(monkeypatch):
+    honest = zipped(**{"META-INF__container___xml": "<x>" + " " * 100_000})
+    place = honest.rindex(b"PK\x01\x02")  # the directory, which says how large a member is
+    lying = honest[: place + 24] + (9).to_bytes(4, "little") + honest[place + 28 :]
+    read, most = zipfile.ZipExtFile.read, []
+
+    def watched(file, n=-1):
+        most.append(n)
+        return read(file, n)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", watched)
+    assert "damaged" in said(lying) and most == [9]
+    laughs = "".join(f'<!ENTITY a{k} "{f"&a{k - 1};" * 10}">' for k in range(1, 12))
+    bomb = f'<!DOCTYPE x [<!ENTITY a0 "ha">{laughs}]><x>&a11;</x>'
+    assert "damaged" in said(epub("x", O__b___opf=bomb))
+
+
 # ---------------------------------------------------------------- text
 
 
@@ -265,6 +283,8 @@ def test_a_compressed_text_is_unpacked():
         (b"\xd0\xcf\x11\xe0" + bytes(99), "old Word"),
         (b"PK\x03\x04" + bytes(9), "damaged"),
         (zipped(a___txt="Anna"), "neither docx nor epub"),
+        (b"<html><meta charset=nonsense>Anna", "nonsense, which is unknown"),
+        (b"<html><meta charset=undefined>Anna", "no UNDEFINED text"),
     ],
 )
 def test_a_mistake_is_one_sentence(content, words):
