@@ -51,6 +51,9 @@ LONG_PROMPT = 4096
 TRIAL = 512
 """Tokens that are read on trial for that."""
 
+ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "response_ids", "logprobs"}
+ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -168,7 +171,10 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
     stored = find.stored_settings(folder / "config.yaml")
     config = AskConfig(**stored.get("ask", {}) | kept)
     policy = find.model_or_default(config.model, config.endpoint)
-    agent = find.make(stored["run"]["agent"], stored["agent"])
+    name = stored.get("run", {}).get("agent")
+    if not name:
+        raise UserError(f"{folder / 'config.yaml'} names no agent: ask anew under another --name.")
+    agent = find.make(name, stored.get("agent", {}))
     return Reading(config, document, question, said, window, find.with_state(agent, policy), folder)
 
 
@@ -280,6 +286,10 @@ def _begin(reading: Reading) -> None:
 def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     """Drive the agent, turn by turn; each is on the disk before the next one."""
     recorded = list(rows.new())
+    if damaged := [k for k, row in enumerate(recorded, 1) if not ROW <= row.keys()]:
+        raise UserError(
+            f"{rows.path}, line {damaged[0]} is no turn: ask anew under another --name."
+        )
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections = agent.sections(task)
     places = Places(task.document, sections, engine.codec.decode, agent.config.over)

@@ -261,6 +261,11 @@ def test_another_model_cannot_go_on(monkeypatch, codec):
     config = Path("runs/x/config.yaml")
     config.write_text(config.read_text().replace("chunk_tokens: 12", "chunk_tokens: 11"))
     assert "cannot be gone on with" in run("--resume", "--name", "x", code=2)
+    turns = Path("runs/x/turns.jsonl")
+    turns.write_text(turns.read_text() + '{"final": false}\n')
+    assert "line 3 is no turn" in run("--resume", "--name", "x", code=2)
+    config.write_text("agent: {}\n")
+    assert "names no agent" in run("--resume", "--name", "x", code=2)
     Path("runs/x/document.json").write_text("{")
     assert "damaged" in run("--resume", "--name", "x", code=2)
 
