@@ -222,27 +222,28 @@ def _eval(
 
 @command(app, AskConfig, ReadConfig, everyday=options.EVERYDAY["ask"], more=find.own_flags)
 def ask(
-    file: Annotated[Path, typer.Argument(help="text to read")],
-    question: Annotated[str, typer.Argument()],
-    name: AgentName = "",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE... QUESTION",
+            help="text, Markdown, HTML, PDF, docx or epub; files and folders are read as one "
+            "document, - is standard input; the question comes last",
+        ),
+    ] = None,
+    reader: AgentName = "",
     preset: Preset = "default",
     compat: Compat = "",
+    resume: Annotated[
+        bool, typer.Option(help="go on with the reading of this --name, which was stopped")
+    ] = False,
     asked: dict = {},
     agent: dict = {},
 ):
-    """Answer a question about a text, showing the memory as it changes."""
+    """Answer a question about documents, showing the memory as it changes and its pages."""
+    from commands.ask import How
     from commands.ask import ask as run_ask
 
-    temperature = asked.pop("temperature", AskConfig().temperature)
-    config = EvalConfig(**asked, in_flight=1)
-    policy = find.model_or_default(config.model, config.endpoint)
-    name = name or find.agent_of(preset, policy)
-    theirs = find.compat_of(compat, [name], training=False).get("agent", {})
-    settings = {"max_sections": None} | theirs | agent
-    reader = find.with_state(find.resolve(preset, policy, {}, settings, name)[1], policy)
-    if axes := find.axes(reader, compat=compat):
-        typer.echo(axes)
-    run_ask(file, question, reader, config, temperature)
+    run_ask(words or [], AskConfig(**asked), How(reader, preset, compat, agent), resume)
 
 
 @command(app)

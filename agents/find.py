@@ -1,6 +1,7 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
-Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `stored_settings`.
+Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
+`stored_settings`.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
@@ -20,6 +21,7 @@ from config import files
 from config.errors import UserError
 from config.options import (
     EMBEDDED,
+    AskConfig,
     EvalConfig,
     GRPOConfig,
     RunConfig,
@@ -246,9 +248,10 @@ def stored_settings(path: Path) -> dict[str, dict]:
         if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
             raw["agent"] = own | {name: grpo.pop(name) for name in moved}
         raw["grpo"] = grpo
-    return files.typed(
-        raw, path, run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, agent=hints
-    )
+    if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
+        raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
+    known = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, ask=AskConfig)
+    return files.typed(raw, path, **known, agent=hints)
 
 
 def begun(folder: Path) -> dict[str, dict]:
@@ -296,8 +299,38 @@ def of_model(model: str | Path | None) -> dict:
     return settings
 
 
+def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
+    """Return which agent a model answers best with, as measured: (most tokens of a document,
+    agent), by length; [] if nothing was measured.
+
+    In agent.yaml: `ask: {best: [[1000, full], [100000, bm25]]}`.
+    """
+    path = _yaml_of(model)
+    if not model or not path.exists():
+        return []
+    table = (files.read_yaml(path).get("ask") or {}).get("best") or []
+    try:
+        best = sorted((int(tokens), str(agent)) for tokens, agent in table)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{path}: ask.best must be a list of [tokens, agent], not {table!r}."
+        ) from None
+    for _, agent in best:
+        find(agent)
+    return best
+
+
+def trained_agent(model: str | Path | None) -> str:
+    """Return the agent that a model was trained with, "" if its folder does not say."""
+    return _agent_yaml(model).get("run", {}).get("agent", "")
+
+
+def _yaml_of(model: str | Path | None) -> Path:
+    return settings_folder(model or "") / "agent.yaml"
+
+
 def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
-    path = settings_folder(model or "") / "agent.yaml"
+    path = _yaml_of(model)
     return stored_settings(path) if model and path.exists() else {}
 
 
@@ -312,8 +345,7 @@ def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
 
 def agent_of(preset: str, model: str | Path | None) -> str:
     """Return the default agent: the preset's, else the model's, else memagent."""
-    trained = _agent_yaml(model).get("run", {}).get("agent")
-    return preset_of(preset)["run"].get("agent") or trained or DEFAULT
+    return preset_of(preset)["run"].get("agent") or trained_agent(model) or DEFAULT
 
 
 def resumed(

@@ -1,83 +1,441 @@
-"""Ask a question about a text and show the memory as it changes.
+"""Ask a question about documents and show the memory as it changes, with its pages.
 
-Holds: `ask`. Leaves out: the agents, the engines.
-Exercise it: `python cli.py ask FILE "question"`. Read next: rollout.py.
+Holds: `ask`, `How`. Leaves out: the forms of files (tasks/documents.py), who answers
+(engines/local.py), the agents, the engines, the page (report/page.py).
+Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/documents.py.
+
+A reading is a folder, RUNS/NAME, from which it can be gone on with at any time:
+
+    config.yaml        what answers, the agent and its settings, all resolved
+    document.json      the text with its pages, and the question
+    turns.jsonl        one line a turn, on the disk before the next turn begins
+    transcripts.jsonl  the whole of it as one record, when it is finished (`cli.py show`)
+    report.html        the same as a page
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 
+import typer
 from rich.text import Text as Styled
 
-from config.errors import clean
-from config.options import EvalConfig
+from agents import find
+from config import files
+from config.errors import UserError, clean
+from config.options import EMBEDDED, READER, AskConfig, EvalConfig
 from config.terminal import bar, console
-from data import Task
+from data import ANSWER_FORMS, Task, extract_answer
+from engines.local import answerer
 from engines.open import open_reader
-from memagent import Agent, Turn
-from report.records import record_turn
-from tasks import readers
+from engines.replay import Replay
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from report.records import record, record_turn
+from report.rows import Rows
+from report.summary import write_text
+from rollout import Engine, Sampling, advance, follow, start
+from tasks import documents
+from tasks.documents import Document
+from tasks.pages import Places
+
+SHORT_OF_A_WINDOW = 8192
+"""The window that is assumed where a server does not say: today's are at least as long."""
+LONG_PROMPT = 4096
+"""Tokens of a single prompt from which on its time is estimated before it is read."""
+TRIAL = 512
+"""Tokens that are read on trial for that."""
+
+ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "response_ids", "logprobs"}
+ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
 
 
-def ask(
-    file: Path, question: str, agent: Agent, config: EvalConfig, temperature: float = 0.0
-) -> None:
-    """Read a text, showing the memory whenever it changes; end with the answer.
+@dataclass(frozen=True, slots=True)
+class How:
+    """Who reads, and how, as far as the user said."""
 
-    config: which model answers, and where (`engines.open.open_reader`).
+    agent: str = ""
+    preset: str = "default"
+    compat: str = ""
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """Return the flag that decides on the agent, "" if none does."""
+        given = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
+        return next((name for name, v in given.items() if v not in ("", "default")), "")
+
+
+@dataclass(slots=True)
+class Reading:
+    """One reading: what is read and asked, by whom, and where it is kept."""
+
+    config: AskConfig
+    document: Document
+    question: str
+    said: str  # who answers
+    window: int | None  # of a server that does not say
+    agent: Agent | None = None
+    folder: Path | None = None
+
+    @property
+    def task(self) -> Task:
+        return Task(self.document.title, self.question, (), self.document.text, kind="asked")
+
+    @property
+    def again(self) -> str:
+        """Return the words that go on with it."""
+        runs = f" --runs {self.config.runs}" if self.config.runs != AskConfig().runs else ""
+        return f"ask --resume --name {self.config.name}{runs}"
+
+
+def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool = False) -> None:
+    """Read documents, showing the memory whenever it changes; end with the answer and its pages.
+
+    words: files and folders, the question last. resume: go on with the reading config.name, with
+    the settings that it began with. UserError for what the user can mend; Ctrl-C leaves with 130.
     """
-    from data import extract_answer
-    from report.transcripts import unformed
-    from rollout import Sampling, follow
+    reading = _resumed(words, config, how) if resume else _new(words, config)
+    agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
+    for remark in reading.document.remarks:
+        _say(remark, "dim")
+    engine = open_reader(_evaluation(reading.config), agents, window=reading.window)
+    with contextlib.closing(engine):
+        if reading.agent is None:
+            _choose(reading, how, engine, agents)
+        _say(reading.said)
+        if axes := find.axes(reading.agent, compat=how.compat):
+            _say(axes)
+        _say_notes(reading.config)
+        if reading.folder is None:
+            _begin(reading)
+        with Rows(reading.folder / "turns.jsonl") as rows:
+            if not rows.claim("reading"):
+                raise UserError(f"{reading.folder} is being read by another process.")
+            _read(reading, engine, rows)
 
-    task = readers.from_text(file, question)
-    engine = open_reader(config, [agent])
-    _say_what_is_read(file, task, agent.on(engine.codec), config)
-    turn = None
-    with contextlib.closing(engine), engine.awake(), bar("turns") as progress:
-        n_sections = len(agent.on(engine.codec).sections(task))
-        total = n_sections + 1 if agent.by_section else 1
-        shown = progress.add_task("reading", total=total, note="")
-        for number, turn in enumerate(follow(engine, agent, task, Sampling(temperature)), 1):
-            for line in _lines(turn, agent, number):
-                progress.console.print(line)
-            progress.update(shown, completed=number)
-    answer = clean(turn.response).strip()
-    final, formed = extract_answer(answer, agent.config.form)
-    if formed or not final:  # else it is shown below, as the answer
-        console.print(Styled(answer))
-    if turn.prompt.cut:
-        console.print(
-            f"{turn.prompt.cut:,} tokens of the text were not read: "
-            "--max-sections or the window cut them off."
+
+# ---------------------------------------------------------------- what is read, and by whom
+
+
+def _new(words: Sequence[str], config: AskConfig) -> Reading:
+    if len(words) < 2:
+        raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
+    *paths, question = words
+    if not question.strip():
+        raise UserError("The question is empty: it comes last, after the files.")
+    if Path(question).suffix and files.is_file(question):
+        raise UserError(f"{question} is a file: the question comes last.")
+    if config.name:
+        _free(files.run_path(config.runs, config.name))
+    document = documents.read(paths)
+    who = answerer(config)
+    config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
+    return Reading(config, document, question, who.said, who.window)
+
+
+def _free(folder: Path) -> None:
+    if (folder / "document.json").exists():
+        raise UserError(
+            f"{folder} holds a reading: go on with it by --resume, or give another --name."
         )
-    console.print(Styled(f"answer: {final}" if final else "The response is empty.", style="bold"))
-    if final and not formed:
-        console.print(Styled(unformed(agent.config.form), style="dim"))
+    if (folder / "config.yaml").exists():
+        raise UserError(f"{folder} holds another run: give this reading another --name.")
 
 
-def _say_what_is_read(file: Path, task: Task, agent: Agent, config: EvalConfig) -> None:
-    cut, about = agent.sections(task), "" if agent.codec.exact else "about "
-    sections = f"{len(cut):,} section{'s' if len(cut) != 1 else ''}"
-    tokens = f"{about}{len(cut.ids) + cut.left_out:,} tokens"
-    size = f"{about}{agent.config.chunk_tokens:,}"
-    console.print(Styled(clean(f"{file}: {tokens} in {sections} of {size}")))
+def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
+    """Return the reading of this name as it was begun."""
+    if not config.name:
+        raise UserError("--resume goes on with a reading: say which by --name.")
+    folder = files.run_path(config.runs, config.name)
+    kept = {"name": config.name, "runs": config.runs}
+    given = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
+    given = [name for name in given if name not in kept] + [*how.settings] + [how.said]
+    if words or any(given):
+        what = f"--{next(filter(None, given)).replace('_', '-')}" if any(given) else words[0]
+        raise UserError(f"--resume goes on with what {folder} began with: leave {clean(what)} out.")
+    path = folder / "document.json"
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        document, question = Document.of(plain["document"]), plain["question"]
+        said, window = plain["said"], plain["window"]
+    except OSError as error:
+        raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: ask anew under another --name.") from error
+    stored = find.stored_settings(folder / "config.yaml")
+    config = AskConfig(**stored.get("ask", {}) | kept)
+    policy = find.model_or_default(config.model, config.endpoint)
+    name = stored.get("run", {}).get("agent")
+    if not name:
+        raise UserError(f"{folder / 'config.yaml'} names no agent: ask anew under another --name.")
+    agent = find.make(name, stored.get("agent", {}))
+    return Reading(config, document, question, said, window, find.with_state(agent, policy), folder)
+
+
+def _evaluation(config: AskConfig) -> EvalConfig:
+    """Return what `open_reader` wants to know."""
+    names = {f.name for f in fields(EvalConfig)}
+    given = {name: value for name, value in asdict(config).items() if name in names}
+    return EvalConfig(**given | {"name": "ask", "in_flight": 1})
+
+
+def _made(name: str, config: AskConfig, how: How) -> Agent:
+    """Make an agent with the settings of the model, of the preset and of the user."""
+    policy = find.model_or_default(config.model, config.endpoint)
+    theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})
+    settings = {"max_sections": None} | theirs | how.settings
+    return find.with_state(find.resolve(how.preset, policy, {}, settings, name)[1], policy)
+
+
+def _candidates(config: AskConfig, how: How) -> list[Agent]:
+    """Return the agents that may read: the one that was said, else those that length decides on."""
+    policy = find.model_or_default(config.model, config.endpoint)
+    names = [how.agent or find.agent_of(how.preset, policy)]
+    if not how.said:
+        names += [name for _, name in find.best_by_length(policy)] or ["full"]
+    return [_made(name, config, how) for name in dict.fromkeys(names)]
+
+
+def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent]) -> None:
+    """Choose the agent by the length of the document, and say why."""
+    named = {agent.name: agent for agent in agents}
+    policy = find.model_or_default(reading.config.model, reading.config.endpoint)
+    tokens = len(engine.codec.ids(reading.document.text))
+    best, window = find.best_by_length(policy), engine.window or SHORT_OF_A_WINDOW
+    agent = agents[0]
+    if how.said:
+        why = f"as --{how.said} says"
+    elif best:
+        longest, name = best[-1]
+        name = next((name for most, name in best if tokens <= most), name)
+        agent, why = named[find.find(name).name], "best at this length where it was measured"
+        if tokens > longest:
+            why = f"best at {longest:,} tokens, the longest that was measured"
+    elif policy != READER and find.trained_agent(policy):  # the reader is as it came
+        why = "the agent that the model was trained with"
+    elif tokens <= window // 2:
+        agent, why = named["full"], "since it fits half a window; nothing was measured"
+    else:
+        why = "since it is longer than half a window; nothing was measured"
+    c, room = agent.config, engine.window
+    if (
+        agent.by_section
+        and room
+        and agent.turn_tokens() > room
+        and "chunk_tokens" not in (how.settings)
+    ):
+        fitting = max(128, room - (agent.turn_tokens() - c.chunk_tokens))
+        agent = agent.with_settings(chunk_tokens=min(c.chunk_tokens, fitting))
+        why += f", in sections of {agent.config.chunk_tokens:,} tokens for its window of {room:,}"
+    way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
+    reading.agent = agent
+    reading.said += f", reading {way}with {agent.label}, {why}"
+
+
+def _say_notes(config: AskConfig) -> None:
     if config.endpoint and not config.model:
-        console.print(
-            "[dim]Lengths are estimated at four bytes a token; "
-            "--model NAME counts and sends the model's own tokens.[/dim]"
+        _say(
+            "Lengths are estimated at four bytes a token; "
+            "--model NAME counts and sends the model's own tokens.",
+            "dim",
         )
-    elif not config.model:
-        console.print(
-            "[dim]The embedded policy knows generated English only "
-            "(python cli.py data look world); for real text give --model.[/dim]"
+    elif config.model == str(EMBEDDED):
+        _say(
+            "The embedded policy knows generated English only "
+            "(python cli.py data look world); for real text give another --model.",
+            "dim",
         )
 
 
-def _lines(turn: Turn, agent: Agent, number: int) -> Iterator[Styled]:
+def _begin(reading: Reading) -> None:
+    """Make the folder of a reading, from which it can be gone on with."""
+    if not reading.config.name:
+        name = stem = f"ask-{datetime.now():%Y%m%d-%H%M%S}"
+        number = 1
+        while Path(reading.config.runs, name).exists():
+            number += 1
+            name = f"{stem}-{number}"
+        reading.config = replace(reading.config, name=name)
+    folder = reading.folder = files.run_path(reading.config.runs, reading.config.name)
+    files.make_folder(folder)
+    plain = {
+        "question": reading.question,
+        "said": reading.said,
+        "window": reading.window,
+        "document": reading.document.plain(),
+    }
+    agent = reading.agent
+    files.dump(
+        folder / "config.yaml",
+        run={"agent": agent.name},
+        ask=asdict(reading.config),
+        agent=asdict(agent.config),
+    )
+    write_text(folder / "document.json", json.dumps(plain))  # last: with it the reading is there
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
+    """Drive the agent, turn by turn; each is on the disk before the next one."""
+    recorded = list(rows.new())
+    if damaged := [k for k, row in enumerate(recorded, 1) if not ROW <= row.keys()]:
+        raise UserError(
+            f"{rows.path}, line {damaged[0]} is no turn: ask anew under another --name."
+        )
+    agent, task = reading.agent.on(engine.codec, engine.window), reading.task
+    sections = agent.sections(task)
+    places = Places(task.document, sections, engine.codec.decode, agent.config.over)
+    tokens = len(sections.ids) + sections.left_out
+    clock = Clock(reading, agent, tokens, len(sections), [turn["seconds"] for turn in recorded])
+    sampling, turn = Sampling(reading.config.temperature), None
+    trace, n_read = recorded[:], sum(not turn["final"] for turn in recorded)
+    if recorded:
+        _say(f"{_sections(n_read)} were read before.")
+    n_steps = len(sections) if agent.by_section else 1
+    progress = bar("sections")
+    progress.disable = not console.is_terminal  # else it would print itself once, when it stops
+    with engine.awake(), progress:
+        task_of_bar = progress.add_task("reading", total=n_steps, note="")
+        try:
+            if recorded or not agent.by_section:
+                trial = None if recorded or agent.by_section else _trial(engine, agent, task)
+                _say(clock.estimate(trial), console=progress.console)
+            begun = time.perf_counter()
+            turns = follow(Replay(engine, recorded), agent, task, sampling)
+            for number, turn in enumerate(turns, 1):
+                seconds, where = time.perf_counter() - begun, places.of(turn.prompt.section)
+                named = reading.document.where(where)
+                begun = time.perf_counter()
+                if turn.finish in (Finish.FULL, Finish.ERROR):
+                    continue  # it is tried again by --resume
+                if number > len(recorded):
+                    row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
+                    rows.append(row)
+                    trace.append(row)
+                    n_read += not turn.prompt.final
+                    if clock.add(seconds) and agent.by_section:
+                        _say(clock.estimate(), console=progress.console)
+                    for line in _lines(turn, agent, number, named):
+                        _say(line, console=progress.console)
+                note = named and f"read: {named}"
+                done = n_read if agent.by_section else number
+                progress.update(task_of_bar, completed=min(done, n_steps), note=note)
+        except KeyboardInterrupt:
+            progress.stop()
+            done = f"read {min(n_read, len(sections)):,} of {_sections(len(sections))}"
+            typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
+            raise typer.Exit(130) from None
+        except UserError as error:
+            if not n_read:
+                raise
+            done = f"{n_read:,} of {_sections(len(sections))} are kept"
+            raise UserError(f"{error} {done}; go on with: {reading.again}.") from error
+    _end(reading, agent, turn, trace)
+
+
+def _sections(n: int) -> str:
+    return f"{n:,} section{'s' if n != 1 else ''}"
+
+
+@dataclass(slots=True)
+class Clock:
+    """How long a reading takes, by the turns that were made."""
+
+    reading: Reading
+    agent: Agent
+    tokens: int
+    n_sections: int
+    seconds: list[float]  # of each turn
+    before: int = 0  # turns that an earlier process made
+
+    def __post_init__(self):
+        self.before = len(self.seconds)
+
+    def add(self, seconds: float) -> bool:
+        """Count a turn; return whether it is the first."""
+        self.seconds.append(seconds)
+        return len(self.seconds) == 1
+
+    def estimate(self, whole: float | None = None) -> str:
+        """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes".
+
+        whole: seconds of all, where they are not to be told from the turns so far.
+        """
+        about = "" if self.agent.codec.exact else "about "
+        if self.seconds and self.agent.by_section:
+            turns = max(0, self.n_sections + 1 - self.before)
+            whole = sum(self.seconds) / len(self.seconds) * turns
+        said = [
+            self.reading.document.size(),
+            f"{about}{_rounded(self.tokens)} token{'s' if self.tokens != 1 else ''}",
+            _sections(self.n_sections) if self.agent.by_section else "read in one prompt",
+            f"about {duration(whole)}{' left' * (self.before > 0)}" if whole is not None else "",
+        ]
+        return ", ".join(filter(None, said))
+
+
+def _rounded(n: int) -> str:
+    """Return a number with three digits that count.
+
+    >>> _rounded(131_234), _rounded(9_876)
+    ('131,000', '9,876')
+    """
+    return f"{round(n, 3 - len(str(n))) if n >= 10_000 else n:,}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it.
+
+    >>> [duration(s) for s in (0.2, 44, 100, 840, 9000)]
+    ['1 second', '44 seconds', '2 minutes', '14 minutes', '2.5 hours']
+    """
+    n, unit = max(1, round(seconds)), "second"
+    if seconds >= 90:
+        n, unit = round(seconds / 60), "minute"
+    if seconds >= 90 * 60:
+        n, unit = round(seconds / 3600, 1), "hour"
+    return f"{n:g} {unit}{'s' if n != 1 else ''}"
+
+
+def _trial(engine: Engine, agent: Agent, task: Task) -> float | None:
+    """Estimate the seconds of an agent's only prompt from the time of its beginning; None if it is
+    short.
+
+    Attention grows faster than the prompt, so that a long one takes longer than this says.
+    """
+    prompt = advance(agent, start(agent, task))
+    n = len(prompt.ids(engine.codec))
+    if n < LONG_PROMPT:
+        return None
+    ids, seconds = engine.codec.ids(prompt.section), 0.0
+    for most in (TRIAL // 16, TRIAL):  # the first warms up
+        begun = time.perf_counter()
+        text = engine.codec.decode(ids[-most:])
+        engine.add(Prompt(((text, False),), 1), Sampling(0.0), 0)
+        while not engine.step():
+            pass
+        seconds = time.perf_counter() - begun
+    return seconds * n / TRIAL
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _say(text: str | Styled, style: str = "", console=console) -> None:
+    """Print a line; lines are not broken where no terminal shows them."""
+    line = text if isinstance(text, Styled) else Styled(clean(text), style=style)
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
+def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled]:
     """Yield what became of the memory in a turn, and what the agent shows of it."""
     from report.transcripts import diff, styled
 
@@ -88,5 +446,50 @@ def _lines(turn: Turn, agent: Agent, number: int) -> Iterator[Styled]:
     if not turn.prompt.final and after != before:
         style = {"same": "", "out": "red strike", "in": "green underline"}
         changed = [(clean(text), style[kind]) for kind, text in diff(before, after)]
-        yield Styled.assemble(f"section {number}: ", *changed)
+        pages = f", {clean(where)}" if where else ""
+        yield Styled.assemble((f"section {number}{pages}: ", "cyan"), *changed)
     yield from (styled(line) for line in lines if not line.before)
+
+
+def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
+    """Show the answer and its pages, and write the page with the whole trace."""
+    from report.page import write_reading
+
+    answer = clean(turn.response).strip()
+    final, formed = extract_answer(answer, agent.config.form)
+    if (formed or not final) and answer != final:  # else it is shown below, as the answer
+        _say(answer)
+    if turn.prompt.cut:
+        _say(
+            f"{turn.prompt.cut:,} tokens of the text were not read: "
+            "--max-sections or the window cut them off."
+        )
+    if not agent.by_section and trace[-1]["where"]:
+        _say(f"read: {trace[-1]['where']}", "dim")
+    _say(f"answer: {final}" if final else "The response is empty.", "bold")
+    if final and not formed:
+        form = ANSWER_FORMS.get(agent.config.form, "")
+        _say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
+    stands = _stands(reading.document, final) if final else ""
+    if stands:
+        _say(stands)
+    trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
+    whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
+    facts = {"read": reading.document.title, "by": reading.said, "answer": final, "where": stands}
+    write_text(reading.folder / "transcripts.jsonl", json.dumps(whole) + "\n")
+    page = write_reading(reading.folder, whole, {k: v for k, v in facts.items() if v})
+    _say(f"The whole trace: {page}")
+
+
+def _stands(document: Document, answer: str) -> str:
+    """Say where the words of an answer stand, or that they stand nowhere."""
+    found = document.find(answer)
+    if found is None:
+        return ""
+    ranges, phrase = found
+    if not ranges:
+        return "Its words stand nowhere in the text, neither as they are nor near each other."
+    words = "Its words stand" if phrase else "Its rarest words stand near each other"
+    where = document.where(ranges)
+    at = f"{'on' if where.startswith('page') else 'in'} {where}" if where else "in the text"
+    return f"{words} {at}."

@@ -25,6 +25,9 @@ from config.errors import UserError
 
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
+TINY = "tiny"  # its name as a --model of `ask`
+# the real model that reads where nothing else is at hand, as a --model and for a person
+READER, READER_TITLE = "smollm2", "SmolLM2 reader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,10 +503,15 @@ SUITE_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class AskConfig:
-    """What answers in `ask`."""
+    """What answers in `ask`, and where the reading is kept."""
 
+    name: str = ""
+    """name of the reading, kept in RUNS/NAME; empty = ask-DATE"""
+    runs: str = "runs"
+    """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM, a GGUF file, or smollm2; empty = the embedded policy"""
+    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty = what is at hand:
+    the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     device: Device = "auto"
@@ -512,13 +520,16 @@ class AskConfig:
     """what answers"""
     endpoint: tuple[str, ...] = ()
     """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its
-    tokenizer, without it lengths are estimated"""
+    tokenizer, without it lengths are estimated; the key is read from OPENAI_API_KEY"""
     served_as: str = ""
     """endpoint: the model's name there"""
     chat: bool = False
     """endpoint: send text, for servers that take no token ids"""
     trust_remote_code: bool = False
     """run code that comes with the model"""
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,13 @@ def open_engine(
     return TransformersEngine(model, codec, max_rows=rows)
 
 
-def open_endpoint(config: EvalConfig, served_as: str, thinking: bool) -> Engine:
+def open_endpoint(
+    config: EvalConfig, served_as: str, thinking: bool, window: int | None = None
+) -> Engine:
     """Open an engine over servers of an OpenAI-compatible protocol.
 
     config.model is only where the tokenizer comes from; without it text is sent and lengths are
-    estimated. served_as: the model's name at the servers.
+    estimated. served_as: the model's name at the servers. window: theirs, where they do not say.
     """
     from engines.endpoint import EndpointEngine
     from tokens.codec import Characters
@@ -74,15 +76,24 @@ def open_endpoint(config: EvalConfig, served_as: str, thinking: bool) -> Engine:
     codec: Codec = setup.codec() if config.model else Characters()
     chat = config.chat or not config.model
     return EndpointEngine(
-        config.endpoint, served_as, codec, concurrency=config.in_flight, chat=chat
+        config.endpoint, served_as, codec, window, concurrency=config.in_flight, chat=chat
     )
 
 
-def open_reader(config: EvalConfig, agents: Sequence[Agent], untrained: bool = False) -> Engine:
-    """Open the engine that answers agents, with the one or the other weights of an evaluation."""
+def open_reader(
+    config: EvalConfig,
+    agents: Sequence[Agent],
+    untrained: bool = False,
+    window: int | None = None,
+) -> Engine:
+    """Open the engine that answers agents, with the one or the other weights of an evaluation.
+
+    window: of an endpoint whose server does not say.
+    """
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
-        return open_endpoint(config, config.untrained if untrained else config.served_as, thinking)
+        name = config.untrained if untrained else config.served_as
+        return open_endpoint(config, name, thinking, window)
     setup = Setup.of_evaluation(config, agents, untrained)
     return open_engine(setup, config.engine, config.in_flight, config.kv_gib)
 

@@ -1,9 +1,9 @@
 """Write report.html, the page on which a person looks at a run.
 
-Holds: `write_report`, the sections of the page. Leaves out: the numbers (report/summary.py), the
-sentence above them (report/headline.py), plots (report/plots.py), single trajectories
-(report/transcripts.py), which of them are kept (report/runlog.py, eval.py), the style sheet
-(report/page.css). No torch.
+Holds: `write_report`, the sections of the page; `write_reading`, the page of one question. Leaves
+out: the numbers (report/summary.py), the sentence above them (report/headline.py), plots
+(report/plots.py), single trajectories (report/transcripts.py), which of them are kept
+(report/runlog.py, eval.py), the style sheet (report/page.css). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
 Each section is one small function that returns a `Section`; `_sections` lists them in the order of
@@ -678,4 +678,19 @@ def write_report(folder: Path, title: str = "") -> Path:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
     write_text(folder / "report.html", _html(title or folder.resolve().name, lead, sections))
+    return folder / "report.html"
+
+
+def write_reading(folder: Path, record: dict, facts: Mapping[str, str]) -> Path:
+    """Write folder/report.html about one question and its whole trace; return its path.
+
+    record: of `report.records`; facts: label -> text, shown above the trace.
+    """
+    shown = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in facts.items())
+    trace = Section(
+        "What was read",
+        transcript(record, True, whole=True),
+        "Every section, and what became of the memory: <ins>came in</ins>, <del>went out</del>.",
+    )
+    write_text(folder / "report.html", _html(record["question"], f"<dl>{shown}</dl>", [trace]))
     return folder / "report.html"

@@ -56,6 +56,7 @@ class Step:
     after: str
     remark: str  # on an unusual end of the turn, else ""
     lines: tuple[Line, ...] = ()  # of the agent
+    where: str = ""  # the pages that the section stands on, where they are known
 
 
 # finish reason -> remark
@@ -84,13 +85,18 @@ def lines_of(agent: Agent, turn: dict) -> list[Line]:
         return [Line("notes", "cannot be read")]
 
 
-def steps_of(record: dict, most: int = 24, agent: type[Agent] | None = None) -> list[Step | str]:
+def steps_of(
+    record: dict, most: int | None = 24, agent: type[Agent] | None = None
+) -> list[Step | str]:
     """List the sections of a record in reading order, with a text for each run of omitted ones.
 
     The first and the last section are never omitted. The others are if they left the memory as it
-    was and have no lines; of more than `most` remaining sections the middle is omitted too.
+    was and have no lines; of more than `most` remaining sections the middle is omitted too. None
+    omits nothing.
     """
     steps = _all_steps(record, agent)
+    if most is None:
+        return [*steps]
     ends = (1, len(steps))
     changed = [
         step.number
@@ -128,7 +134,8 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
             after = turn["memory"] if failed else reader.memory_after(turn)
         remark = REMARKS.get(turn["finish"], "")
         lines = tuple(lines_of(reader, turn))
-        steps.append(Step(number, turn["section"], turn["memory"], after, remark, lines))
+        where = str(turn.get("where", ""))
+        steps.append(Step(number, turn["section"], turn["memory"], after, remark, lines, where))
     return steps
 
 
@@ -156,18 +163,30 @@ def sampled(record: dict) -> str:
 
 
 def _facts(record: dict) -> dict[str, str]:
-    """Map labels to the facts about the end of a trajectory: answer, finish reasons, reward, ..."""
+    """Map labels to the facts about the end of a trajectory: answer, finish reasons, reward, ...
+
+    A question of a user's own has no accepted answers, and nothing that depends on them.
+    """
     finishes = Counter(turn["finish"] for turn in record["turns"])
     form = record.get("form") or ""
     final, formed = extract_answer(record["answer"], form)
+    graded = bool(record["answers"])
     return {
         "answer": record["answer"].strip() or "(none)",
-        **({"form": unformed(form, record["reward"] <= 0)} if final and not formed else {}),
-        "gold": " | ".join(record["answers"]),
+        **(
+            {"form": unformed(form, record["reward"] <= 0)}
+            if graded and final and not formed
+            else {}
+        ),
+        **({"gold": " | ".join(record["answers"])} if graded else {}),
         "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
         **({"error": record["error"]} if record["error"] else {}),
-        "reward": f"{record['reward']:g}",
+        **({"reward": f"{record['reward']:g}"} if graded else {}),
     }
+
+
+def _comma(text: str) -> str:
+    return f", {text}" if text else ""
 
 
 def _text_read(record: dict) -> str:
@@ -218,7 +237,7 @@ def render_trajectory(
             lines.append(Text(f"\n… {step}", "italic"))
             continue
         pieces = diff(clean(step.before), clean(step.after))
-        heading = f"\nsection {step.number} of {n_sections}  "
+        heading = f"\nsection {step.number} of {n_sections}{_comma(step.where)}  "
         lines.append(Text.assemble((heading, "cyan"), (step.remark, "yellow")))
         lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
         for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
@@ -231,7 +250,9 @@ def render_trajectory(
     if text := _text_read(record):
         lines += [Text("\nread at once", "cyan"), Text(clip(clean(text), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
-    facts["reward"] = f"{record['reward']:g}", "bold green" if record["reward"] >= 1 else "bold red"
+    if "reward" in facts:
+        colour = "bold green" if record["reward"] >= 1 else "bold red"
+        facts["reward"] = f"{record['reward']:g}", colour
     return Group(
         *lines,
         Text(),
@@ -252,26 +273,32 @@ def _html(line: Line) -> str:
     return f'<p class="recall"><b>{esc(line.label)}</b> {esc(line.text)}{note}</p>'
 
 
-def transcript(record: dict, unfolded: bool) -> str:
-    """Return a record as a <details> element, open if `unfolded`."""
+def transcript(record: dict, unfolded: bool, whole: bool = False) -> str:
+    """Return a record as a <details> element, open if `unfolded`.
+
+    whole: with all sections, in full length.
+    """
     tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
     n_sections = sum(not turn["final"] for turn in record["turns"])
     parts = []
-    for step in steps_of(record):
+    most = 1 << 60 if whole else 3000  # characters of a section
+    for step in steps_of(record, None if whole else 24):
         if isinstance(step, str):
             parts.append(f'<p class="gap">… {step} …</p>')
             continue
         pieces = diff(step.before, step.after)
         memory = "".join(tags[kind].format(esc(text)) for kind, text in pieces) or "(empty)"
         remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
-        parts.append(f"<h3>Section {step.number:,} of {n_sections:,}</h3>")
-        parts.append(f'<p class="section">{esc(clip(step.section.strip(), 3000))}</p>')
+        where = esc(_comma(step.where))
+        parts.append(f"<h3>Section {step.number:,} of {n_sections:,}{where}</h3>")
+        parts.append(f'<p class="section">{esc(clip(step.section.strip(), most))}</p>')
         parts += [_html(line) for line in step.lines if line.before]
         parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
         parts += [_html(line) for line in step.lines if not line.before]
     parts += map(_html, _final_lines(record))
     if text := _text_read(record):
-        parts.append(f'<h3>Read at once</h3><p class="section">{esc(clip(text, 3000))}</p>')
+        where = esc(_comma(str(record["turns"][-1].get("where", ""))))
+        parts.append(f'<h3>Read at once{where}</h3><p class="section">{esc(clip(text, most))}</p>')
     facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
     verdict, style = _verdict(record)
     return (
@@ -283,6 +310,8 @@ def transcript(record: dict, unfolded: bool) -> str:
 
 def _verdict(record: dict) -> tuple[str, str]:
     """Return the verdict on a record's answer and the CSS class of its tag."""
+    if not record["answers"]:  # a question of a user's own
+        return ("failed", "bad") if record["error"] else ("answered", "good")
     if record["reward"] >= 1:
         return "right", "good"
     verdict = "wrong" if record["reward"] <= 0 else "partly right"

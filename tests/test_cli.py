@@ -456,9 +456,10 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
         "Clara joined Otto. Anna reached Lima. Emil met Ida. "
         "Hugo toured Nice. Max met Vera. Paula met Leon."
     )
-    out = run("ask", tmp_path / "doc.txt", "Where is Anna?", "--agent", "full")
-    assert "answer: Lima" in out
-    assert "section 1" in run("ask", tmp_path / "doc.txt", "Where is Anna?")
+    asking = ("ask", tmp_path / "doc.txt", "Where is Anna?", "--model", "tiny")
+    out = run(*asking, "--agent", "full")
+    assert "answer: Lima" in out and "Its words stand in the text." in out
+    assert "section 1" in run(*asking, "--agent", "memagent")
 
 
 @pytest.mark.skipif(
@@ -751,7 +752,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
         "Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
     assert "rememr1: memory_text update" in run(
-        "ask", "notes.txt", "Where is Anna?", "--agent", "rememr1"
+        "ask", "notes.txt", "Where is Anna?", "--model", "tiny", "--agent", "rememr1"
     )
     assert "rememr1: memory_text response_minus_recall" in run(
         "ask", "notes.txt", "Where is Anna?", "--model", "runs/a/model"
@@ -777,7 +778,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     assert (
         evaluated["eval"]["agents"][0] == "rememr1" and evaluated["agent"]["max_sections"] is None
     )  # a preset's cap is one of training
-    assert "memory_text" not in run("ask", "notes.txt", "Where is Anna?")
+    assert "memory_text" not in run("ask", "notes.txt", "Where is Anna?", "--model", "tiny")
     assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
 
 

@@ -186,7 +186,8 @@ def test_the_own_agent_of_the_front_page_is_short_and_compiles():
 def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
     (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
-    run(tmp_path, *shlex.split(f"ask notes.txt 'Where is Anna?' --agent my_agent.py {SMALL}"))
+    asking = f"ask notes.txt 'Where is Anna?' --model tiny --agent my_agent.py {SMALL}"
+    run(tmp_path, *shlex.split(asking))
     (words,) = [
         words for words in commands(README.read_text(encoding="utf-8")) if "my_agent.py" in words
     ]

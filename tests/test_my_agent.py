@@ -84,6 +84,10 @@ def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
         "ask",
         tmp_path / "notes.txt",
         "Where is Anna?",
+        "--model",
+        "tiny",
+        "--runs",
+        tmp_path,
         "--agent",
         MINE,
         "--topic",
@@ -175,7 +179,10 @@ def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, command, t
     path.write_text(text)
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
     words = {
-        "ask": ("ask", tmp_path / "doc.txt", "Where?", "--agent", path),
+        "ask": (
+            *("ask", tmp_path / "doc.txt", "Where?", "--agent", path),
+            *("--model", "tiny", "--runs", tmp_path),
+        ),
         "train": ("train", "--agent", path, "--steps", 1, "--runs", tmp_path, "--name", "a"),
         "eval": (
             "eval",

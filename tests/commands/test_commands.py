@@ -23,10 +23,11 @@ import eval
 from agents import find
 from commands import ask as commands_ask
 from commands import export, show, taskfiles, train
+from commands.ask import How
 from config import files as config_files
 from config import terminal
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, AskConfig, EvalConfig, GRPOConfig, RunConfig
 from data import Pool, Task
 from embedded import tiny
 from engines import open
@@ -244,9 +245,10 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     assert not replicas[2].bodies  # nothing is asked twice
     (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
     url = replicas[0].url
-    asking = EvalConfig(model=str(EMBEDDED), in_flight=1, endpoint=(url,), served_as="m")
-    commands_ask.ask(tmp_path / "doc.txt", "Where is Anna?", tiny.agent(), asking)
-    assert len(replicas[0].bodies) == asked[0] + 2 and "1 section of 24" in capsys.readouterr().out
+    asking = AskConfig(model="tiny", endpoint=(url,), served_as="m", runs=str(tmp_path))
+    words = [str(tmp_path / "doc.txt"), "Where is Anna?"]
+    commands_ask.ask(words, asking, How("memagent"))
+    assert len(replicas[0].bodies) == asked[0] + 2 and ", 1 section, " in capsys.readouterr().out
     with pytest.raises(UserError, match="does not serve the model 'other'"):
         run_suite(replace(config, served_as="other", name="f"))
     assert not (tmp_path / "f").exists()
@@ -268,7 +270,7 @@ def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size
     shown = printed(
         lambda: CliRunner().invoke(
             cli.app,
-            ["ask", "page.txt", "Where is Anna?", "--endpoint", server.url],
+            "ask page.txt Where? --agent memagent --endpoint".split() + [server.url],
             catch_exceptions=False,
         )
     )
@@ -287,7 +289,7 @@ def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size
     assert [body["max_tokens"] for body in bodies] == [512] * n_sections + [256]
     assert (
         "embedded" not in shown
-        and f"in {n_sections} sections of about 2,048" in shown
+        and f"tokens, {n_sections} sections, about" in shown
         and "estimated" in shown
     )
     file = eval_json(tmp_path / "eval_50.json", 50)
@@ -395,9 +397,11 @@ def printed(function, *arguments):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
 
 
-def asked(file, agent):
+def asked(file, agent, **settings):
     """What `ask` prints about a file."""
-    return printed(commands_ask.ask, file, "Where?", agent, EvalConfig(device="cpu", in_flight=1))
+    config = AskConfig(model="tiny", device="cpu", runs=str(file.parent / "runs"))
+    how = How(agent, settings=settings)
+    return printed(commands_ask.ask, [str(file), "Where?"], config, how)
 
 
 def test_nothing_in_a_file_steers_the_terminal(tmp_path):
@@ -422,8 +426,8 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
         lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: "\x1b[31m\\boxed{Lima\x07}"),
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    agent = tiny.agent(memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
-    shown = asked(tmp_path / "doc.txt", agent)
+    own = dict(memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
+    shown = asked(tmp_path / "doc.txt", "memagent", **own)
     assert (
         shown.count("\ufffd[31m") == 2
         and "Lima\ufffd" in shown
@@ -449,8 +453,7 @@ def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, monkeypatch, c
         lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: said),
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    agent = tiny.agent("none", memory_tokens=99, final_tokens=99)
-    shown = asked(tmp_path / "doc.txt", agent)
+    shown = asked(tmp_path / "doc.txt", "none", memory_tokens=99, final_tokens=99)
     assert last in shown and ("not in the form that was asked for, \\boxed{...}" in shown) == (
         "It is" in said
     )
@@ -475,7 +478,7 @@ def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypat
     )
     (tmp_path / "doc.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
     own = dict(step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
-    shown = " ".join(asked(tmp_path / "doc.txt", tiny.agent("rememr1", **own)).split())
+    shown = " ".join(asked(tmp_path / "doc.txt", "rememr1", **own).split())
     order = (
         "section 1: No previous memory Otto.",
         "looks for Ida",

@@ -1,0 +1,128 @@
+"""Find who answers when it is not said: a server that is named or running, else our reader.
+
+Holds: `Answerer`, `answerer`. Leaves out: opening it (engines/open.py), downloads (models/).
+Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+from config.errors import clean
+from config.options import EMBEDDED, READER, READER_TITLE, TINY, AskConfig
+
+BASE_URL = "OPENAI_BASE_URL"
+"""Name of the environment variable with the URL of a server, as OpenAI's own clients read it."""
+HOST = "OLLAMA_HOST"
+"""Name of the environment variable with the address of Ollama, as Ollama's own client reads it."""
+CONTEXT = "OLLAMA_CONTEXT_LENGTH"
+"""Name of the environment variable with the window of models that Ollama loads."""
+WINDOW = 4096
+"""The window that Ollama gives a model unless it is told another one; it cuts longer prompts
+without a word."""
+TIMEOUT_S = 0.3
+"""Longest wait for an Ollama that may be running: it is on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """What answers: fields of AskConfig, and who that is for a person."""
+
+    said: str
+    model: str = ""
+    endpoint: tuple[str, ...] = ()
+    served_as: str = ""
+    window: int | None = None  # None: whatever the engine finds
+
+
+def answerer(config: AskConfig) -> Answerer:
+    """Return who answers: --endpoint, --model, OPENAI_BASE_URL, a running Ollama, our reader."""
+    model = str(EMBEDDED) if config.model == TINY else config.model
+    if config.endpoint:
+        said = f"{config.served_as or 'the model'} at {', '.join(config.endpoint)} (--endpoint)"
+        return Answerer(said, model, config.endpoint, config.served_as)
+    if config.model:
+        name = "the embedded policy" if model == str(EMBEDDED) else config.model
+        return Answerer(f"{name} on this machine (--model)", model)
+    if url := os.environ.get(BASE_URL, "").strip():
+        said = f"{config.served_as or 'the model'} at {clean(url)} (no --endpoint; {BASE_URL})"
+        return Answerer(said, endpoint=(url,), served_as=config.served_as)
+    if found := _ollama(config.served_as):
+        return found
+    missing = f"no --endpoint, no {BASE_URL}, no Ollama"
+    return Answerer(f"{READER_TITLE} on this machine ({missing})", READER)
+
+
+# ---------------------------------------------------------------- Ollama
+
+
+def _ollama(served_as: str) -> Answerer | None:
+    """Return the chat model of a running Ollama: the one named, the first loaded, the largest."""
+    host, port = _address(os.environ.get(HOST, ""))
+    models = [card for card in _get(host, port, "/api/tags") if _chats(card)]
+    if not models:
+        return None
+    loaded = {card["name"]: card for card in _get(host, port, "/api/ps")}
+    names = [card["name"] for card in models]
+    name, why = served_as, "--served-as"
+    if not name:
+        name, why = next((name for name in loaded if name in names), ""), "loaded"
+    if not name:
+        name = max(models, key=lambda card: _number(card.get("size")))["name"]
+        why = "its only chat model" if len(names) == 1 else f"the largest of {len(names)}"
+    window = _number(loaded.get(name, {}).get("context_length"))
+    window = window or _number(os.environ.get(CONTEXT)) or WINDOW
+    said = f"{clean(name)} of the Ollama on {host} ({why}; no --endpoint, no {BASE_URL})"
+    if host in ("127.0.0.1", "localhost"):
+        said = said.replace(f"the Ollama on {host}", "the Ollama on this machine")
+    shown = f"[{host}]" if ":" in host else host
+    return Answerer(said, endpoint=(f"http://{shown}:{port}/v1",), served_as=name, window=window)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Return the host and the port of OLLAMA_HOST.
+
+    >>> _address(""), _address("0.0.0.0:9"), _address("http://box")
+    (('127.0.0.1', 11434), ('127.0.0.1', 9), ('box', 11434))
+    """
+    text = text.strip()
+    parts = urlsplit(text if "://" in text else f"//{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    # what a server listens on is no address to ask
+    return ("127.0.0.1" if host in (None, "", "0.0.0.0", "::") else host), port or 11434
+
+
+def _get(host: str, port: int, path: str) -> list[dict]:
+    """Return the models that a server lists; [] for whatever is no running Ollama."""
+    connection = HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        with connection.getresponse() as response:
+            models = json.loads(response.read())["models"]
+        return [card for card in models if isinstance(card["name"], str)]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return []
+    finally:
+        connection.close()
+
+
+def _chats(card: dict) -> bool:
+    """Tell whether a model writes, and does so here: not an embedding, not one in a cloud, to which
+    a document would be sent without a word."""
+    details = card.get("details") if isinstance(card.get("details"), dict) else {}
+    families = " ".join(map(str, [details.get("family"), *(details.get("families") or ())]))
+    remote = card.get("remote_host") or card.get("remote_model")
+    return not remote and not re.search("embed|bert", f"{card['name']} {families}", re.I)
+
+
+def _number(value: object) -> int:
+    """Return a value as a whole number, 0 if it is none."""
+    return int(value) if re.fullmatch(r"\d{1,15}", str(value)) else 0

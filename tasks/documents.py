@@ -1,0 +1,654 @@
+"""Documents that people have: text, Markdown, HTML, PDF, docx and epub, files and folders as one.
+
+Holds: `Document` (a text that knows its pages), `read`, one function per form. Leaves out: files of
+tasks (tasks/readers.py), sections and tokens (tokens/codec.py). No torch.
+Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: commands/ask.py.
+
+What a file is follows from its first bytes, so that standard input needs no name:
+
+    path -> bytes -> Contents -> [(text, number, name), ...] -> Document
+            -       contents     pages, chapters, or one       together
+
+Every file is foreign: what is unpacked is limited, libraries may raise anything, and each mistake
+is one sentence. PDF is read by pypdf and HTML by Beautiful Soup. An epub is a zip of XHTML whose
+order its package names, which needs no library; docx needs mammoth, which is optional.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+import os
+import posixpath
+import re
+import sys
+import zipfile
+import zlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from config.errors import UserError, clip, first_line
+from config.files import is_file
+from data import normalize_answer
+
+STDIN = "-"
+UNPACKED = 1 << 28
+"""Most bytes that are unpacked from one compressed file."""
+BETWEEN = "\n\n"  # pages, chapters and files
+
+Range = tuple[int, int]  # characters of a document, from the first to before the last
+
+
+# ---------------------------------------------------------------- a text and its pages
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A page, a chapter, or a file that has neither; it goes on to the next part's start."""
+
+    start: int  # character of the document
+    file: str
+    kind: str  # page, chapter or file
+    number: int = 0  # of the page or chapter, from 1 in each file
+    name: str = ""  # of the chapter
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text with the places that its characters come from."""
+
+    text: str
+    parts: tuple[Part, ...]  # in reading order, at least one
+    title: str
+    remarks: tuple[str, ...] = ()  # on what of the files was not read, one sentence each
+
+    def size(self) -> str:
+        """Return how much that is, in pages, chapters or files: "212 pages"; "" for one plain
+        file."""
+        kinds = Counter(part.kind for part in self.parts)
+        if kinds == {"file": 1}:
+            return ""
+        return ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in kinds.items())
+
+    def where(self, ranges: Iterable[Range], most: int = 8) -> str:
+        """Say where characters stand: "pages 3-5, 9"; "" in a document of one plain file.
+
+        With several files their names come first; at most so many places are named.
+        """
+        if not self.size():
+            return ""
+        starts = [part.start for part in self.parts]
+        found = {
+            k
+            for start, end in ranges
+            for k in range(
+                max(0, bisect_right(starts, start) - 1), max(1, bisect_right(starts, end - 1))
+            )
+        }
+        parts = [self.parts[k] for k in sorted(found)]
+        named = [
+            (file, part.kind, run)
+            for file, group in groupby(parts, lambda part: part.file)
+            for run in _runs([*group])
+            for part in run[:1]
+        ]
+        several, said = len({part.file for part in self.parts}) > 1, []
+        for file, group in groupby(named[:most], lambda place: place[0]):
+            (_, kind, first), *others = group
+            words = [file] if several or kind == "file" else []
+            if kind != "file":
+                runs = [first, *(run for _, _, run in others)]
+                plural = "s" if len(runs) > 1 or len(first) > 1 else ""
+                words.append(f"{kind}{plural} {', '.join(map(_named, runs))}")
+            said.append(" ".join(words))
+        more = f" and {len(named) - most:,} more" if len(named) > most else ""
+        return "; ".join(said) + more
+
+    def find(self, answer: str) -> tuple[list[Range], bool] | None:
+        """Return where the words of an answer stand, and whether as the phrase that they are.
+
+        Letters and digits count, in any case. Where the phrase is nowhere, its rarest words near
+        each other do: at least two of them, and at least half. ([], False) if nothing is found;
+        None if there is nothing to look for, as in yes and no.
+        """
+        wanted = [
+            word for word in _words(answer) if normalize_answer(word)
+        ]  # without articles, which say nothing
+        if not wanted or normalize_answer(answer) in ("yes", "no"):
+            return None
+        words, places = [], []
+        for match in WORD.finditer(self.text):
+            word = match[0].casefold()
+            if word not in ARTICLES:
+                words.append(word)
+                places.append(match.span())
+        if phrases := _phrases(words, wanted):
+            n = len(wanted)
+            return [(places[k][0], places[k + n - 1][1]) for k in phrases], True
+        return [(places[i][0], places[j][1]) for i, j in _near(words, wanted)], False
+
+    def plain(self) -> dict:
+        """Return it as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict) -> Document:
+        """Make it again of what `plain` returned."""
+        parts = tuple(Part(**part) for part in plain["parts"])
+        return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]))
+
+
+WORD = re.compile(r"[^\W_]+")
+ARTICLES = {"a", "an", "the"}
+NEAR = 40  # words, within which the words of an answer stand near each other
+
+
+def _words(text: str) -> list[str]:
+    return [match.casefold() for match in WORD.findall(text)]
+
+
+def _phrases(words: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Return the indices in `words` at which `wanted` stands, word for word."""
+    n, first = len(wanted), wanted[0]
+    wanted = list(wanted)
+    return [k for k, word in enumerate(words) if word == first and list(words[k : k + n]) == wanted]
+
+
+def _near(words: Sequence[str], wanted: Sequence[str]) -> list[Range]:
+    """Return the stretches (first index, last index) of at most `NEAR` words with the most of the
+    five rarest wanted words."""
+    asked = {word for word in wanted if len(word) > 2 or word.isdigit()}
+    at: dict[str, list[int]] = {word: [] for word in asked}
+    for k, word in enumerate(words):
+        if word in at:
+            at[word].append(k)
+    rarest = sorted((word for word in asked if at[word]), key=lambda word: (len(at[word]), word))
+    rarest = rarest[:5]
+    need = max(2, -(-min(len(asked), 5) // 2))
+    hits = sorted((k, word) for word in rarest for k in at[word])
+    best, found, start = need, [], 0
+    counts: dict[str, int] = {}
+    for k, word in hits:  # a window over the hits
+        counts[word] = counts.get(word, 0) + 1
+        while k - hits[start][0] >= NEAR or counts[hits[start][1]] > 1:
+            counts[hits[start][1]] -= 1
+            start += 1
+        n = sum(count > 0 for count in counts.values())
+        if n > best:
+            best, found = n, []
+        if n == best:
+            found.append((hits[start][0], k))
+    return found
+
+
+def _runs(parts: Sequence[Part]) -> list[list[Part]]:
+    """Group parts whose numbers follow each other."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if runs and part.number == runs[-1][-1].number + 1:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _named(run: Sequence[Part]) -> str:
+    first, last = run[0], run[-1]
+    if len(run) > 1:
+        return f"{first.number:,}-{last.number:,}"
+    return f"{first.number:,}" + (f" ({clip(first.name, 40)})" if first.name else "")
+
+
+# ---------------------------------------------------------------- all files together
+
+Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapter
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file says."""
+
+    kind: str  # page, chapter or file
+    pieces: Sequence[Piece]
+    title: str = ""
+    remark: str = ""
+
+
+class NotText(UserError):
+    """A file of a kind that is never read: in a folder it is left out."""
+
+
+def read(paths: Sequence[str | Path]) -> Document:
+    """Read files and folders as one document, in the order in which they are named.
+
+    "-" is standard input. A folder gives its files, those of its folders included, in the natural
+    order of their names; what cannot be read of it is left out and named in a remark. UserError:
+    nothing there, nothing to read, or a file that was named and cannot be read.
+    """
+    if not paths:
+        raise UserError("Name at least one file or folder to read.")
+    if [str(path) for path in paths].count(STDIN) > 1:
+        raise UserError("Standard input (-) can be read once: name it once.")
+    found: list[tuple[str, Contents]] = []
+    remarks: list[str] = []
+    for path in map(str, paths):
+        if path == STDIN:
+            content = sys.stdin.buffer.read()
+            found.append(("standard input", contents(content, "standard input")))
+        elif path and not is_file(path) and Path(path).is_dir():
+            files, left_out = _folder(Path(path))
+            found += files
+            remarks += left_out
+        elif path and is_file(path):
+            found.append((Path(path).name, contents(_bytes(Path(path)), path)))
+        else:
+            raise UserError(f"No file at {path or repr(path)}.")
+    remarks += [file.remark for _, file in found if file.remark]
+    return _together(found, remarks)
+
+
+def _together(found: Sequence[tuple[str, Contents]], remarks: Sequence[str]) -> Document:
+    names = [name for name, _ in found]
+    texts, parts, length = [], [], 0
+    for name, file in found:
+        for text, number, label in file.pieces:
+            if parts:
+                texts.append(BETWEEN)
+                length += len(BETWEEN)
+            parts.append(Part(length, name, file.kind, number, label))
+            texts.append(text)
+            length += len(text)
+    title = found[0][1].title or names[0] if len(found) == 1 else f"{len(found):,} files"
+    return Document("".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks))
+
+
+def _folder(folder: Path) -> tuple[list[tuple[str, Contents]], list[str]]:
+    """Return the files of a folder by their names in it, and what is said of those left out."""
+    found, left_out = [], []
+    for path in _files(folder):
+        name = path.relative_to(folder).as_posix()
+        if any(part.startswith(".") for part in Path(name).parts):
+            left_out.append(f"{name} (hidden)")
+            continue
+        try:
+            found.append((name, contents(_bytes(path), name)))
+        except NotText:
+            left_out.append(name)
+        except UserError as error:  # its sentence begins with the name
+            left_out.append(str(error).rstrip("."))
+    if not found:
+        what = f": {_few(left_out)}" if left_out else ""
+        raise UserError(f"The folder {folder} holds no file that can be read{what}.")
+    return found, [f"Left out of {folder}: {_few(left_out)}."] if left_out else []
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files in a folder and its folders in natural order; hidden folders as such."""
+    found = []
+    for at, folders, names in os.walk(folder):
+        found += [Path(at, name) for name in names]
+        found += [Path(at, name) for name in folders if name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return sorted(found, key=lambda path: natural(path.relative_to(folder).as_posix()))
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sorting key by which 2 comes before 10, folder by folder.
+
+    >>> sorted(["b10", "b2", "a/x", "B1"], key=natural)
+    ['a/x', 'B1', 'b2', 'b10']
+    """
+    pieces = re.split(r"(\d+)", name.casefold().replace("/", "\0"))
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces if p]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+# ---------------------------------------------------------------- what a file is
+
+HTML = re.compile(
+    rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype html|html)\b", re.I | re.S
+)
+OTHERS = (  # first bytes -> what that is, of formats that people take for text
+    (b"\xd0\xcf\x11\xe0", "an old Word or Office file: save it as docx or PDF"),
+    (b"{\\rtf", "RTF: save it as docx or as text"),
+)
+
+
+def contents(content: bytes, name: str) -> Contents:
+    """Read the bytes of a file of any known form.
+
+    name: as it stands in errors; its ending decides nothing but HTML without a beginning. UserError
+    in one sentence, `NotText` for forms that are never read.
+    """
+    if content[:2] == b"\x1f\x8b":
+        return contents(_unpacked(content, name), name.removesuffix(".gz"))
+    if b"%PDF-" in content[:1024]:
+        return of_pdf(content, name)
+    if content[:4] == b"PK\x03\x04":
+        return _of_zip(content, name)
+    for first, what in OTHERS:
+        if content.startswith(first):
+            raise NotText(f"{name} is {what}.")
+    text = decoded(content, name)
+    if HTML.match(content[:4096]) or name.lower().endswith((".html", ".htm", ".xhtml")):
+        title, text = text_of_html(text)
+    else:
+        title = ""
+    _check_not_empty(text, name)
+    return Contents("file", [(text, 0, "")], title)
+
+
+def _check_not_empty(text: str, name: str) -> None:
+    if not text.strip():
+        raise UserError(f"{name} is empty: there is no text in it.")
+
+
+def decoded(content: bytes, name: str) -> str:
+    """Decode a text: UTF-8, or UTF-16 and UTF-32 by their marks.
+
+    Nothing is guessed: a wrong guess would put wrong letters before the model in silence.
+    """
+    marks = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
+             (b"\xfe\xff", "utf-16"))  # fmt: skip
+    encoding = next((code for mark, code in marks if content.startswith(mark)), "utf-8-sig")
+    if HTML.match(content[:4096]):
+        encoding = _declared(content) or encoding
+    try:
+        text = content.decode(encoding)
+    except LookupError:
+        raise UserError(
+            f"{name} says that it is written in {encoding}, which is unknown."
+        ) from None
+    except UnicodeError as error:
+        if _binary(content) and encoding == "utf-8-sig":
+            raise NotText(f"{name} is a binary file, not a text.") from None
+        raise UserError(
+            f"{name} is no {encoding.removesuffix('-sig').upper()} text "
+            f"(byte {getattr(error, 'start', 0) + 1:,}): save it as UTF-8, "
+            "for example by iconv -f WINDOWS-1252 -t UTF-8."
+        ) from None
+    if "\0" in text or _strange(text):
+        raise NotText(f"{name} is a binary file, not a text.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _declared(content: bytes) -> str:
+    """Return the encoding that a page of HTML names in itself, "" if it names none."""
+    from bs4.dammit import EncodingDetector
+
+    return EncodingDetector.find_declared_encoding(content, is_html=True) or ""
+
+
+def _binary(content: bytes) -> bool:
+    """Tell whether bytes that are no UTF-8 look like no text of one byte a letter either."""
+    sample = content[: 1 << 16]
+    control = sum(sample.count(bytes([byte])) for byte in range(32) if byte not in b"\t\n\f\r\x1b")
+    letters = sum(byte in LETTERS for byte in sample)
+    return b"\0" in sample or control > len(sample) // 100 or letters < len(sample) // 2
+
+
+LETTERS = frozenset(b" \n\tabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
+
+def _strange(text: str) -> bool:
+    """Tell whether many characters of a text are control characters."""
+    sample = text[: 1 << 16]
+    strange = sum(character < " " and character not in "\t\n\f\r\x1b" for character in sample)
+    return strange > len(sample) // 20
+
+
+def _unpacked(content: bytes, name: str) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(content)) as file:
+            unpacked = file.read(UNPACKED + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{name} is damaged: it cannot be unpacked ({first_line(error)})."
+        ) from None
+    _check_size(len(unpacked), name)
+    return unpacked
+
+
+def _check_size(n: int, name: str) -> None:
+    if n > UNPACKED:
+        raise UserError(
+            f"{name} unpacks to more than {UNPACKED >> 20} MiB of text: such files are not read."
+        )
+
+
+@contextmanager
+def _damage(name: str, what: str) -> Iterator[None]:
+    """Turn whatever a library raises on a damaged file into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+        raise UserError(
+            f"{name} is damaged or no {what}: it cannot be read ({clip(reason, 200)})."
+        ) from error
+
+
+# ---------------------------------------------------------------- PDF
+
+
+def of_pdf(content: bytes, name: str) -> Contents:
+    """Read a PDF page by page; pages count from 1 as a viewer counts them.
+
+    Encryption with an empty password, which only forbids printing and the like, is no obstacle.
+    """
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError, FileNotDecryptedError
+
+    log = logging.getLogger("pypdf")  # it reports every oddity of a file on the screen
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with _damage(name, "PDF"):
+            try:
+                reader = PdfReader(io.BytesIO(content))
+                locked = reader.is_encrypted and not reader.decrypt("")
+                n = 0 if locked else len(reader.pages)
+            except FileNotDecryptedError:
+                locked = True
+            except DependencyError:
+                raise UserError(
+                    f"{name} is encrypted by AES, which needs a package: "
+                    "pip install -r requirements-documents.txt."
+                ) from None
+            if locked:
+                raise UserError(
+                    f"{name} is encrypted: save it without its password, for example by printing "
+                    "it to a new PDF."
+                )
+            if not n:
+                raise UserError(f"{name} has no pages.")
+            title = str((reader.metadata or {}).get("/Title") or "")
+            pages, damaged = _pages(reader, n)
+    finally:
+        log.setLevel(level)
+    if not any(text.strip() for text, _, _ in pages):
+        if len(damaged) == n:
+            raise UserError(f"{name} is damaged: none of its {n:,} pages can be read.")
+        raise UserError(
+            f"{name} holds pictures of pages and no text, as scans do: recognise its text first, "
+            "for example by ocrmypdf."
+        )
+    return Contents("page", pages, title, _said_of_pages(name, pages, damaged))
+
+
+def _pages(reader, n: int) -> tuple[list[Piece], list[int]]:
+    """Return the text of every page, and the numbers of those that cannot be read."""
+    pages, damaged = [], []
+    for number in range(1, n + 1):
+        try:
+            text = reader.pages[number - 1].extract_text()
+        except Exception:  # a page may break in any way; it must not take the others with it
+            text = ""
+            damaged.append(number)
+        text = text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        pages.append((text.strip(), number, ""))
+    return pages, damaged
+
+
+def _said_of_pages(name: str, pages: Sequence[Piece], damaged: Sequence[int]) -> str:
+    empty = [number for text, number, _ in pages if not text and number not in damaged]
+    said = []
+    if empty:
+        said.append(f"{_counted(empty)} no text (empty, or a picture)")
+    if damaged:
+        said.append(f"{_counted(damaged)} damage and cannot be read")
+    return f"{name}: of {len(pages):,} pages " + ", ".join(said) + "." if said else ""
+
+
+def _counted(numbers: Sequence[int]) -> str:
+    return f"{len(numbers):,} {'has' if len(numbers) == 1 else 'have'}"
+
+
+# ---------------------------------------------------------------- HTML
+
+LEFT_OUT = ("script", "style", "noscript", "template", "nav", "head", "svg", "iframe", "button",
+            "select", "dialog")  # fmt: skip
+BLOCKS = (
+    "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
+    "footer form h1 h2 h3 h4 h5 h6 header hr li main ol p pre section summary table tbody tfoot "
+    "thead tr ul"
+).split()
+
+
+def text_of_html(markup: str) -> tuple[str, str]:
+    """Return the title and the text of a page of HTML, one line a paragraph.
+
+    Scripts, styles, navigation and what is hidden are left out.
+    """
+    import warnings
+
+    from bs4 import BeautifulSoup, NavigableString, XMLParsedAsHTMLWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
+        soup = BeautifulSoup(markup, "html.parser")
+    title = " ".join(soup.title.get_text().split()) if soup.title else ""
+    for tag in soup.select(f"{', '.join(LEFT_OUT)}, [hidden], [role=navigation]"):
+        tag.decompose()
+    kept = {id(string) for pre in soup("pre") for string in pre.find_all(string=True)}
+    for string in soup.find_all(string=True):
+        if type(string) is NavigableString and id(string) not in kept:
+            string.replace_with(re.sub(r"\s+", " ", string))
+    for tag in soup("br"):
+        tag.replace_with("\n")
+    for tag in soup(BLOCKS):
+        tag.insert_before("\n")
+        tag.insert_after("\n")
+    for cell in soup(("td", "th")):
+        cell.insert_after("\t")
+    # a single blank is left of what stood between two tags; lines of a <pre> keep theirs
+    lines = [re.sub(r"^ (?! )", "", line.rstrip()) for line in soup.get_text().split("\n")]
+    return title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+# ---------------------------------------------------------------- docx and epub
+
+
+def _of_zip(content: bytes, name: str) -> Contents:
+    with _damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = Members(archive, name)
+        if "word/document.xml" in members.names:
+            return of_docx(members, name)
+        if "META-INF/container.xml" in members.names:
+            return of_epub(members, name)
+    raise NotText(f"{name} is a zip file, neither docx nor epub: unpack it, and name its folder.")
+
+
+class Members:
+    """The files in a zip file, of which no more than `UNPACKED` bytes are ever unpacked.
+
+    What the file says of its members' sizes may be a lie: `read` without a number would unpack all
+    the same.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str):
+        self.archive, self.name, self.unpacked = archive, name, 0
+        self.names = archive.namelist()
+
+    def read(self, member: str) -> bytes:
+        size = self.archive.getinfo(member).file_size
+        self.unpacked += size
+        _check_size(self.unpacked, self.name)
+        with self.archive.open(member) as file:
+            return file.read(size)
+
+
+def of_docx(members: Members, name: str) -> Contents:
+    """Read a file of Word's; pages are made by the program that shows it, so it has none here."""
+    try:
+        import mammoth
+    except ImportError:
+        raise UserError(
+            f"{name} is a docx file, for which the package mammoth is needed: "
+            "pip install -r requirements-documents.txt."
+        ) from None
+    text_alone = io.BytesIO()
+    with _damage(name, "docx file"):
+        with zipfile.ZipFile(text_alone, "w") as archive:
+            for member in dict.fromkeys(members.names):
+                if member.endswith((".xml", ".rels")):
+                    archive.writestr(member, members.read(member))
+        made = mammoth.convert_to_html(text_alone, convert_image=lambda image: [])
+    _, text = text_of_html(made.value)
+    _check_not_empty(text, name)
+    return Contents("file", [(text, 0, "")])
+
+
+def of_epub(members: Members, name: str) -> Contents:
+    """Read a book chapter by chapter, in the order of its package's spine."""
+    if {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names}:
+        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
+    with _damage(name, "epub"):
+        container = ElementTree.fromstring(members.read("META-INF/container.xml"))
+        package = container.find(".//{*}rootfile").attrib["full-path"]
+        book = ElementTree.fromstring(members.read(package))
+        title = next(
+            (e.text or "" for e in book.iterfind(".//{http://purl.org/dc/elements/1.1/}title")), ""
+        )
+        files = {e.attrib["id"]: e.attrib["href"] for e in book.iterfind(".//{*}manifest/{*}item")}
+        chapters: list[Piece] = []
+        for item in book.iterfind(".//{*}spine/{*}itemref"):
+            href = unquote(files[item.attrib["idref"]].partition("#")[0])
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(package), href))
+            heading, text = _chapter(members.read(path))
+            if text:
+                chapters.append((text, len(chapters) + 1, heading))
+    if not chapters:
+        raise UserError(f"{name} is empty: there is no text in it.")
+    return Contents("chapter", chapters, title)
+
+
+def _chapter(content: bytes) -> tuple[str, str]:
+    """Return the first heading and the text of a file of a book."""
+    markup = content.decode(
+        "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace"
+    )
+    _, text = text_of_html(markup)
+    heading = re.search(r"<h[1-3][^>]*>(.*?)</h[1-3]>", markup, re.S | re.I)
+    return (text_of_html(heading[1])[1].replace("\n", " ") if heading else ""), text

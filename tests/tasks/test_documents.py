@@ -1,0 +1,464 @@
+"""Documents that people have: every form, every mistake, and the pages of characters and tokens."""
+
+import gzip
+import io
+import re
+import sys
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pypdf
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.errors import UserError
+from tasks import documents
+from tasks.documents import Document, NotText, Part, contents, natural, read
+from tasks.pages import Places
+from tokens.codec import Characters
+
+# ---------------------------------------------------------------- files, made here
+
+
+def pdf(*pages: str, title: str = "") -> bytes:
+    """Make a PDF of one line a page; "" is a page without text."""
+    streams = [f"BT /F1 12 Tf 50 700 Td ({page}) Tj ET" if page else "" for page in pages]
+    n = len(pages)
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Count {n} /Kids [{' '.join(f'{5 + 2 * k} 0 R' for k in range(n))}] >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        f"<< /Title ({title}) >>",
+    ]
+    for k, stream in enumerate(streams):
+        objects += [
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
+            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {6 + 2 * k} 0 R >>",
+            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    size = len(objects) + 1
+    trailer = f"trailer\n<< /Size {size} /Root 1 0 R /Info 4 0 R >>\nstartxref\n{len(out)}\n%%EOF"
+    return out + f"xref\n0 {size}\n0000000000 65535 f \n{table}{trailer}".encode()
+
+
+def encrypted(content: bytes, password: str) -> bytes:
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(content))
+    writer.encrypt(password, "owner", algorithm="RC4-128")
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
+
+
+def zipped(**members: str | bytes) -> bytes:
+    """Make a zip file; __ stands for / in a name, ___ for a dot."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("___", ".").replace("__", "/"), content)
+    return out.getvalue()
+
+
+WORD = "http://schemas.openxmlformats.org"
+
+
+def docx(*paragraphs: str) -> bytes:
+    text = "".join(f"<w:p><w:r><w:t>{p}</w:t></w:r></w:p>" for p in paragraphs)
+    kind = "application/vnd.openxmlformats"
+    return zipped(
+        **{
+            "[Content_Types]___xml": f'<Types xmlns="{WORD}/package/2006/content-types">'
+            f'<Default Extension="rels" ContentType="{kind}-package.relationships+xml"/>'
+            '<Override PartName="/word/document.xml" ContentType="'
+            f'{kind}-officedocument.wordprocessingml.document.main+xml"/></Types>',
+            "_rels__.rels": f'<Relationships xmlns="{WORD}/package/2006/relationships">'
+            f'<Relationship Id="r" Type="{WORD}/officeDocument/2006/relationships/officeDocument" '
+            'Target="word/document.xml"/></Relationships>',
+            "word__document___xml": f'<w:document xmlns:w="{WORD}/wordprocessingml/2006/main">'
+            f"<w:body>{text}</w:body></w:document>",
+        }
+    )
+
+
+def epub(*chapters: str, **more: str | bytes) -> bytes:
+    """Make a book whose files are named against their order."""
+    names = [f"c{len(chapters) - k} x.xhtml" for k in range(len(chapters))]
+    items = "".join(
+        f'<item id="i{k}" href="{name.replace(" ", "%20")}"/>' for k, name in enumerate(names)
+    )
+    spine = "".join(f'<itemref idref="i{k}"/>' for k in range(len(chapters)))
+    return zipped(
+        **{
+            "mimetype": "application/epub+zip",
+            "META-INF__container___xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:'
+            'container"><rootfiles><rootfile full-path="O/b.opf"/></rootfiles></container>',
+            "O__b___opf": '<package xmlns="http://www.idpf.org/2007/opf"><metadata '
+            'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>A Book</dc:title></metadata>'
+            f"<manifest>{items}</manifest><spine>{spine}</spine></package>",
+        }
+        | {
+            f"O__{name.replace('.', '___')}": text
+            for name, text in zip(names, chapters, strict=True)
+        }
+        | more
+    )
+
+
+def said(content: bytes, name: str = "f.x") -> str:
+    """The sentence about a file that cannot be read."""
+    with pytest.raises(UserError) as error:
+        contents(content, name)
+    assert "\n" not in str(error.value) and name in str(error.value)
+    return str(error.value)
+
+
+# ---------------------------------------------------------------- forms
+
+
+def test_a_pdf_is_its_pages_and_counts_them_from_one(tmp_path):
+    path = tmp_path / "report.pdf"
+    path.write_bytes(pdf("Anna left.", "", "Anna reached Lima.", title="A  Report"))
+    document = read([path])
+    assert document.text == "Anna left.\n\n\n\nAnna reached Lima."
+    assert [(p.kind, p.number, p.file) for p in document.parts] == [
+        ("page", k, "report.pdf") for k in (1, 2, 3)
+    ]
+    assert document.size() == "3 pages" and document.title == "A Report"
+    at = document.text.index("Lima")
+    assert document.where([(at, at + 4)]) == "page 3" and document.where([(0, 1)]) == "page 1"
+    assert document.where([(0, at)]) == "pages 1-3"
+    assert document.remarks == (
+        "report.pdf: of 3 pages 1 has no text (empty, or a picture).".replace(
+            "report.pdf", str(path)
+        ),
+    )
+
+
+def test_a_pdf_with_an_empty_password_is_read_and_another_one_is_one_sentence():
+    plain = pdf("Anna reached Lima.")
+    assert contents(encrypted(plain, ""), "a.pdf").pieces[0][0] == "Anna reached Lima."
+    assert "encrypted" in said(encrypted(plain, "secret"), "a.pdf")
+
+
+def test_a_pdf_that_needs_a_missing_package_names_it(monkeypatch):
+    def refuse(*_, **__):
+        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr(pypdf, "PdfReader", refuse)
+    assert "requirements-documents.txt" in said(pdf("x"), "a.pdf")
+
+
+def test_a_scan_and_a_damaged_pdf_are_one_sentence(capfd):
+    assert "no text, as scans do" in said(pdf("", ""))
+    whole = pdf(*["Anna left."] * 9)
+    assert "damaged" in said(b"%PDF-1.4\n" + b"\x80junk\n" * 99)
+    for cut in range(20, len(whole), 97):  # wherever it breaks off: a text, or one sentence
+        try:
+            contents(whole[:cut], "a.pdf")
+        except UserError as error:
+            assert "\n" not in str(error) and "a.pdf" in str(error)
+    assert capfd.readouterr() == ("", "")  # pypdf reports every oddity unless it is told not to
+
+
+def test_a_damaged_page_does_not_take_the_others_with_it(monkeypatch):
+    real = pypdf.PageObject.extract_text
+
+    def extract(page, *args, **kwargs):
+        text = real(page)
+        if "Boris" in text:
+            raise KeyError("/Font")
+        return text
+
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", extract)
+    found = contents(pdf("Anna.", "Boris.", "Clara."), "a.pdf")
+    assert [text for text, _, _ in found.pieces] == ["Anna.", "", "Clara."]
+    assert found.remark == "a.pdf: of 3 pages 1 has damage and cannot be read."
+
+
+def test_html_is_its_text_alone():
+    page = """<!DOCTYPE html><html><head><title>A  page</title><style>p {}</style></head><body>
+    <nav><a href="/">Home</a></nav><script>var x = "<p>no</p>"</script><h1>Head</h1>
+    <p>Anna <b>reach</b>ed\n Lima &amp; left.</p>
+    <p>Second<br>line<!-- not this --><div hidden>no</div>
+    <table><tr><td>1</td><td>2</td></tr></table><pre>a\n  b</pre></body></html>"""
+    found = contents(page.encode(), "x.dat")
+    ((text, _, _),) = found.pieces
+    assert found.title == "A page"
+    assert text.split("\n") == [
+        "Head", "", "Anna reached Lima & left.", "", "Second", "line", "", "1\t2", "", "a", "  b",
+    ]  # fmt: skip
+    assert contents(b"<p>Anna", "x.html").pieces[0][0] == "Anna"  # by its name
+    assert contents(b"<p>Anna", "x.md").pieces[0][0] == "<p>Anna"
+    latin = "<html><meta charset='iso-8859-1'><p>né".encode("latin-1")
+    assert contents(latin, "x").pieces[0][0] == "né"
+
+
+def test_html_nested_without_end_is_read():
+    assert contents(b"<html>" + b"<div>" * 5000 + b"Anna", "x").pieces[0][0] == "Anna"
+
+
+def test_a_docx_is_its_paragraphs_and_names_the_package_where_it_is_missing(monkeypatch):
+    pytest.importorskip("mammoth")
+    found = contents(docx("Anna reached Lima.", "Boris left."), "a.docx")
+    assert found.pieces == [("Anna reached Lima.\n\nBoris left.", 0, "")] and found.kind == "file"
+    assert "empty" in said(docx(""))
+    assert "damaged" in said(zipped(word__document___xml="<no"))
+    monkeypatch.setitem(sys.modules, "mammoth", None)
+    assert "mammoth" in said(docx("Anna."), "a.docx")
+
+
+def test_an_epub_is_its_chapters_in_the_order_of_its_spine():
+    book = epub(
+        "<html><head><title>x</title></head><body><h1>One &amp; <i>all</i></h1>Anna left.</body>",
+        "<html><body><h2>Two</h2><p>Anna reached Lima.</p></body></html>",
+        "<html><body><img src='x'/></body></html>",
+    )
+    found = contents(book, "a.epub")
+    assert found.title == "A Book" and found.kind == "chapter"
+    assert [(number, name) for _, number, name in found.pieces] == [(1, "One & all"), (2, "Two")]
+    assert "Anna reached Lima." in found.pieces[1][0]
+    assert "empty" in said(epub("<html></html>"))
+    assert "damaged" in said(epub("x", O__b___opf="<package"))
+    assert "encrypted" in said(
+        epub("x", **{"META-INF__encryption___xml": "", "META-INF__rights___xml": ""})
+    )
+
+
+def test_what_unpacks_to_too_much_is_refused_unread(monkeypatch):
+    monkeypatch.setattr(documents, "UNPACKED", 1 << 16)
+    big = "Anna. " * 20_000
+    for content in (gzip.compress(big.encode()), docx(big), epub(big)):
+        assert len(content) < 4096 and "unpacks to more than" in said(content)
+
+
+def test_sizes_that_lie_and_entities_without_end_unpack_nothing(monkeypatch):
+    honest = zipped(**{"META-INF__container___xml": "<x>" + " " * 100_000})
+    place = honest.rindex(b"PK\x01\x02")  # the directory, which says how large a member is
+    lying = honest[: place + 24] + (9).to_bytes(4, "little") + honest[place + 28 :]
+    read, most = zipfile.ZipExtFile.read, []
+
+    def watched(file, n=-1):
+        most.append(n)
+        return read(file, n)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", watched)
+    assert "damaged" in said(lying) and most == [9]
+    laughs = "".join(f'<!ENTITY a{k} "{f"&a{k - 1};" * 10}">' for k in range(1, 12))
+    bomb = f'<!DOCTYPE x [<!ENTITY a0 "ha">{laughs}]><x>&a11;</x>'
+    assert "damaged" in said(epub("x", O__b___opf=bomb))
+
+
+# ---------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_text_is_read_by_its_mark(encoding):
+    content = "né à Zürich\r\n".encode(encoding)
+    assert contents(content, "a.txt").pieces[0][0] == "né à Zürich\n"
+
+
+def test_a_compressed_text_is_unpacked():
+    assert contents(gzip.compress(b"Anna."), "a.txt.gz").pieces[0][0] == "Anna."
+    assert "damaged" in said(gzip.compress(b"Anna." * 99)[:-9])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b" \n\t ", "is empty"),
+        ("Anna lived in Zürich.".encode("latin-1"), "save it as UTF-8"),
+        ("Anna".encode("utf-16") + b"\0", "no UTF-16 text"),
+        (bytes(range(256)) * 8, "binary"),
+        (b"Anna\0Boris", "binary"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(200), "binary"),
+        (b"{\\rtf1 Anna}", "RTF"),
+        (b"\xd0\xcf\x11\xe0" + bytes(99), "old Word"),
+        (b"PK\x03\x04" + bytes(9), "damaged"),
+        (zipped(a___txt="Anna"), "neither docx nor epub"),
+        (b"<html><meta charset=nonsense>Anna", "nonsense, which is unknown"),
+        (b"<html><meta charset=undefined>Anna", "no UNDEFINED text"),
+    ],
+)
+def test_a_mistake_is_one_sentence(content, words):
+    assert words in said(content)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_text_or_one_sentence(content):
+    for head in (b"", b"%PDF-1.4\n", b"PK\x03\x04", b"\x1f\x8b", b"<html>"):
+        try:
+            found = contents(head + content, "f.x")
+            assert any(text.strip() for text, _, _ in found.pieces)
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------- several files
+
+
+def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(tmp_path):
+    for name, content in {
+        "b10.txt": b"Ten.",
+        "b2.md": b"Two.",
+        "a/x.pdf": pdf("One.", "Two."),
+        ".git/config": b"no",
+        ".hidden": b"no",
+        "photo.png": b"\x89PNG\r\n\x1a\n" + bytes(99),
+        "z.txt": b"",
+    }.items():
+        (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "d" / name).write_bytes(content)
+    document = read([tmp_path / "d"])
+    assert document.text == "One.\n\nTwo.\n\nTwo.\n\nTen."
+    assert [part.file for part in document.parts] == ["a/x.pdf", "a/x.pdf", "b2.md", "b10.txt"]
+    assert document.size() == "2 pages, 2 files" and document.title == "3 files"
+    (remark,) = document.remarks
+    assert remark == (
+        f"Left out of {tmp_path / 'd'}: .git (hidden); .hidden (hidden); photo.png; "
+        "z.txt is empty: there is no text in it."
+    )
+    assert document.where([(0, len(document.text))]) == "a/x.pdf pages 1-2; b2.md; b10.txt"
+    assert document.where([(0, len(document.text))], most=2) == (
+        "a/x.pdf pages 1-2; b2.md and 1 more"
+    )
+    assert Document.of(document.plain()) == document
+
+
+def test_files_are_read_in_the_order_in_which_they_are_named(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.txt").write_text(f"File {name}.")
+    assert read([tmp_path / "b.txt", tmp_path / "a.txt"]).text == "File b.\n\nFile a."
+    alone = read([tmp_path / "a.txt"])
+    assert alone.size() == "" and alone.where([(0, 3)]) == "" and alone.title == "a.txt"
+
+
+def test_standard_input_may_be_any_form_once(monkeypatch):
+    stdin = SimpleNamespace(buffer=io.BytesIO(pdf("Anna.", "Boris.")))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert read(["-"]).size() == "2 pages"
+    with pytest.raises(UserError, match="name it once"):
+        read(["-", "-"])
+
+
+@pytest.mark.parametrize("path", ["nowhere.txt", "", "x" * 300, "a\0b"])
+def test_a_path_with_nothing_there_is_one_sentence(path):
+    with pytest.raises(UserError):
+        read([path])
+
+
+def test_a_folder_without_anything_to_read_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"holds no file that can be read\.$"):
+        read([tmp_path])
+    (tmp_path / "x.bin").write_bytes(b"\0\1")
+    with pytest.raises(UserError, match=r"can be read: x\.bin\.$"):
+        read([tmp_path])
+    with pytest.raises(NotText, match="binary"):  # a file that is named is an error
+        read([tmp_path / "x.bin"])
+
+
+def test_numbers_in_names_count_as_numbers():
+    names = ["c10", "c9", "b/2", "b/10", "C1"]
+    assert sorted(names, key=natural) == ["b/2", "b/10", "C1", "c9", "c10"]
+
+
+# ---------------------------------------------------------------- where an answer stands
+
+
+def pages(*texts: str) -> Document:
+    parts, at = [], 0
+    for number, text in enumerate(texts, 1):
+        parts.append(Part(at, "a.pdf", "page", number))
+        at += len(text) + 2
+    return Document("\n\n".join(texts), tuple(parts), "a.pdf")
+
+
+def test_an_answer_stands_where_its_words_do():
+    document = pages("Anna left for the Old Bridge.", "Boris met Ida.", "An old\nbridge, he said.")
+    ranges, phrase = document.find("the old bridge")
+    assert phrase and document.where(ranges) == "pages 1, 3"
+    assert [document.text[a:b].split() for a, b in ranges] == [["Old", "Bridge"], ["old", "bridge"]]
+    ranges, phrase = document.find("Ida was met by Boris")
+    assert not phrase and document.where(ranges) == "page 2"
+    assert document.find("Karin in Kyoto") == ([], False)  # no word, or one alone, is no place
+    assert document.find("Karin left Kyoto for Rome") == ([], False)
+    assert document.find("Yes.") is None and document.find("the") is None
+    assert document.find("...") is None
+
+
+@given(
+    st.lists(st.sampled_from("anna left the old bridge for lima".split()), min_size=3), st.data()
+)
+def test_every_place_of_a_phrase_is_found(words, data):
+    """As ten obvious lines find it: articles aside, one window of words after the other."""
+    start = data.draw(st.integers(0, len(words) - 1))
+    answer = words[start : start + data.draw(st.integers(1, 3))]
+    document = pages(" ".join(words))
+    wanted = [word for word in answer if word != "the"]
+    plain = [word for word in words if word != "the"]
+    n = len(wanted)
+    expected = sum(plain[k : k + n] == wanted for k in range(len(plain) - n + 1)) if n else None
+    found = document.find(" ".join(answer))
+    assert (found if expected is None else len(found[0])) == expected
+    for a, b in found[0] if found else ():
+        assert [w for w in document.text[a:b].split() if w != "the"] == wanted
+
+
+def test_many_places_are_counted():
+    document = pages(*["Lima.", "Rome."] * 12)
+    ranges, _ = document.find("Lima")
+    assert document.where(ranges) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
+
+
+# ---------------------------------------------------------------- from tokens to characters
+
+
+@pytest.mark.parametrize(("most", "over"), [(None, "center"), (4, "center"), (3, "center"),
+                                            (3, "head"), (1, "center")])  # fmt: skip
+def test_a_section_stands_where_its_text_does(most, over):
+    codec, text = Characters(), "Anna né à Zürich met. " * 60
+    sections = codec.cut(text, 30, most, over)
+    places = Places(text, sections, codec.decode, over)
+    for section, ranges in zip(sections, places.ranges, strict=True):
+        assert "".join(text[a:b] for a, b in ranges).split() == section.split()
+    assert bool(sections.left_out) == (most is not None)
+    if over == "center":
+        assert places.ranges[0][0][0] == 0 and places.ranges[-1][-1][1] == len(text)
+
+
+def test_a_tokenizer_that_cuts_characters_in_two_loses_no_page(codec):
+    """The embedded tokenizer has bytes for what it does not know, and a blank before a text."""
+    text = "".join(f"Señor {n} né à Zürich – “naïve” 東京. " for n in range(400))
+    sections = codec.cut(text, 37)
+    places = Places(text, sections, codec.decode, "center")
+    assert any("\ufffd" in section for section in places.texts)
+    for section, ((start, end),) in zip(places.texts, places.ranges, strict=True):
+        assert text[start:end].strip() == section.strip("\ufffd").strip()
+    ends = [(a, b) for ((a, b),) in places.ranges]
+    assert all(0 <= b - a <= 3 for (_, a), (b, _) in pairwise(ends))
+
+
+def test_what_a_prompt_shows_is_found_again():
+    codec = Characters()
+    text = "Anna left. " * 6 + "Boris reached Lima. " + "Anna left. " * 6
+    sections = codec.cut(text, 11)
+    places = Places(text, sections, codec.decode, "center")
+    assert [places.of(s) for s in sections] == places.ranges  # alike, and yet one after the other
+    both = str(sections[1]) + str(sections[-1])
+    assert {*places.of(both)} >= {*places.ranges[1], *places.ranges[-1]}
+    assert places.of("") == [] and places.of("nothing of it") == []
+    assert len(places.of(text)) == len(sections)
+
+
+def test_no_page_of_this_repository_is_refused():
+    """Markdown and text as they are, a real folder."""
+    root = Path(__file__).parents[2]
+    document = read([root / "docs", root / "README.md"])
+    assert "docs/ask.md" in document.text and re.search(r"\d+ files", document.size())
