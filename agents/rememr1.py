@@ -20,15 +20,7 @@ from agents.demos import Demo, Size
 from agents.retrieval import RETRIEVERS, Retriever
 from config.errors import UserError
 from config.options import COUNT, LIMIT
-from data import (
-    Task,
-    answer_recall,
-    count_phrases,
-    extract_answer,
-    normalize_answer,
-    phrases,
-    strip_thinking,
-)
+from data import Task, extract_answer, normalize_answer, strip_thinking
 from memagent import (
     NO_MEMORY,
     Agent,
@@ -43,6 +35,7 @@ from memagent import (
     Wording,
 )
 from memory import MemoryState, Recall
+from tasks.mentions import answer_recall, count_phrases, phrases
 from tokens.codec import Codec
 
 # ---------------------------------------------------------------- wording and settings

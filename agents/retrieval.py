@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 
-from data import separate_words
+from tasks.mentions import separate_words
 
 # ---------------------------------------------------------------- looking back
 

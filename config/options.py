@@ -510,8 +510,8 @@ class AskConfig:
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty = what is at hand:
-    the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
+    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
+    = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     device: Device = "auto"

@@ -34,20 +34,18 @@ from commands.taskfiles import is_known
 from data import (
     TAIL_CHARACTERS,
     _bare,
-    answer_recall,
     boxed_reward,
-    count_phrases,
     exact_match,
     extract_boxed,
     extract_sentence,
     f1,
     grade,
     normalize_answer,
-    phrases,
     ruler_match,
     strip_thinking,
     sub_em_upstream,
 )
+from tasks.mentions import answer_recall, count_phrases, phrases
 
 RAISED = "raised"  # in place of what an original would have returned
 Pair = tuple[str, list[str]]  # response, accepted answers

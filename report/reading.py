@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 
 from config.errors import clip
-from data import Task, count_phrases, grade, phrases, strip_thinking
+from data import Task, grade, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
+from tasks.mentions import count_phrases, phrases
 
 # ---------------------------------------------------------------- while it reads
 

@@ -25,8 +25,9 @@ from dataclasses import replace
 from itertools import islice
 
 from config.errors import UserError
-from data import Pool, Task, normalize_answer, seed_of, separate_words
+from data import Pool, Task, normalize_answer, seed_of
 from tasks.hqa import draws, with_own_pool
+from tasks.mentions import separate_words
 from tasks.readers import distinct_passages
 
 # index of an article in its file, from 0, and its title in lower case, without _ -> whether it is

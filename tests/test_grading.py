@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from config.errors import UserError
 from data import (
-    answer_recall,
     boxed_reward,
-    count_phrases,
     exact_match,
     extract_answer,
     extract_boxed,
@@ -21,14 +19,13 @@ from data import (
     f1,
     grade,
     normalize_answer,
-    phrases,
     ruler_match,
-    separate_words,
     strip_thinking,
     sub_em,
     sub_em_upstream,
     unwrapped,
 )
+from tasks.mentions import answer_recall, count_phrases, phrases, separate_words
 
 REWARDS = [
     # MemAgent's reward (arXiv 2507.02259, eq. 6) case by case

@@ -19,7 +19,7 @@ from agents.rememr1 import (
 from config import options
 from config.errors import UserError
 from config.options import GRPOConfig
-from data import Pool, Task, answer_recall
+from data import Pool, Task
 from embedded import tiny
 from engines.scripted import ScriptedEngine
 from eval import evaluate
@@ -30,6 +30,7 @@ from report.metrics import describe_turns
 from report.rows import Cell
 from rollout import Sampling, follow, rollout
 from tasks import worlds
+from tasks.mentions import answer_recall
 
 SIZES = dict(chunk_tokens=24, memory_tokens=13, final_tokens=24, query_tokens=8, step_tokens=40)
 CONFIG = ReMemR1Config(**SIZES)

@@ -13,8 +13,9 @@ from test_readers import SHARED, lines, real
 from commands import taskfiles
 from config.errors import UserError
 from config.options import EvalConfig
-from data import Pool, normalize_answer, separate_words
+from data import Pool, normalize_answer
 from tasks import passages, suites
+from tasks.mentions import separate_words
 from tasks.passages import article_rule, make_tasks, split_by_article
 from tasks.readers import read, read_passages
 
