@@ -106,15 +106,13 @@ def train(
 ):
     """Train a policy with GRPO; results lie in RUNS/NAME."""
     (run,) = _merged(config, {}, run=run)
-    name = run.get("agent") or find.agent_of(preset, run.get("model") or options.EMBEDDED)
+    name = run.get("agent") or find.agent_of(preset, find.starting_point(run))
     theirs = find.compat_of(compat, [name], training=True)
     grpo, agent = _merged(config, theirs, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = find.resumed(preset, run, grpo, agent)
         name = run.get("agent") or name
-    grpo_config, reader = find.resolve(
-        preset, run.get("model") or options.EMBEDDED, grpo, agent, name
-    )
+    grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
     run_config = RunConfig(**run)
     if axes := find.axes(reader, grpo_config, compat):
@@ -124,9 +122,7 @@ def train(
 
         return run_dry(run_config, grpo_config, reader, typer.echo, resume)
     from commands.train import run_and_report
-    from tasks import hub
 
-    run_config = hub.pinned(run_config, typer.echo)
     run_and_report(run_config, grpo_config, reader, resume, typer.echo)
 
 
@@ -152,8 +148,8 @@ def sft(
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
-    model = run.get("model") or options.EMBEDDED
-    reader = find.resolve("default", model, {}, agent, run.get("agent") or "")[1]
+    model, name = find.starting_point(run), run.get("agent") or ""
+    reader = find.resolve("default", model, {}, agent, name)[1]
     run_config = RunConfig(**run | {"agent": reader.name})
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
 

@@ -343,6 +343,13 @@ def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
     return model or (None if endpoint else EMBEDDED)
 
 
+def starting_point(run: dict) -> str | Path:
+    """Return the model or, where they say how they read, the adapters that a training goes on from:
+    agents take their settings from there."""
+    adapter = run.get("adapter", "")
+    return adapter if adapter and _yaml_of(adapter).exists() else run.get("model") or EMBEDDED
+
+
 def agent_of(preset: str, model: str | Path | None) -> str:
     """Return the default agent: the preset's, else the model's, else memagent."""
     return preset_of(preset)["run"].get("agent") or trained_agent(model) or DEFAULT

@@ -80,12 +80,10 @@ def _cores() -> Finding:
 
 def bfloat16() -> Finding:
     """Check whether the processor computes in bfloat16 by itself."""
-    import torch
+    from models.setup import bfloat16_instructions
 
-    able = torch.cpu.get_capabilities()
-    names = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
-    if found := [name for name in names if able.get(name)]:
-        return Finding("CPU in bfloat16", ", ".join(found), "ok", "real models: --dtype bfloat16")
+    if found := bfloat16_instructions():
+        return Finding("CPU in bfloat16", ", ".join(found), "ok", "real models compute in it")
     advice = "bfloat16 is emulated there; float32, the default, may be faster"
     return Finding("CPU in bfloat16", "no instructions", "limit", advice)
 

@@ -117,10 +117,10 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     load_checkpoint(checkpoint, model)
     if config.lora_rank:
         more = {}
-        if run.model in PACKAGED:  # the folder that it lies in is this machine's own
+        if setup.run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
-            model.active_peft_config.base_model_name_or_path = run.model
-            base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
+            model.active_peft_config.base_model_name_or_path = setup.run.model
+            base.name_or_path = base.config._name_or_path = setup.run.model  # in peft's README.md
             more = {"save_embedding_layers": False}  # else peft asks the hub for the name
         model.save_pretrained(adapter, **more)
         model = merge_adapters(model)

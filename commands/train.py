@@ -40,6 +40,7 @@ from models.load import inner, load_policy, settle_threads
 from models.packaged import ready
 from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
+from tasks import hub
 from tasks.sources import training_tasks, validation_tasks
 
 Reward = Callable[[Trajectory], float]
@@ -152,6 +153,7 @@ def run_and_report(
     from report.runlog import summary
     from report.summary import write_summary
 
+    run = hub.pinned(run, say)
     folder = train(run, config, agent, resume, callbacks=[TrainingProgress(config.steps)])
     if not ranks.is_first():  # one of torchrun's other processes
         return

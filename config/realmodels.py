@@ -1,17 +1,20 @@
-"""What --model may name beside a folder or a hub name: a packaged model, or a GGUF file.
+"""What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `is_gguf`, `settings_folder`, `cache_folder`. Leaves out: fetching
-and converting (models/packaged.py, models/gguf.py). No torch.
+Holds: `Packaged`, `PACKAGED`, `is_gguf`, `named_folder`, `is_adapter`,
+`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: fetching and converting
+(models/packaged.py, models/convert.py). No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.errors import UserError
+from config.errors import UserError, first_line
+from config.files import is_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,10 @@ PACKAGED = {
 }
 """By the name that stands for them as --model; `./smollm2` would be a folder."""
 
-_SETTINGS = Path(__file__).parent.parent / "models" / "packages"
+_ROOT = Path(__file__).parent.parent
+_SETTINGS = _ROOT / "models" / "packages"
+ADAPTERS = {"smollm2-reader": _ROOT / "embedded" / "smollm2"}
+"""Adapters that come with the repository, by the name that stands for them as --model."""
 
 
 def is_gguf(model: str | Path) -> bool:
@@ -50,12 +56,47 @@ def is_gguf(model: str | Path) -> bool:
     return Path(model).suffix.lower() == ".gguf"
 
 
+def named_folder(model: str | Path) -> Path:
+    """Return the folder of adapters that come with the repository, or the model as a path."""
+    return ADAPTERS.get(str(model)) or Path(model)
+
+
+def is_adapter(model: str | Path) -> bool:
+    """Return whether a --model names a folder of LoRA adapters, which have a base model."""
+    folder = named_folder(model)
+    return is_file(folder / "adapter_config.json") and not is_file(folder / "config.json")
+
+
+def adapter_config(folder: str | Path) -> dict:
+    """Read rank, scale, targets and base of the LoRA adapters in a folder; else UserError.
+
+    Returns r, lora_alpha, target_modules (comma-separated) and base_model_name_or_path.
+    """
+    try:
+        text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
+        saved = json.loads(text)
+        targets = saved["target_modules"]
+        return {
+            "r": int(saved["r"]),
+            "lora_alpha": float(saved["lora_alpha"]),
+            "target_modules": targets if isinstance(targets, str) else ",".join(sorted(targets)),
+            "base_model_name_or_path": str(saved["base_model_name_or_path"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} holds no LoRA adapters: {first_line(error)}.") from error
+
+
+def base_of(model: str | Path) -> str | Path:
+    """Return the model that has tokenizer and configuration: of adapters their base."""
+    return adapter_config(model)["base_model_name_or_path"] if is_adapter(model) else model
+
+
 def settings_folder(model: str | Path) -> Path:
     """Return the folder whose agent.yaml says how agents read with a model.
 
     A packaged model's is part of the repository: settings are resolved before anything is fetched.
     """
-    return _SETTINGS / model if str(model) in PACKAGED else Path(model)
+    return _SETTINGS / model if str(model) in PACKAGED else named_folder(model)
 
 
 def cache_folder() -> Path:

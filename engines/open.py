@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig
+from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
 from models.plan import GRAPHS_GIB, geometry, plan
@@ -43,6 +44,11 @@ def open_engine(
     if name == "vllm":
         from engines.vllm_colocated import ColocatedEngine
 
+        if is_adapter(setup.model):
+            raise UserError(
+                "vLLM takes whole models here: give the folder that `train` or `export` wrote "
+                "beside the adapters, or --engine transformers."
+            )
         if setup.on_gpu != torch.cuda.is_available():
             raise UserError("vLLM computes on the GPU where there is one: leave --device out.")
         most = window_of_model(setup.folder, setup.trust_remote_code)
@@ -195,12 +201,13 @@ def fingerprint(model: str, dtype: object = "") -> str:
     A hub model counts by its name and the commit that is in the cache.
     """
     folder = Path(ready(model or EMBEDDED))
+    base = f"{fingerprint(str(base_of(model)))} " if is_adapter(model) else ""
     if not any(folder.glob("*.safetensors")):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(model, "config.json")  # .../snapshots/COMMIT/config.json
         return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
-    digest = hashlib.blake2b(str(dtype).encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
     for path in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES):
         digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:

@@ -25,6 +25,9 @@ from safetensors.torch import save_file
 
 from config.errors import UserError, loading
 from config.options import TrainConfig
+from config.realmodels import base_of, is_adapter, named_folder
+from models.packaged import ready
+from models.setup import with_adapter
 
 if TYPE_CHECKING:
     from models.setup import TrainingSetup
@@ -39,6 +42,8 @@ def load_model(
 ):
     """Load a causal LM from safetensors onto a device; UserError where that fails.
 
+    A folder of adapters is loaded with their base model.
+
     device: cpu, cuda, auto, or "unset": the model is built in uninitialised host memory, which is
     committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
@@ -49,6 +54,8 @@ def load_model(
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    if is_adapter(path):
+        return _with_its_base(path, dtype, device, trust_remote_code)
     if device == "unset":
         return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -85,6 +92,14 @@ def load_model(
             f"is missing or of another shape."
         )
     return model
+
+
+def _with_its_base(folder: str | Path, dtype: str, device: str, trust_remote_code: bool):
+    """Load the adapters in a folder around their base model, as they were trained: not merged."""
+    base = load_model(ready(base_of(folder)), dtype, device, trust_remote_code)
+    policy = with_lora(base, with_adapter(TrainConfig(), folder))
+    load_adapter(policy, folder)
+    return inner(policy.requires_grad_(False))
 
 
 def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
@@ -218,7 +233,7 @@ def load_adapter(policy, folder: str | Path) -> None:
 
     with loading(f"The adapters in {folder}"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about shapes: they are an error below
-        weights = load_peft_weights(str(folder), device="cpu")
+        weights = load_peft_weights(str(named_folder(folder)), device="cpu")
         found = set_peft_model_state_dict(policy, weights, ignore_mismatched_sizes=True)
     adapters = {name for name, _ in policy.named_parameters() if "lora_" in name}
     wrong = [*found.unexpected_keys, *(adapters & {*found.missing_keys})]

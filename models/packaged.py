@@ -25,7 +25,14 @@ from pathlib import Path
 
 from config.errors import UserError
 from config.files import make_folder, making_folder, replacing
-from config.realmodels import PACKAGED, Packaged, cache_folder, is_gguf, settings_folder
+from config.realmodels import (
+    ADAPTERS,
+    PACKAGED,
+    Packaged,
+    cache_folder,
+    is_gguf,
+    settings_folder,
+)
 
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
@@ -42,7 +49,7 @@ def ready(model: str | Path) -> str | Path:
     if is_gguf(model):
         path = Path(model)
         return _made(path.stem, _digest_of(path), lambda _: path)
-    return model
+    return ADAPTERS.get(str(model), model)
 
 
 def if_here(model: str | Path) -> str | Path:

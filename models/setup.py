@@ -1,6 +1,7 @@
 """What a command computes with: model, device, dtype, adapters, shards, window, resolved once.
 
-Holds: `Setup`, `TrainingSetup`. Leaves out: loading (models/load.py), engines (engines/open.py).
+Holds: `Setup`, `TrainingSetup`, `auto_dtype`. Leaves out: loading (models/load.py), engines
+(engines/open.py).
 Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 """
 
@@ -12,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.errors import UserError, first_line
+from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
+from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
 from models.packaged import ready
 
@@ -28,6 +30,42 @@ def resolve_device(device: str) -> str:
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
+"""Instructions by which a processor computes in bfloat16, as torch calls them."""
+
+
+def bfloat16_instructions() -> list[str]:
+    """List the processor's own instructions for bfloat16."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    return [name for name in BFLOAT16 if able.get(name)]
+
+
+def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = None) -> str:
+    """Choose the dtype of a model: bfloat16 where the device computes in it, else float32.
+
+    On a CPU that is so for models stored in bfloat16, and in training for adapters alone: they
+    learn in float32 beside weights that stay as they are. On a GPU, full fine-tuning is mixed.
+    """
+    full = training is not None and not training.lora_rank
+    if device.startswith("cuda"):
+        return "mixed" if full else "bfloat16"
+    stored = not full and _is_stored_in_bfloat16(base_of(model))
+    return "bfloat16" if stored and bfloat16_instructions() else "float32"
+
+
+def _is_stored_in_bfloat16(model: str | Path) -> bool:
+    """Read from config.json, without loading or fetching anything."""
+    if str(model) in PACKAGED or is_gguf(model):
+        return True  # as they are converted
+    try:
+        config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+        return (config.get("dtype") or config.get("torch_dtype")) == "bfloat16"
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +88,11 @@ class Setup:
         return ready(self.model)
 
     @property
+    def base_folder(self) -> str | Path:
+        """What tokenizer and configuration are loaded from: of adapters their base model."""
+        return ready(base_of(self.model))
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
@@ -63,7 +106,7 @@ class Setup:
         from tokens.codec import Codec
 
         return Codec.load(
-            self.folder, trust_remote_code=self.trust_remote_code, thinking=self.thinking
+            self.base_folder, trust_remote_code=self.trust_remote_code, thinking=self.thinking
         )
 
     @classmethod
@@ -72,13 +115,11 @@ class Setup:
     ) -> Setup:
         """Resolve what answers agents: the model, or `untrained` the policy before training."""
         device = resolve_device(config.device)
-        dtype = config.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        model = (config.untrained if untrained else config.model) or EMBEDDED
         return cls(
-            (config.untrained if untrained else config.model) or EMBEDDED,
+            model,
             device,
-            dtype,
+            auto_dtype(model, device) if config.dtype == "auto" else config.dtype,
             window_of(agents),
             any(agent.config.thinking for agent in agents),
             config.trust_remote_code,
@@ -91,22 +132,20 @@ def window_of(agents: Sequence[Agent]) -> int | None:
     return None if not needed or None in needed else max(needed)
 
 
-def _as_adapter(folder: str, training: TrainConfig) -> TrainConfig:
+def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     """Return the settings with rank, scale and targets of the adapters in a folder."""
-    path = Path(folder, "adapter_config.json")
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        rank, alpha = saved["r"], float(saved["lora_alpha"])
-        targets = saved["target_modules"]
-        targets = targets if isinstance(targets, str) else ",".join(sorted(targets))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} holds no LoRA adapters: {first_line(error)}.") from error
-    if training.lora_rank not in (0, rank):
+    saved = adapter_config(folder)
+    if training.lora_rank not in (0, saved["r"]):
         raise UserError(
-            f"The adapters in {folder} have rank {rank}, not {training.lora_rank}: leave "
+            f"The adapters in {folder} have rank {saved['r']}, not {training.lora_rank}: leave "
             "--lora-rank out."
         )
-    return replace(training, lora_rank=rank, lora_alpha=alpha, lora_targets=targets)
+    return replace(
+        training,
+        lora_rank=saved["r"],
+        lora_alpha=saved["lora_alpha"],
+        lora_targets=saved["target_modules"],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +182,18 @@ class TrainingSetup(Setup):
     @classmethod
     def of(cls, run: RunConfig, training: TrainConfig, agent: Agent) -> TrainingSetup:
         """Resolve the settings of a training; adapters to go on from decide their rank."""
+        if is_adapter(run.model):
+            if run.adapter:
+                raise UserError("Give adapters as --model or as --adapter, not as both.")
+            run = replace(run, model=str(base_of(run.model)), adapter=run.model)
         if run.adapter:
-            training = _as_adapter(run.adapter, training)
+            training = with_adapter(training, run.adapter)
         device = resolve_device(run.device)
-        dtype = run.dtype
-        if dtype == "auto":
-            trained = "bfloat16" if training.lora_rank else "mixed"
-            dtype = trained if device.startswith("cuda") else "float32"
+        model = run.model or EMBEDDED
         return cls(
-            run.model or EMBEDDED,
+            model,
             device,
-            dtype,
+            auto_dtype(model, device, training) if run.dtype == "auto" else run.dtype,
             run.engine_window or agent.turn_tokens(),
             agent.config.thinking,
             run.trust_remote_code,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError, clean
 from config.files import replacing
+from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
 from report.rows import FATES, Cell, fate
@@ -330,7 +331,7 @@ class Overlap:
 
     def __init__(self, policy: str, agents: Sequence[str], look: bool = True):
         self.policy, self.agents = policy, agents
-        self.known = trained_on(policy) if policy and look else {}
+        self.known = trained_on(settings_folder(policy)) if policy and look else {}
         # name of the questions -> digests: documents of every length ask the same questions
         self.asked: dict[str, set[str]] = {}
 

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,17 @@ from commands import train
 from commands.dryrun import made_up
 from config import options
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig
+from config.options import EvalConfig, GRPOConfig, RunConfig
+from config.realmodels import base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
+from engines.open import fingerprint
 from models.checkpoints import load_checkpoint
 from models.load import inner, load_model, merge_adapters, optimizer_of, with_lora
+from models.setup import Setup, TrainingSetup, auto_dtype
 from rollout import Sampling, rollout
 from tasks import worlds
+from tokens.codec import Codec
 
 LORA = GRPOConfig(lora_rank=4)
 IDS = torch.arange(10, 40)[None]
@@ -172,3 +177,57 @@ def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
     module = train.build(other, replace(config, lora_targets="q_proj"), tiny.agent())
     with pytest.raises(UserError, match="other names"):
         load_checkpoint(path, module.model)
+
+
+def test_adapters_are_a_model_with_their_base(codec, tmp_path):
+    """As they were trained: not merged, and computed in the base's type."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    random_policy(codec).save_pretrained(base), codec.tokenizer.save_pretrained(base)
+    policy = with_lora(load_model(base, device="cpu"), GRPOConfig(lora_rank=4))
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "lora_B" in name:
+                p.copy_(torch.randn_like(p))
+    policy.save_pretrained(folder)
+    ids = torch.tensor([codec.encode("Anna joined Boris.")])
+    alone = load_model(folder, device="cpu")
+    assert torch.equal(alone(ids).logits, policy(ids).logits)
+    assert not torch.allclose(alone(ids).logits, load_model(base, device="cpu")(ids).logits)
+    assert not any(p.requires_grad for p in alone.parameters())
+    assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
+    # the tokenizer is the base's, and what answers has a fingerprint of both
+    setup = Setup.of_evaluation(EvalConfig(model=str(folder), device="cpu"), [tiny.agent()])
+    assert setup.codec().fingerprint == Codec.load(base).fingerprint
+    before = fingerprint(str(folder))
+    (base / "generation_config.json").write_text("{}")
+    assert fingerprint(str(folder)) != before != fingerprint(str(base))
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds no LoRA adapters"):
+        load_model(folder, device="cpu")
+
+
+def test_training_goes_on_from_adapters_named_as_the_model(codec, tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    random_policy(codec).save_pretrained(base), codec.tokenizer.save_pretrained(base)
+    with_lora(load_model(base, device="cpu"), GRPOConfig(lora_rank=4)).save_pretrained(folder)
+    run = RunConfig(model=str(folder), device="cpu")
+    setup = TrainingSetup.of(run, GRPOConfig(), tiny.agent())
+    assert (setup.model, setup.run.adapter) == (str(base), str(folder))
+    assert setup.training.lora_rank == 4
+    with pytest.raises(UserError, match="not as both"):
+        TrainingSetup.of(replace(run, adapter=str(folder)), GRPOConfig(), tiny.agent())
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+@pytest.mark.parametrize("able", [True, False])
+def test_bfloat16_where_model_and_processor_have_it(tmp_path, monkeypatch, stored, able):
+    monkeypatch.setattr("models.setup.bfloat16_instructions", lambda: ["avx512_bf16"] * able)
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    expected = "bfloat16" if able and stored == "bfloat16" else "float32"
+    assert auto_dtype(tmp_path, "cpu") == expected
+    assert auto_dtype(tmp_path, "cpu", GRPOConfig(lora_rank=4)) == expected
+    assert auto_dtype(tmp_path, "cpu", GRPOConfig()) == "float32"  # all weights are trained
+    assert auto_dtype("smollm2", "cpu") == ("bfloat16" if able else "float32")
+    assert auto_dtype("org/name", "cpu") == "float32"  # on the hub: nothing is fetched to see
+    assert auto_dtype(tmp_path, "cuda", GRPOConfig()) == "mixed"
+    assert auto_dtype(tmp_path, "cuda") == "bfloat16"
