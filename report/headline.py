@@ -70,6 +70,11 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
             f"{summary['steps']} training steps; the mean reward of the last ones is "
             f"{summary['reward']:.2f}. Nothing has been evaluated yet."
         )
+    if not records and "loss" in summary:
+        return (
+            f"{summary['steps']} steps on demonstrations; the mean loss of the last ones is "
+            f"{summary['loss']:.2f}. Nothing has been evaluated yet."
+        )
     if not records:
         return "Nothing has been evaluated yet."
     agents = list(dict.fromkeys(cell.agent for cell in records))

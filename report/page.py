@@ -147,12 +147,14 @@ def _lengths_of(rewards: Sequence[tuple[int, float, str]]) -> set[int]:
 
 
 def _rewards(
-    rewards: Sequence[tuple[int, float, str]], validation: Sequence[tuple[int, float]]
+    rewards: Sequence[tuple[int, float, str]],
+    validation: Sequence[tuple[int, float]],
+    measure: str,
 ) -> Section:
     several = len(_lengths_of(rewards)) > 1
     return Section(
-        "Reward by training step",
-        _figures(plots.reward(rewards, validation)) if rewards else "",
+        f"{measure.capitalize()} by training step",
+        _figures(plots.reward(rewards, validation, measure)) if rewards else "",
         "Dotted lines: training goes on to longer documents." if several else "",
     )
 
@@ -562,10 +564,12 @@ def _csv_rows(path: Path) -> Iterator[dict]:
         yield from csv.DictReader(text.splitlines())
 
 
-def _load_rewards(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float, str]]:
+def _load_rewards(
+    folder: Path, lengths: Sequence[int], column: str = "reward"
+) -> list[tuple[int, float, str]]:
     """Return (step, reward, sections of the tasks or "") from metrics.csv.
 
-    Lines without step or reward, such as a torn last one, are skipped.
+    Lines without step or reward, such as a torn last one, are skipped. column: another measure.
 
     lengths: sections by level, for files that have only the level.
     """
@@ -576,7 +580,7 @@ def _load_rewards(folder: Path, lengths: Sequence[int]) -> list[tuple[int, float
     rewards = []
     for row in _csv_rows(folder / "metrics.csv"):
         try:
-            step, reward, level = int(row["step"]), float(row["reward"]), int(row.get("level") or 0)
+            step, reward, level = int(row["step"]), float(row[column]), int(row.get("level") or 0)
         except (KeyError, TypeError, ValueError):
             continue
         if isfinite(reward):
@@ -612,6 +616,11 @@ def _level_lengths(config: str) -> list[int]:
 # ---------------------------------------------------------------- the page
 
 
+def measure_of(summary: dict) -> str:
+    """Return what a training is measured by: reward or, on demonstrations, loss."""
+    return "loss" if "loss" in summary else "reward"
+
+
 def _sections(
     summary: dict,
     records: Sequence[dict],
@@ -624,7 +633,7 @@ def _sections(
     sections = [
         _accuracy(summary),
         _ruler(summary),
-        _rewards(rewards, validation),
+        _rewards(rewards, validation, measure_of(summary)),
         _every_cell(summary),
         _paired(summary),
         _seeds(summary),
@@ -668,7 +677,7 @@ def write_report(folder: Path, title: str = "") -> Path:
     summary, records = _load(folder)
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rewards = _load_rewards(folder, _level_lengths(config))
+    rewards = _load_rewards(folder, _level_lengths(config), measure_of(summary))
     validation, known = _load_validation(folder), trained_on(folder)
     sections = _sections(summary, records, rewards, validation, config, known)
     longest = max(_lengths_of(rewards), default=None) if summary["unit"] == "sections" else None

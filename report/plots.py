@@ -226,11 +226,13 @@ def _accuracy_entries(
 
 
 def reward(
-    training: Sequence[tuple[int, float, str]], validation: Sequence[tuple[int, float]] = ()
+    training: Sequence[tuple[int, float, str]],
+    validation: Sequence[tuple[int, float]] = (),
+    measure: str = "reward",
 ) -> str:
-    """Draw the reward by training step, with its moving average.
+    """Draw the reward by training step, or another measure, with its moving average.
 
-    training: (step, reward, sections of the tasks). validation: (step, score).
+    training: (step, value, sections of the tasks). validation: (step, score).
     """
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
@@ -243,10 +245,11 @@ def reward(
             style = dict(color=SERIES[2], markersize=5, linewidth=1, label="validation, greedy")
             axes.plot(*zip(*validation, strict=True), "D-", **style)
         _mark_lengths(axes, steps, lengths)
-        axes.set(ylim=(-0.02, 1.02), xlabel="training step", ylabel="mean reward")
+        axes.set(xlabel="training step", ylabel=f"mean {measure}")
+        axes.set_ylim(-0.02, 1.02 if measure == "reward" else None)
         axes.figure.legend(loc="outside lower center", ncols=2)
 
-    return _figures([_svg(draw, "reward", "Reward by training step")])
+    return _figures([_svg(draw, "reward", f"{measure.capitalize()} by training step")])
 
 
 def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:

@@ -73,6 +73,6 @@ def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
     assert listed["model other-name"] == "converted from GGUF"
     assert not any("half" in item for item in listed)
     for k in range(doctor.MODELS):
-        (tmp_path / "models" / f"m{k}-0123456789abcdef-1").mkdir()
+        (tmp_path / "models" / f"m{k}-0123456789abcdef-{MADE_BY}").mkdir()
     assert len([*doctor.models()]) == doctor.MODELS + 1
     assert doctor.bfloat16().item == "CPU in bfloat16"

@@ -23,6 +23,9 @@ from memagent import NO_MEMORY
 from models import ranks
 from models.load import load_model
 from models.logprobs import Row
+from report.page import write_report
+from report.runlog import summary
+from report.summary import write_summary
 from tasks import worlds
 from tasks.sources import MixedTasks, parts_of
 
@@ -188,6 +191,10 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, codec)
     assert {"first_changed", "first_kept", "first_answer"} <= rows_of(whole)[0].keys()
     stored = yaml.safe_load((whole / "config.yaml").read_text())
     assert {*stored} == {"run", "sft", "agent"} and find.begun(whole)["sft"]["steps"] == 6
+    # its report shows the loss
+    write_summary(whole / "summary.json", summary(whole))
+    page = write_report(whole).read_text()
+    assert "Loss by training step" in page and "6 steps on demonstrations" in page
     # stopped after four steps and resumed: the same weights. The schedule goes by the steps.
     part = settings(tmp_path, weak, name="part")
     stopped = replace(config, steps=4, decay_from=1.0)
