@@ -105,7 +105,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     warm = isinstance(training, SFTConfig)
     if not warm and training.kl and (run.adapter or not training.lora_rank):
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
-    settle_threads(inner(model))
+    settle_threads(inner(model), run.devices)
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
     kind = SFT if warm else GRPO

@@ -328,11 +328,18 @@ SMALL = 50_000_000
 """Weights below which a second CPU thread gains nothing: waking it takes as long as its work."""
 
 
-def settle_threads(model) -> None:
-    """Use one thread for a small model on a CPU, unless OMP_NUM_THREADS is set."""
-    small = sum(p.numel() for p in model.parameters()) < SMALL and model.device.type == "cpu"
-    if small and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+def settle_threads(model, processes: int = 1) -> None:
+    """Choose the threads of a model on a CPU, unless OMP_NUM_THREADS is set: one for a small model,
+    else this process's share of the cores.
+
+    processes: that compute side by side on this machine. Two threads on a core that others use
+    took six times as long as one (SmolLM2).
+    """
+    if model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return
+    allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    small = sum(p.numel() for p in model.parameters()) < SMALL
+    torch.set_num_threads(1 if small else max(1, len(allowed) // processes))
 
 
 def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:

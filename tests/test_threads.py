@@ -63,7 +63,16 @@ def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(
     large = SimpleNamespace(
         parameters=lambda: [torch.empty(60_000_000, device="meta")], device=torch.device("cpu")
     )
-    settle_threads(large)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    for processes, threads in (
+        (1, 4),
+        (2, 2),
+        (4, 1),
+        (8, 1),
+    ):  # side by side: a share of the cores
+        settle_threads(large, processes)
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(2)
     settle_threads(
         SimpleNamespace(parameters=lambda: [torch.empty(9)], device=torch.device("cuda"))
     )
