@@ -136,7 +136,7 @@ def _blocks(
     """
     by_paragraph: dict[int, list[Task]] = {}
     for task in questions:
-        if filler.share_with(task) <= COMMON:
+        if n_documents == 1 or filler.share_with(task) <= COMMON:
             by_paragraph.setdefault(filler.own(task), []).append(task)
     block: list[Task] = []
     own: set[int] = set()
