@@ -183,6 +183,8 @@ def test_questions_of_one_paragraph_stand_side_by_side(tmp_path):
     orders = [task.order for task in tasks]
     assert len(tasks) == 5 and len({*orders}) == 3
     assert sum(a != b for a, b in pairwise(orders)) == 2
+    # none is lost of a paragraph with more questions than may share a document
+    assert len(passages.make_tasks(questions, 1, together=2)) == 5
 
 
 @real
