@@ -695,8 +695,8 @@ PANELS: dict[str, str] = {
     "redo_failed",
     "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
     "chat",
-    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 ruler_tasks "
-    "haystack squad split test_articles",
+    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
+    "ruler_tasks haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }
