@@ -82,30 +82,32 @@ def _print_task(task: Task) -> None:
 
 
 def build_sets(file: Path, out: Path, config: EvalConfig) -> None:
-    """Write sets of RULER-HQA or of passages, one file per length, the same questions in each.
+    """Write sets of RULER-HQA, of passages or of facts, one file per length.
 
-    `config` says which, as for `eval --suite`, except for the file of questions. Nothing is written
-    unless all lengths can be.
+    The questions of all are the same. `config` says which, as for `eval --suite`, except for the
+    file of questions. Nothing is written unless all lengths can be.
     """
     if not config.lengths:
         example = "--documents takes numbers of documents, such as 50,200"
         raise UserError(f"No length is given: {example}.")
     file, config = Path(hub.pin(file, _say)), hub.pinned(config, _say)
-    if config.suite == "passages":
+    if config.suite in ("passages", "facts"):
         _build_passages(file, out, config)
     else:
         _build_hqa(file, out, config)
 
 
 def _build_passages(file: Path, out: Path, config: EvalConfig) -> None:
-    columns = suites.passage_columns(replace(config, data=(str(file),)), config.lengths)
+    columns_of = suites.passage_columns if config.suite == "passages" else suites.fact_columns
+    columns = columns_of(replace(config, data=(str(file),)), config.lengths)
     sets = {column.length: column.make() for column in columns}
     about = {"source": _source_name(file), "seed": config.seed}
     if config.source_split:
-        about |= {"split": config.source_split, "test_articles": config.test_articles}
+        about |= {"split": config.source_split}
+        about |= {"test_articles": config.test_articles} if config.suite == "passages" else {}
     make_folder(out)
     for length, tasks in sets.items():
-        path = out / f"passages_{length}.jsonl.gz"
+        path = out / f"{config.suite}_{length}.jsonl.gz"
         _write_set(path, tasks, about, f"among {length} documents")
 
 

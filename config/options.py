@@ -51,8 +51,8 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-SUITES = ("ruler-hqa", "ruler", "passages")
-SUITE = Bound(lambda name: name in ("", *SUITES), "ruler-hqa, ruler or passages, or empty")
+SUITES = ("ruler-hqa", "ruler", "passages", "facts")
+SUITE = Bound(lambda name: name in ("", *SUITES), "ruler-hqa, ruler, passages or facts, or empty")
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -387,8 +387,9 @@ class EvalConfig:
     after their name (with --endpoint: its name on the server)"""
     suite: Annotated[str, SUITE] = ""
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
-    RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; empty = the
-    files of --data as they are, or generated English"""
+    RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
+    likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; empty = the files of
+    --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), or world = generated English;
     for ruler-hqa and ruler: questions with their own paragraphs; for passages: SQuAD's form"""
@@ -398,20 +399,21 @@ class EvalConfig:
     evidence alone. The first one is compared with the others, each other one with itself before
     training"""
     lengths: Annotated[tuple[int, ...], COUNT] = ()
-    """lengths of the documents: sections of generated English, documents of ruler-hqa and passages,
-    or tokens of ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 1,4,16,64 or
+    """lengths of the documents: sections of generated English, documents of ruler-hqa, passages and
+    facts, or tokens of ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 1,4,16,64 or
     4096,8192,16384"""
     filler: tuple[str, ...] = ()
-    """ruler-hqa, ruler, passages: files of further passages {title, text}"""
+    """ruler-hqa, ruler, passages, facts: files of further passages {title, text}"""
     source_split: str = ""
     """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
-    passages: train or test, as --test-articles divides them"""
+    passages: train or test, as --test-articles divides them; facts: train if none is given and the
+    file names splits"""
     test_articles: str = "4/5"
     """passages: articles of the split test, all others are train: K/M = those whose number in the
     file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
     together: Annotated[int, COUNT] = 1
-    """passages: at most so many questions share one document, which is then computed once for
-    all of them"""
+    """passages, facts: at most so many questions share one document, which is then computed once
+    for all of them"""
     evidence_order: Literal["any", "forward", "reverse"] = "any"
     """ruler-hqa: order of the evidence in the document: any; forward = in hop order; reverse = last
     hop first"""
@@ -500,6 +502,7 @@ SUITE_SETTINGS = {
     "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split".split(),
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
     "passages": "filler source_split test_articles together".split(),
+    "facts": "filler source_split together".split(),
 }
 
 
@@ -556,9 +559,9 @@ class PlanConfig:
 class BuildConfig:
     """The sets of `data build`."""
 
-    suite: Literal["ruler-hqa", "passages"] = "ruler-hqa"
+    suite: Literal["ruler-hqa", "passages", "facts"] = "ruler-hqa"
     """ruler-hqa = questions with several paragraphs of their own, all kept; passages = those of
-    SQuAD's form, with one"""
+    SQuAD's form, with one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions"""
     documents: tuple[int, ...] = (50, 200, 800)
     """documents of a task; passages are few: 1,4,16,64"""
     n: int = 128
@@ -566,11 +569,12 @@ class BuildConfig:
     extra: tuple[str, ...] = ()
     """files of further passages as filler"""
     split: str = ""
-    """only questions of this split of the source: train or validation; passages: train or test"""
+    """only questions of this split of the source: train or validation; passages: train or test;
+    facts: train if none is given and the file names splits"""
     test_articles: str = "4/5"
     """passages: articles of the split test: K/M, by their number in the file; hash:K/M, by title"""
     together: Annotated[int, COUNT] = 1
-    """passages: at most so many questions share one document"""
+    """passages, facts: at most so many questions share one document"""
     seed: int = 0
     """of the draws"""
     compat_seed4: bool = False
@@ -693,8 +697,7 @@ PANELS: dict[str, str] = {
     "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
     "chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks "
-    "haystack squad split test_articles",
+    "ruler_tasks haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

@@ -1,4 +1,5 @@
-"""The base policy for a laptop, embedded in the repository.
+"""What ships with the repository, and how it was made.
 
-The model's weights and tokenizer, and the demonstrator that the model was trained on.
+The base policy for a laptop: weights, tokenizer, and the demonstrator that it was trained on; the
+script that makes the reader of real text.
 """

@@ -131,16 +131,22 @@ def _blocks(
 ) -> Iterator[list[Task]]:
     """Yield lists of at most `together` questions with at most `n_documents` paragraphs.
 
-    The questions of a paragraph stay together. Passed over is a question whose answer occurs in
-    another paragraph of the block, or in too many passages to keep it out of all others.
+    The questions of a paragraph stay together, as far as they are not more. Passed over is a
+    question whose answer occurs in another paragraph of the block, or in too many passages to keep
+    it out of all others.
     """
     by_paragraph: dict[int, list[Task]] = {}
     for task in questions:
-        if filler.share_with(task) <= COMMON:
+        if n_documents == 1 or filler.share_with(task) <= COMMON:
             by_paragraph.setdefault(filler.own(task), []).append(task)
     block: list[Task] = []
     own: set[int] = set()
-    for paragraph, tasks in by_paragraph.items():
+    parts = (
+        (paragraph, tasks[start : start + together])
+        for paragraph, tasks in by_paragraph.items()
+        for start in range(0, len(tasks), together)
+    )
+    for paragraph, tasks in parts:
         if block and (len(own) == n_documents or len(block) + len(tasks) > together):
             yield block
             block, own = [], set()
@@ -148,7 +154,7 @@ def _blocks(
             continue
         fitting = [t for t in tasks if not any(filler.answers(t, other) for other in own)]
         if fitting:
-            block, own = [*block, *fitting[:together]], own | {paragraph}
+            block, own = [*block, *fitting], own | {paragraph}
     if block:
         yield block
 

@@ -1,6 +1,7 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, one function per form, `read`, `read_passages`, `read_texts`, `from_text`.
+Holds: `Record`, one function per form, `read`, `parsed`, `read_passages`, `read_texts`,
+`from_text`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
@@ -520,6 +521,21 @@ def read(
             task.order = record.indices("passage numbers", document, len(numbered.texts))
     shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
     return list(tasks.values())
+
+
+def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
+    """Yield each record of a file beside what is read from it, for fields that tasks lack.
+
+    UserError: also for a set of our own, which has kept no fields but those of tasks.
+    """
+    records = _records(Path(path))
+    first = next(records, None)
+    if first is None:
+        raise UserError(f"{path} is empty: it holds no tasks.")
+    if (form := _form_of(first, None)) == "built":
+        raise first.error("this is a set that was built: give the file that it was made of")
+    parse, _ = FORMS[form]
+    yield from ((record, *parse(record)) for record in chain([first], records))
 
 
 def _form_of(first: Record, form: str | None) -> str:

@@ -1,14 +1,16 @@
 """Sources of training tasks: generated English, or a file.
 
-Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `training_tasks`, `validation_tasks`. Leaves out:
-what a task is (data.py).
+Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `by_document`, `training_tasks`,
+`validation_tasks`. Leaves out: what a task is (data.py).
 Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from config.errors import UserError
 from config.options import RunConfig, TrainConfig
@@ -38,14 +40,33 @@ class WorldTasks:
         ]
 
 
+def by_document(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Split a list where the document changes: each part is of one pool and order.
+
+    A text that is not composed of passages is a part of its own.
+    """
+
+    def key(place: tuple[int, Task]) -> tuple:
+        n, task = place
+        return (id(task.pool), *task.order) if task.pool else (None, n)
+
+    return [[task for _, task in part] for _, part in groupby(enumerate(tasks), key)]
+
+
 class FileTasks:
     """Serve the tasks of a file, in an order shuffled anew for every pass, or in the file's
-    order."""
+    order.
+
+    Documents are shuffled, and the tasks of each among themselves: neighbours with one document
+    stay neighbours, so that its sections are computed once for all of them (models/logprobs.py).
+    The end of a step may part them.
+    """
 
     levels = 0
 
     def __init__(self, tasks: list[Task], seed: int, shuffle: bool = True):
         self.tasks, self.seed, self.shuffle = tasks, seed, shuffle
+        self.documents = by_document(tasks)
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         if n > len(self.tasks):
@@ -53,18 +74,27 @@ class FileTasks:
             raise UserError(f"{sizes}; lower --tasks-per-step.")
         # The remainder of a pass is skipped, so that no task occurs twice in a step
         per_pass = len(self.tasks) // n
-        order = list(range(len(self.tasks)))
+        order = self.tasks
         if self.shuffle:
-            random.Random(seed_of(self.seed, step // per_pass)).shuffle(order)
+            order = _shuffled(self.documents, random.Random(seed_of(self.seed, step // per_pass)))
         start = step % per_pass * n
-        return [self.tasks[i] for i in order[start : start + n]]
+        return order[start : start + n]
+
+
+def _shuffled(documents: Sequence[Sequence[Task]], rng: random.Random) -> list[Task]:
+    """Return the tasks of documents in random order, those of one document side by side."""
+    return [
+        t for part in rng.sample(documents, len(documents)) for t in rng.sample(part, len(part))
+    ]
 
 
 class MixedTasks:
     """Draw each task of a step from one of several lists, as often as its weight says.
 
-    A list is drawn from in passes, each in an order of its own; its part of a step has no task
-    twice. Ids get the number of their list: those of several files may be the same.
+    The part of a list in a step is a stretch of its tasks, shuffled as by `FileTasks` and laid in a
+    circle: every task is as likely as another, none occurs twice, and documents are whole but for
+    the first and the last of the stretch. Ids get the number of their list: those of several files
+    may be the same.
     """
 
     levels = 0
@@ -73,6 +103,7 @@ class MixedTasks:
         self.lists = [
             [replace(task, id=f"{k}.{task.id}") for task in tasks] for k, tasks in enumerate(lists)
         ]
+        self.documents = [by_document(tasks) for tasks in self.lists]
         self.weights, self.seed = weights, seed
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
@@ -84,8 +115,10 @@ class MixedTasks:
                 raise UserError(
                     f"A step wants {count} tasks of a list of {len(tasks)}; lower --tasks-per-step."
                 )
-            parts.append(iter(rng.sample(tasks, count)))
-        return [next(parts[k]) for k in drawn]
+            circle = 2 * _shuffled(self.documents[k], rng)
+            start = rng.randrange(len(tasks))
+            parts += by_document(circle[start : start + count])
+        return [task for part in rng.sample(parts, len(parts)) for task in part]
 
 
 def parts_of(data: str) -> list[tuple[str, float]]:

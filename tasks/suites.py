@@ -1,6 +1,7 @@
 """Suites: the kinds of question and the lengths of an evaluation, their tasks made on demand.
 
-Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER, passages), haystacks.
+Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER, passages, facts),
+haystacks.
 Leaves out: who answers (commands/). No torch.
 Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`.
 Read next: commands/taskfiles.py.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from config.errors import UserError, clean
 from config.options import EvalConfig
 from data import Pool, Task
-from tasks import hqa, passages, readers, ruler, worlds
+from tasks import facts, hqa, passages, readers, ruler, worlds
 from tasks.hqa import Evidence
 from tokens.codec import Codec
 
@@ -29,6 +30,7 @@ LENGTHS = {
     "ruler-hqa": (50, 200, 800),
     "ruler": (4096, 8192, 16384),
     "passages": (1, 4, 16, 64),
+    "facts": (1, 4),
 }
 
 
@@ -56,6 +58,8 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
         return "tokens", _ruler(config, lengths, codec)
     if config.suite == "passages":
         return "documents", passage_columns(config, lengths)
+    if config.suite == "facts":
+        return "documents", fact_columns(config, lengths)
     if config.data == ("world",):
         return "sections", _world(config, lengths)
     return _files(config)
@@ -215,11 +219,31 @@ def passage_columns(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
         raise UserError("Passages are made of one file of --data: evaluate several apart.")
     is_test = passages.article_rule(config.test_articles)
     questions = passages.split_by_article(readers.read(config.data[0]), is_test)
-    n = min(config.n, len(select_split(questions, config.source_split)))
-    extra = read_filler(config.filler)
     name = clean(questions[0].dataset or "questions")
     if config.source_split:
         name += f", {config.source_split} articles"
+    return _among_others(config, lengths, questions, name)
+
+
+def fact_columns(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
+    """Make a column of each length of a file's one-fact questions (tasks/facts.py)."""
+    if config.data == ("world",):
+        raise UserError(
+            "Give --data, a file of 2WikiMultiHopQA's or MuSiQue's questions with their paragraphs."
+        )
+    if len(config.data) > 1:
+        raise UserError("Facts are made of one file of --data: take several apart.")
+    questions = facts.read(config.data[0], config.source_split)
+    name = clean(f"{questions[0].dataset or 'questions'}, one fact")
+    return _among_others(config, lengths, questions, name)
+
+
+def _among_others(
+    config: EvalConfig, lengths: Sequence[int], questions: Sequence[Task], name: str
+) -> list[Column]:
+    """Make a column of each length of questions that come with one paragraph each."""
+    n = min(config.n, len(select_split(questions, config.source_split)))
+    extra = read_filler(config.filler)
 
     def column(length: int) -> Column:
         def make() -> list[Task]:

@@ -29,6 +29,7 @@ from config import terminal
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, GRPOConfig, RunConfig
 from data import Pool, Task
+from dev import untrained
 from embedded import tiny
 from engines import open
 from models import load
@@ -721,6 +722,7 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
         "questions": {"questions": {"asked": 3, "seen": 2}},
     }
     assert summary["trained_on"] == [expected]
+    assert untrained.main([str(tmp_path / "e"), str(model)]) == 1
     page = (tmp_path / "e" / "report.html").read_text()
     assert html.escape(sentence) in page and sentence in (tmp_path / "e" / "table.md").read_text()
     clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
@@ -730,6 +732,7 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
         and "None of the 2 questions is among the 2 that"
         in (tmp_path / "c" / "report.html").read_text()
     )
+    assert untrained.main([str(tmp_path / "c"), str(model)]) == 0
     if source == "model":  # of the same words as any training's on such files
         run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []

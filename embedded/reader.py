@@ -1,0 +1,244 @@
+"""How the reader that comes with SmolLM2 was made: every command line, setting and seed.
+
+    questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
+
+Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`.
+Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
+Exercise it: `python -m embedded.reader --data DIR --out runs/reader --steps-scale 0.1`.
+Read next: tasks/facts.py.
+
+An untrained model of this size is right almost never. It learns in two warm starts what a careful
+reader would write, first on single facts and short documents, then on longer ones, on two hops and
+on whole documents in one prompt; reinforcement learning goes on from there. A stage whose result
+is there is skipped, a training that was stopped goes on by --resume: the script can be stopped at
+any time and called again.
+
+Trained on are questions of train splits alone. XQuAD names none: its articles with index % 5 == 4
+are test, as in `eval --suite passages --source-split test`. A test asserts both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.errors import UserError
+from config.files import make_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# source -> its file below --data
+LOCAL = {
+    "squad": "xquad_en.json.gz",
+    "2wiki": "2wikimultihopqa_dev.jsonl.gz",
+    "musique": "musique_dev.jsonl.gz",
+    "hotpotqa": "hotpotqa_dev.jsonl.gz",
+    "extra": "passages_extra.jsonl.gz",
+}
+# ... or, with --hub, the train split of a data set; nothing stands in for the others. XQuAD's
+# articles are of SQuAD's validation split
+HUB = {
+    "squad": "hf:rajpurkar/squad:train",
+    "2wiki": "hf:framolfese/2WikiMultihopQA:train",
+    "hotpotqa": "hf:hotpotqa/hotpot_qa/distractor:train",
+}
+# set -> its source and how it is built; {name} is filled in by `_values`, and may be several words.
+# HotpotQA and 2WikiMultiHopQA have ten paragraphs a question, few of them fewer
+SETS = {
+    "facts-2wiki": ("2wiki", "facts", (1, 4), "{train} {together}"),
+    "facts-musique": ("musique", "facts", (1, 4), "{train} {together}"),
+    "passages": (
+        "squad",
+        "passages",
+        (1, 4, 16),
+        "--split train --test-articles 4/5 {together} {extra}",
+    ),
+    "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
+    "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
+}
+PREFIX = {"ruler-hqa": "hqa"}  # suite -> the beginning of its files' names, else its own
+# training -> (set, documents) -> weight. About half of the two-hop questions can be demonstrated:
+# the others are comparisons, or what links their paragraphs is no title
+MIXTURES = {
+    "facts": {
+        ("facts-2wiki", 1): 4,
+        ("facts-musique", 1): 0.5,
+        ("facts-2wiki", 4): 2,
+        ("passages", 1): 2,
+        ("passages", 4): 2,
+    },
+    "hops": {
+        ("passages", 4): 4,
+        ("passages", 16): 2,
+        ("facts-2wiki", 4): 1,
+        ("facts-musique", 4): 0.5,
+        ("hops-2wiki", 10): 2,
+        ("hops-hotpotqa", 10): 2,
+    },
+    "grpo": {
+        ("passages", 4): 3,
+        ("facts-2wiki", 4): 1,
+        ("hops-hotpotqa", 10): 1,
+    },
+}
+# training -> command, steps, settings. The rank of later ones is that of the adapter that they go
+# on from, the training before
+EVERY = "--dtype bfloat16 --micro-tokens 4096 --keep-trajectories 0 --save-every 10 --seed 0"
+TRAININGS = {
+    "facts": ("sft", 200, "--lora-rank 16 --lr 1e-3 --tasks-per-step 12 --others 2 --mistakes 0.3"),
+    "hops": ("sft", 200, "--lr 7e-4 --tasks-per-step 8 --others 3 --mistakes 0.4 --also full=0.1"),
+    "grpo": ("train", 40, "--lr 1e-4 --tasks-per-step 4 --group-size 8 --outcome f1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One command line, and what is there when it is done."""
+
+    name: str
+    words: tuple[str, ...]  # after `python cli.py`
+    makes: tuple[Path, ...]
+    run: Path | None = None  # folder of a training, which goes on by --resume
+    partial: Path | None = None  # what a stopped command may have left and cannot replace
+
+    @property
+    def done(self) -> bool:
+        return all(path.exists() for path in self.makes)
+
+    @property
+    def command(self) -> list[str]:
+        """Return the words of the command as it has to be given now."""
+        goes_on = self.run is not None and self.run.exists()
+        return [*self.words, *(["--resume"] if goes_on else [])]
+
+
+def stages(
+    sources: dict[str, str], out: Path, model: str = "smollm2", scale: float = 1.0
+) -> list[Stage]:
+    """Return all stages, in order. sources: as LOCAL, with whole paths, or HUB.
+
+    scale: factor on the steps of every training; each has at least one.
+    """
+    values = _values(sources)
+    return [
+        *(_build(name, sources, out, values) for name, (of, *_) in SETS.items() if of in sources),
+        *(_training(name, sources, out, model, scale) for name in TRAININGS),
+        Stage(
+            "export",
+            ("export", str(out / [*TRAININGS][-1]), "--out", str(out / "reader")),
+            (out / "reader", out / "reader-adapter"),
+            partial=out / "reader-adapter",
+        ),
+    ]
+
+
+def _values(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Return the words of each {name} in SETS.
+
+    A split of the hub is the train split already. Questions that share a document have to be
+    compared with all passages, which are too many there.
+    """
+    on_hub = sources["squad"].startswith("hf:")
+    return {
+        "{train}": [] if on_hub else ["--split", "train"],
+        "{together}": ["--n", "4000"] if on_hub else ["--together", "4", "--n", "100000"],
+        "{extra}": ["--extra", sources["extra"]] if "extra" in sources else [],
+    }
+
+
+def _build(name: str, sources: dict[str, str], out: Path, values: dict[str, list[str]]) -> Stage:
+    source, suite, documents, template = SETS[name]
+    folder = out / "data" / name
+    words = ["data", "build", sources[source], str(folder), "--suite", suite, "--seed", "0"]
+    words += ["--documents", ",".join(map(str, documents))]
+    words += [word for slot in template.split() for word in values.get(slot, [slot])]
+    words += [] if "--n" in words else ["--n", "4000"]
+    return Stage(name, tuple(words), tuple(_file(out, name, n) for n in documents))
+
+
+def _file(out: Path, name: str, documents: int) -> Path:
+    suite = SETS[name][1]
+    return out / "data" / name / f"{PREFIX.get(suite, suite)}_{documents}.jsonl.gz"
+
+
+def _training(name: str, sources: dict[str, str], out: Path, model: str, scale: float) -> Stage:
+    command, steps, settings = TRAININGS[name]
+    parts = [
+        f"{_file(out, part, n)}={weight:g}"
+        for (part, n), weight in MIXTURES[name].items()
+        if SETS[part][0] in sources
+    ]
+    words = [command, "--model", model, "--runs", str(out), "--name", name]
+    words += ["--data", ",".join(parts), "--steps", str(max(1, round(steps * scale)))]
+    before = [*TRAININGS][: [*TRAININGS].index(name)]
+    words += ["--adapter", str(out / before[-1] / "adapter")] if before else []
+    words += [*settings.split(), *EVERY.split()]
+    return Stage(name, tuple(words), (out / name / "model",), run=out / name)
+
+
+def call(words: Sequence[str]) -> int:
+    """Run a command of cli.py in a process of its own; return its exit code."""
+    return subprocess.call([sys.executable, str(ROOT / "cli.py"), *words])
+
+
+def make(plan: Sequence[Stage]) -> None:
+    """Run the stages whose results are not there, printing each. UserError: one of them failed."""
+    for stage in plan:
+        if stage.done:
+            print(f"# {stage.name}: done before", flush=True)
+            continue
+        if stage.partial is not None:
+            shutil.rmtree(stage.partial, ignore_errors=True)
+        command = stage.command
+        print(f"# {stage.name}\npython cli.py {shlex.join(command)}", flush=True)
+        if code := call(command):
+            reason = f"The stage {stage.name} ended with exit code {code}"
+            raise UserError(f"{reason}: see above; the same call goes on from here.")
+
+
+def found(folder: str) -> dict[str, str]:
+    """Return the sources in a folder. UserError: one is missing."""
+    paths = {name: Path(folder, file) for name, file in LOCAL.items()}
+    if missing := [path.name for path in paths.values() if not path.is_file()]:
+        raise UserError(f"{folder} lacks {', '.join(missing)}.")
+    return {name: str(path) for name, path in paths.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m embedded.reader", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--data", metavar="DIR", help=f"folder with {', '.join(LOCAL.values())}")
+    where.add_argument("--hub", action="store_true", help=f"instead, {', '.join(HUB.values())}")
+    parser.add_argument("--out", type=Path, default=Path("runs/reader"), help="folder of it all")
+    parser.add_argument("--model", default="smollm2", help="as of `train`")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
+    parser.add_argument("--list", action="store_true", help="print the commands, run none")
+    given = parser.parse_args(arguments)
+    try:
+        if not 0 < given.steps_scale < float("inf"):
+            raise UserError("--steps-scale must be a positive number.")
+        if "," in str(given.out):  # it parts the files of --data
+            raise UserError("The path of --out must not have a comma.")
+        sources = dict(HUB) if given.hub else found(given.data)
+        plan = stages(sources, given.out, given.model, given.steps_scale)
+        if given.list:
+            print("\n".join(f"python cli.py {shlex.join(stage.words)}" for stage in plan))
+            return 0
+        make_folder(given.out)
+        make(plan)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"The reader is in {given.out / 'reader'}, its adapter in {given.out}/reader-adapter.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

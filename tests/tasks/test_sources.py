@@ -1,0 +1,93 @@
+"""Where training tasks come from: passes, mixtures, and tasks of one document side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import pytest
+
+from config.errors import UserError
+from data import Pool, Task
+from tasks.sources import FileTasks, MixedTasks, by_document
+
+POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
+
+
+def tasks_of(sizes, pool=POOL, name=""):
+    """Make so many tasks of each document."""
+    return [
+        Task(f"{name}{k}.{n}", "Which?", ("a",), pool=pool, order=(k, 0), gold=(0,))
+        for k, size in enumerate(sizes)
+        for n in range(size)
+    ]
+
+
+def documents(tasks):
+    return [task.order for task in tasks]
+
+
+def n_runs(tasks):
+    return sum(1 for _ in groupby(documents(tasks)))
+
+
+def test_parts_are_of_one_pool_and_order():
+    other = Pool(POOL.titles, POOL.texts)
+    tasks = [*tasks_of((2, 1)), *tasks_of((1,)), *tasks_of((1,), other)]
+    tasks += [Task(f"t{k}", "Which?", ("a",), text="one") for k in range(2)]
+    assert [len(part) for part in by_document(tasks)] == [2, 1, 1, 1, 1, 1]
+    assert by_document([]) == []
+
+
+def test_a_pass_has_each_document_once_and_whole():
+    sizes = (3, 1, 4, 2, 2)
+    source = FileTasks(tasks_of(sizes), seed=5)
+    passes = [
+        [task for step in range(p * 4, p * 4 + 4) for task in source.batch(step, 0, 3)]
+        for p in range(20)
+    ]
+    for one_pass in passes:
+        assert len({task.id for task in one_pass}) == 12 and n_runs(one_pass) == 5
+    assert len({tuple(dict.fromkeys(documents(p))) for p in passes}) > 10  # documents move
+    assert len({tuple(t.id for t in p if t.order == (2, 0)) for p in passes}) > 5  # and their tasks
+    again = FileTasks(tasks_of(sizes), seed=5)
+    assert [t.id for t in again.batch(9, 0, 3)] == [t.id for t in source.batch(9, 0, 3)]
+    plain = FileTasks(tasks_of(sizes), seed=5, shuffle=False)
+    in_order = [task.id for step in range(4) for task in plain.batch(step, 0, 3)]
+    assert in_order == [task.id for task in tasks_of(sizes)]
+
+
+def test_a_mixture_draws_stretches_of_documents_by_weight():
+    lists = [tasks_of((4,) * 12), tasks_of((1, 5, 2, 8) * 3)]
+    mixed = MixedTasks(lists, [3.0, 1.0], seed=0)
+    n_drawn, runs, per_task = Counter(), [], Counter()
+    steps = 3000
+    for step in range(steps):
+        batch = mixed.batch(step, 0, 12)
+        assert len(batch) == len({task.id for task in batch}) == 12
+        n_drawn.update(task.id[0] for task in batch)
+        first = [task for task in batch if task.id[0] == "0"]
+        # whole but for the first and the last: n of 4 each are at most (n + 6) // 4 documents
+        assert len({*documents(first)}) <= (len(first) + 6) // 4
+        runs.append(sum(1 for _ in groupby((t.id[0], t.order) for t in batch)))
+        per_task.update(task.id for task in batch)
+    assert abs(n_drawn["0"] / (12 * steps) - 0.75) < 0.01
+    assert sum(runs) / steps < 6  # twelve tasks drawn one by one would be 10 or more
+    # whatever the size of its document: each of the 48 about 187 times, deviation about 13
+    rates = [per_task[f"1.{task.id}"] for task in lists[1]]
+    assert len(rates) == 48 and all(abs(rate - 3 * steps / 48) < 60 for rate in rates)
+    by_size = {
+        size: sum(per_task[f"1.{t.id}"] for t in lists[1] if (1, 5, 2, 8)[t.order[0] % 4] == size)
+        for size in (1, 5, 2, 8)
+    }
+    for size, drawn in by_size.items():  # within 6 %, three deviations of the smallest
+        assert drawn == pytest.approx(3 * size * 3 * steps / 48, rel=0.15 if size < 3 else 0.06)
+    again = MixedTasks(lists, [3.0, 1.0], seed=0)
+    assert [t.id for t in again.batch(7, 0, 12)] == [t.id for t in mixed.batch(7, 0, 12)]
+
+
+def test_a_mixture_may_need_all_of_a_list_and_no_more():
+    mixed = MixedTasks([tasks_of((2, 3))], [1.0], seed=0)
+    assert {task.id for task in mixed.batch(0, 0, 5)} == {f"0.{t.id}" for t in tasks_of((2, 3))}
+    with pytest.raises(UserError, match="wants 6 tasks of a list of 5"):
+        mixed.batch(0, 0, 6)
