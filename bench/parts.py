@@ -1,6 +1,6 @@
 """Benchmarks of several parts: each part has its own process, and its result is saved at once.
 
-Holds: `Benchmark`, `streamed`. Leaves out: the measurements (gpu.py, colocated.py).
+Holds: `Benchmark`, `streamed`. Leaves out: the measurements (gpu.py, colocated.py, real.py).
 Exercise it: `python -m bench.gpu --tiny --part lora`. Read next: gpu.py.
 
 Time on a GPU is often rented by the minute. bench/results/NAME.json is replaced after each part, so
@@ -74,6 +74,7 @@ class Benchmark:
     show: Callable[[str, dict], None]  # prints the table of one part
     lines: Callable[[str, dict], list[dict]]  # of one part, against the bars (`common.line`)
     module: str = ""  # empty = bench.NAME
+    needs_gpu: bool = True  # unless tiny
 
     def saved(self) -> dict[str, dict]:
         """Read the results so far: part -> result, in the order of the parts."""
@@ -124,7 +125,7 @@ class Benchmark:
         Ends with exit code 1 if a part has failed.
         """
         args = self._parse(arguments)
-        if not args.tiny and not torch.cuda.is_available():
+        if self.needs_gpu and not args.tiny and not torch.cuda.is_available():
             raise SystemExit(f"bench.{self.name} needs a GPU; --tiny shows on a CPU that it runs.")
         if args.part:
             return {args.part: self.here(args.part, args.tiny)}

@@ -118,11 +118,14 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     # below 8 million logits (32 MiB in float32) one call is cheaper than chunks
     large = len(parents) * model.config.vocab_size > 1 << 23
     size = chunk if large else len(parents)
+    by_hand = large and hidden.device.type == "cpu" and _is_plain(model.lm_head)
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
         arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
-        if large and torch.is_grad_enabled():
+        if by_hand and torch.is_grad_enabled():
+            parts.append(_HeadLogProbs.apply(*arguments, model.lm_head.weight, temperature))
+        elif large and torch.is_grad_enabled():
             parts.append(checkpoint(head, *arguments, use_reentrant=False))
         else:
             parts.append(head(*arguments))
@@ -174,6 +177,54 @@ class _Float32Logits(torch.autograd.Function):
         return (
             gradient @ weight if ctx.needs_input_grad[0] else None,
             gradient.t() @ hidden if ctx.needs_input_grad[1] else None,
+        )
+
+
+def _is_plain(head) -> bool:
+    """Return whether an lm_head is nothing but a product with its weight."""
+    return type(head) is torch.nn.Linear and head.bias is None
+
+
+class _HeadLogProbs(torch.autograd.Function):
+    """Compute log-probs [n] of `targets` [n], read at the places `row` [n] of hidden [N, D].
+
+    The logits [N, V] = hidden weight^T / temperature are computed again in the backward pass, where
+    they become their own gradient in place: one float32 tensor [N, V] is alive in either pass, not
+    the two to four of a checkpoint around a softmax, and fewer passes go over it.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, row, targets, weight, temperature: float) -> torch.Tensor:
+        logits = _HeadLogProbs.logits(hidden, weight, temperature)
+        chosen = logits[row, targets]
+        largest = logits.amax(-1, keepdim=True)
+        total = logits.sub_(largest).exp_().sum(-1).log_().add_(largest[:, 0])  # [N]
+        ctx.save_for_backward(hidden, row, targets, weight, total)
+        ctx.temperature = temperature
+        return chosen - total[row]
+
+    @staticmethod
+    def logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Return the logits in float32, a tensor of its own."""
+        out = hidden.float() @ weight.float().t()
+        return out if temperature == 1 else out.div_(temperature)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        hidden, row, targets, weight, total = ctx.saved_tensors
+        gradient = gradient / ctx.temperature
+        of_place = torch.zeros_like(total).index_add_(0, row, gradient)  # [N]
+        logits = _HeadLogProbs.logits(hidden, weight, ctx.temperature)
+        logits.sub_(total[:, None]).exp_().mul_(-of_place[:, None])
+        # several targets may be read at one place, and the same one twice
+        logits.index_put_((row, targets), gradient, accumulate=True)
+        logits = logits.to(weight.dtype)
+        return (
+            (logits @ weight).to(hidden.dtype) if ctx.needs_input_grad[0] else None,
+            None,
+            None,
+            logits.t() @ hidden.to(weight.dtype) if ctx.needs_input_grad[3] else None,
+            None,
         )
 
 

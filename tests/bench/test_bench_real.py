@@ -1,0 +1,121 @@
+"""The benchmark of a real model: its counts, its document, and small runs that need no peer."""
+
+import pytest
+import torch
+
+import bench.real as real
+from config.errors import UserError
+from config.options import EMBEDDED
+from models.load import load_model
+from tasks import documents
+from tokens.codec import Codec
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(EMBEDDED, "float32", "cpu")
+
+
+def test_work_is_counted_as_by_hand(model):
+    rows = real.turns(True, "shared", model.config.vocab_size)
+    work = real.work_of(model, rows, 16_384)
+    common, own = 48, 12
+    written = [len(row.response_ids) for row in rows]
+    assert work["tokens"] == common + sum(own + n for n in written)
+    assert work["places"] == sum(written)  # one parent each: no two members begin alike
+    pairs = sum(range(1, common + 1))
+    pairs += sum(sum(range(common + 1, common + own + n + 1)) for n in written)
+    assert work["pairs"] == pairs
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    c = model.config
+    expected = 6 * layers * work["tokens"] + 6 * c.hidden_size * c.vocab_size * work["places"]
+    heads = c.hidden_size * c.num_hidden_layers
+    assert work["gflop"] == pytest.approx(1e-9 * (expected + 12 * heads * pairs), abs=0.06)
+    # in the other order nothing is shared
+    paper = real.turns(True, "paper", model.config.vocab_size)
+    assert real.work_of(model, paper, 16_384)["tokens"] == sum(map(len, paper))
+
+
+def test_the_products_are_all_of_the_models_and_their_rate_is_a_weighted_one(model):
+    found = real.shapes(model)
+    weights = sum(n_in * n_out * n for n_in, n_out, n in found.values())
+    matrices = [p.numel() for p in model.model.layers.parameters() if p.dim() == 2]
+    assert weights == sum(matrices) + model.lm_head.weight.numel()
+    by_shape = {"a": {"gflop": 30.0, "gflop_per_s": 10.0}, "b": {"gflop": 10.0, "gflop_per_s": 10}}
+    assert real.of_all(by_shape) == 10
+    by_shape["b"]["gflop_per_s"] = 1.0  # 40 in 3 + 10 seconds
+    assert real.of_all(by_shape) == pytest.approx(40 / 13)
+
+
+def test_operators_are_told_apart_by_what_they_are_for():
+    for name, group in {
+        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+        "aten::_softmax": "attention",
+        "aten::log_softmax": "head and loss",
+        "_HeadLogProbsBackward": "head and loss",
+        "aten::mm": "products",
+        "aten::copy_": "casts and copies",
+        "aten::mul": "norms and small operations",
+        "MmBackward0": "bookkeeping",
+    }.items():
+        assert real.group_of(name) == group, name
+
+
+def test_parts_without_a_peer_run_small():
+    threads = torch.get_num_threads()
+    products = real.matmul(True)["by_dtype"]
+    assert {*products} == {"float32", "bfloat16"}
+    assert all(found["gflop_per_s"] > 0 for found in products.values())
+    cell = real.profile_cell(True, "bfloat16", "shared")
+    assert cell["ms"]["products"] > 0 and cell["ms"]["attention"] > 0
+    assert len(cell["longest"]) == 10 and torch.get_num_threads() == threads
+    for part, result in {"matmul": {"by_dtype": products}, "profile": {"cells": [cell]}}.items():
+        real.print_part(part, result)
+        assert real.lines_of(part, result) == []
+
+
+def test_trajectories_are_the_same_in_every_process_and_fill_their_sections():
+    first, second = real.jobs_of(False, 0), real.jobs_of(False, 0)
+    assert [(t.id, t.document, g) for t, g in first] == [(t.id, t.document, g) for t, g in second]
+    assert len(first) == 32 and len({task.id for task, _ in first}) == 4
+    assert {task.id for task, _ in first}.isdisjoint(t.id for t, _ in real.jobs_of(False, 1))
+    agent = real.reader(True, 8).on(Codec.load(EMBEDDED))
+    assert {len(agent.sections(task)) for task, _ in first} == {8}
+
+
+def test_the_pdf_is_read_back_whole(tmp_path):
+    lines = [[f"Line {k} of page {n}." for k in range(3)] for n in range(4)]
+    (tmp_path / "a.pdf").write_bytes(real.pdf(lines))
+    document = documents.read([str(tmp_path / "a.pdf")])
+    assert document.size() == "4 pages" and len(document.parts) == 4
+    for line in (line for page in lines for line in page):
+        assert line in document.text
+    assert 2 * 40 * 11 < len(real.read_pdf(2).split()) <= 2 * 40 * 12
+
+
+def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(real, "VLLM", tmp_path / "none")
+    monkeypatch.setattr(real, "LLAMA", tmp_path / "none")
+    with pytest.raises(UserError, match="make .venv-vllm/ready"), real.vllm_rounds(True, "float32"):
+        pass
+    with pytest.raises(UserError, match="llama-cpp-python"), real.llama_server(tmp_path):
+        pass
+    monkeypatch.setitem(__import__("sys").modules, "trl", None)
+    with pytest.raises(UserError, match=r"needs TRL.*\.venv-bench"):
+        real.update(True)
+
+
+def test_each_bar_is_said_met_or_missed():
+    cell = {
+        "dtype": "bfloat16", "layout": "shared", "bar": 5.0, "ratio": 4.9, "met": False,
+        "of_matmul": 0.61, "gradient_ours_trl": 0.02,
+    }  # fmt: skip
+    speed, agree, same = real.lines_of("update", {"cells": [cell]})
+    assert not speed["met"] and "at least 5x" in speed["bar"]
+    assert agree["met"] and "60%" in agree["bar"] and same["met"]
+    cell |= {"dtype": "float32", "gradient_ours_trl": 2e-5}
+    assert [x["met"] for x in real.lines_of("update", {"cells": [cell]})] == [False, False, False]
+    over = {"ratio": 1.2, "bar": 1.0, "met": True}
+    cell = {"dtype": "float32", "over_generate": over | {"bar": 2.0, "met": False}}
+    met = [x["met"] for x in real.lines_of("rollout", {"cells": [cell | {"over_vllm": over}]})]
+    assert met == [False, True]
