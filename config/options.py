@@ -661,8 +661,7 @@ EVERYDAY = {  # command -> the flags of the first panel
     "ask": [field.name for field in fields(AskConfig)],
     "plan": [field.name for field in fields(PlanConfig)],
     "train": (
-        "config preset resume dry_run name model adapter data agent steps tasks_per_step "
-        "group_size lr "
+        "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
         "temperature lora_rank devices engine validation save_every seed"
     ).split(),
     "sft": (
@@ -686,13 +685,14 @@ PANELS: dict[str, str] = {
     "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
     "importance_cap",
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
-    "betas weight_decay grad_clip optimizer lora_alpha lora_targets quantise",
+    "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets "
+    "quantise",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep max_mismatch retries "
     "redo_failed",
     "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
     "chat",
-    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 ruler_tasks "
-    "haystack squad split test_articles",
+    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
+    "ruler_tasks haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

@@ -250,8 +250,8 @@ class RunRecorder(lightning.Callback):
 def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
-    unit and cells are as in the summary of an evaluation, so that the report takes either. reward, or
-    of a warm start the loss: the mean of the last `last` steps.
+    unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
+    or of a warm start the loss: the mean of the last `last` steps.
     """
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -2,6 +2,7 @@ import importlib.metadata
 
 from commands import doctor
 from commands.doctor import ROOT, findings, packages, pinned_versions
+from models.packaged import MADE_BY
 
 
 def states(checked):
@@ -66,12 +67,12 @@ def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path))
     listed = {f.item: f for f in doctor.models()}
     assert listed["model smollm2"].state == "ok"
-    (tmp_path / "models" / "other-name-0123456789abcdef-1").mkdir(parents=True)
-    (tmp_path / "models" / ".half-0123456789abcdef-1.x.tmp").mkdir()
+    (tmp_path / "models" / f"other-name-0123456789abcdef-{MADE_BY}").mkdir(parents=True)
+    (tmp_path / "models" / f".half-0123456789abcdef-{MADE_BY}.x.tmp").mkdir()
     listed = {f.item: f.value for f in doctor.models()}
     assert listed["model other-name"] == "converted from GGUF"
     assert not any("half" in item for item in listed)
     for k in range(doctor.MODELS):
-        (tmp_path / "models" / f"m{k}-0123456789abcdef-1").mkdir()
+        (tmp_path / "models" / f"m{k}-0123456789abcdef-{MADE_BY}").mkdir()
     assert len([*doctor.models()]) == doctor.MODELS + 1
     assert doctor.bfloat16().item == "CPU in bfloat16"
