@@ -280,9 +280,11 @@ class Workers:
     def __init__(self, n: int):
         self.context = multiprocessing.get_context("spawn")
         if "forkserver" in multiprocessing.get_all_start_methods():
-            # one process imports what all workers need, and is forked
+            # one process imports what all workers and ranks need, and is forked
+            from models import ranks
+
             self.context = multiprocessing.get_context("forkserver")
-            self.context.set_forkserver_preload(list(PRELOADED))
+            self.context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
         self.idle: list[ProcessPoolExecutor] = []
         self.busy: dict[Future, tuple[Work, ProcessPoolExecutor]] = {}
         self.waiting: list[Work] = []

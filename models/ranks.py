@@ -13,14 +13,17 @@ never asks how many ranks there are before it sums.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count, takewhile
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +35,10 @@ from config.files import replacing
 from models.load import inner
 
 T = TypeVar("T")
+
+# what every rank of a training imports before it can begin: three seconds of computing
+PRELOADED = ("lightning.pytorch", "torch.distributed.checkpoint", "torch.utils.tensorboard",
+             "transformers.modeling_utils")  # fmt: skip
 
 # ---------------------------------------------------------------- ranks and collectives
 
@@ -180,13 +187,15 @@ def launch(function: Callable, n: int, *args):
     """Run function(*args) in n new processes of this machine; returns the result of rank 0.
 
     Function and arguments are pickled. If one process fails, all are ended. A UserError of any of
-    them is raised here, once; another failure is a RuntimeError.
+    them is raised here, once; another failure is a RuntimeError. Without a GPU the processes are
+    forked from one that has imported what they need, and that stays for the next call.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence_launcher()
+    start_method = _start_method()
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder, _launcher_contained(folder):
         config = LaunchConfig(
             run_id="memagent",
@@ -197,6 +206,7 @@ def launch(function: Callable, n: int, *args):
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
+            start_method=start_method,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
@@ -207,6 +217,18 @@ def launch(function: Callable, n: int, *args):
             raise SystemExit(128 + error.sigval) from None
         except ChildFailedError as error:
             raise _failure_of(error, folder, n) from None
+
+
+def _start_method() -> str:
+    """Return how the ranks' processes are started; what they are forked from is started now.
+
+    CUDA does not survive a fork, and libraries may ask for GPUs while they are imported.
+    """
+    if torch.cuda.is_available() or "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    forkserver.ensure_running()  # its socket must not lie in a folder of one launch
+    return "forkserver"
 
 
 def _silence_launcher() -> None:
@@ -250,6 +272,7 @@ def _failure_of(error, folder: str, n: int) -> Exception:
 
 def _run_rank(folder: str, n: int, function: Callable, *args):
     """Run one rank's share of `launch`; a UserError is left in folder/RANK for the parent."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
@@ -262,6 +285,15 @@ def _run_rank(folder: str, n: int, function: Callable, *args):
         # Files are closed by now. The signal arrives twice, from the terminal and from `launch`,
         # and the second one may interrupt Python's own shutdown.
         os._exit(130)
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when the one that called `launch` has ended, in whatever way.
+
+    torch asks the system for that, but the parent that the system knows may be the one forked from.
+    """
+    multiprocessing.parent_process().join()
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextmanager

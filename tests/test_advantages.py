@@ -69,7 +69,7 @@ def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
     assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
 
 
-def test_with_std_the_doubling_cancels():
+def test_divided_by_the_deviation_the_scale_of_turn_rewards_cancels():
     one, two = (
         advantages_of(group(), GRPOConfig(normalisation="std", turn_reward_scale=scale))
         for scale in (1.0, 2.0)

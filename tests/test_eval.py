@@ -635,7 +635,7 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
     assert record["turns"][2]["notes"]["evidence"] == "answer"
 
 
-def test_of_answers_that_are_all_asked_for_each_is_looked_for(codec):
+def test_where_all_answers_are_asked_for_each_is_looked_for_in_the_memories(codec):
     ruler = dict(dataset="ruler", kind="vt")
     row = reading_of(codec, ["one 11", "two 22"], ["11", "11 22"], ("11", "22"), **ruler)
     assert row["held"] == [[1, 1], [2, 2]] and row["needed"] == 2 and fate(row) == "kept"

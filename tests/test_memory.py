@@ -145,7 +145,7 @@ def test_bm25_is_lucenes():
 
 
 @pytest.mark.parametrize("name", ["tfidf", "bm25"])
-def test_what_is_no_candidate_weighs_nothing(name):
+def test_items_that_are_no_candidates_do_not_change_the_scores(name):
     """They are fitted on the candidates of each query."""
     some, all_ = RETRIEVERS[name](MEMORIES[1:]), RETRIEVERS[name](MEMORIES)
     assert [(i + 1, x) for i, x in some.top_k("Anna met Otto", 9)] == all_.top_k(

@@ -34,11 +34,11 @@ def trained(tmp_path_factory):
     return runs / "mine"
 
 
-def test_it_is_small():
+def test_the_agent_of_these_tests_is_a_file_of_thirty_lines():
     assert len(Path(MINE).read_text().splitlines()) <= 30
 
 
-def test_train_has_its_setting_its_turn_reward_and_its_count(trained):
+def test_a_training_has_the_agents_setting_turn_reward_and_count(trained):
     stored = yaml.safe_load((trained / "config.yaml").read_text())
     assert stored["agent"]["topic"] == "places" and stored["run"]["agent"] == MINE
     lines = list(csv.DictReader((trained / "metrics.csv").open()))
@@ -49,14 +49,14 @@ def test_train_has_its_setting_its_turn_reward_and_its_count(trained):
     assert exported["run"]["agent"] == MINE and exported["agent"]["topic"] == "places"
 
 
-def test_a_stopped_run_goes_on_with_it(trained):
+def test_a_stopped_run_goes_on_with_the_users_agent(trained):
     words = ("train", "--name", "mine", "--runs", trained.parent, "--resume", "--steps", 4)
     run(*words)
     assert len(list(csv.DictReader((trained / "metrics.csv").open()))) == 4
     assert "topic 'places', not 'food'" in run(*words, "--topic", "food", code=2)
 
 
-def test_eval_reports_its_count(trained):
+def test_an_evaluation_reports_the_agents_count(trained):
     model = trained / "model"
     run(
         "eval", "--agents", f"{MINE},full", "--model", model, "--lengths", 2, "--n", 2,
@@ -100,7 +100,7 @@ def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
     assert "my_agent" in (trained / "report.html").read_text()
 
 
-def test_the_demo_trains_and_compares_it(tmp_path, monkeypatch):
+def test_the_demo_trains_and_compares_the_users_agent(tmp_path, monkeypatch):
     monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # one rank: no processes for the training either
     run("demo", "--agent", MINE, "--short", "--name", "d", "--runs", tmp_path)
@@ -108,7 +108,7 @@ def test_the_demo_trains_and_compares_it(tmp_path, monkeypatch):
     assert {cell["agent"] for cell in summary["cells"]} == {"trained", "untrained", "full"}
 
 
-def test_its_flags_appear_with_it_alone():
+def test_the_agents_flags_appear_with_that_agent_alone():
     assert "--topic" in run("train", "--agent", MINE, "--help")
     assert "--topic" not in run("train", "--help")
     assert "--recall-k" in run("eval", "--agents", "rememr1", "--help")

@@ -32,7 +32,7 @@ def recipe(name):
     return read(next(path for path in RECIPES if path.stem == name))
 
 
-def test_all_that_are_promised_are_there():
+def test_the_recipes_are_these_seven():
     assert [path.stem for path in RECIPES] == [
         "laptop",
         "paper-qwen2.5-7b",

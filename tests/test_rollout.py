@@ -104,7 +104,7 @@ WORKS = [
 ]
 
 
-def test_several_on_one_engine_get_what_each_gets_alone_in_the_same_order_every_time(codec):
+def test_callers_that_share_an_engine_get_what_each_gets_alone(codec):
     engines = [Watched(codec) for _ in range(3)]
     found = [share_engine(engine, WORKS) for engine in engines]
     assert (
@@ -116,7 +116,7 @@ def test_several_on_one_engine_get_what_each_gets_alone_in_the_same_order_every_
     assert share_engine(Watched(codec), []) == []
 
 
-def test_the_first_that_fails_ends_the_others(codec):
+def test_a_caller_that_fails_ends_those_that_share_its_engine(codec):
     before, ended = threading.active_count(), []
 
     def fails(engine):

@@ -69,7 +69,8 @@ TRAPS = {
     ),
     # the whole response is read; --outcome em normalises, the published one not
     "a format reward that left out half of the response": (
-        "test_rememr1.test_format_and_level_of_an_update test_train.test_outcomes"
+        "test_rememr1.test_format_and_level_of_an_update "
+        "test_train.test_what_each_outcome_setting_pays_for_a_nearly_literal_answer"
     ),
     "validation that graded another form of the answer than the prompt asked for": (
         "test_traps.test_validation_grades_the_form_that_the_prompt_asks_for"
@@ -111,7 +112,8 @@ TRAPS = {
         "test_hqa.test_no_second_version_of_an_own_title"
     ),
     "a rule about the distance of evidence that was not checked": (
-        "test_hqa.test_holds_is_the_definition test_hqa.test_evidence_stands_as_asked"
+        "test_hqa.test_the_fast_check_of_evidence_places_equals_the_definition "
+        "test_hqa.test_evidence_stands_as_asked"
     ),
     "a switch without effect, and an environment that was set for good": (
         "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
@@ -134,7 +136,7 @@ TRAPS = {
     ),
     "advantages that differ from their description": (
         "test_advantages.test_a_group_of_one_has_no_baseline "
-        "test_advantages.test_with_std_the_doubling_cancels "
+        "test_advantages.test_divided_by_the_deviation_the_scale_of_turn_rewards_cancels "
         "test_rememr1.test_compat_sets_every_axis"
     ),
 }

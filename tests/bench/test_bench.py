@@ -61,7 +61,9 @@ def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch
 # ---------------------------------------------------------------- parts
 
 
-def test_a_command_is_heard_while_it_runs_and_its_last_json_counts(monkeypatch, tmp_path):
+def test_the_output_of_a_part_is_shown_as_it_comes_and_its_last_json_is_the_result(
+    monkeypatch, tmp_path
+):
     """It waits for a file that appears once its first line has been passed on.
 
     Were its output kept until it ends, it would fail.
@@ -134,7 +136,7 @@ def benchmark_of(tmp_path, monkeypatch):
     return made, ran, fate, lambda: json.loads((tmp_path / "made.json").read_text())
 
 
-def test_a_kill_loses_the_part_that_runs_and_the_next_call_goes_on(benchmark_of):
+def test_a_kill_loses_only_the_part_that_was_running_and_the_next_call_does_the_rest(benchmark_of):
     made, ran, fate, saved = benchmark_of
     fate["b"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -171,7 +173,7 @@ def test_a_part_that_fails_is_said_and_tried_again_but_never_replaces_numbers(be
     assert saved()["parts"]["a"]["value"] == 1
 
 
-def test_tiny_saves_nothing_and_a_cpu_measures_nothing_else(
+def test_with_tiny_nothing_is_saved_and_without_a_gpu_only_tiny_runs(
     benchmark_of, tmp_path, monkeypatch, capsys
 ):
     made, ran, _, _ = benchmark_of
@@ -322,7 +324,7 @@ def test_a_step_of_the_benchmark_writes_neither_checkpoint_nor_export(monkeypatc
     colocated.show("step-lora", result)
 
 
-def test_the_accounting_is_exact(monkeypatch):
+def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):
     shape = dict(TASKS=2, GROUP=3, SECTIONS=3, SECTION_TOKENS=600)
     for name, value in (shape | dict(MEMORY=12, ANSWER=6, ROW_TOKENS=2000)).items():
         monkeypatch.setattr(prefill, name, value)

@@ -114,7 +114,7 @@ def test_the_page_and_show_have_the_whole_trace(monkeypatch, codec):
     assert "section 1 of" in shown and "reward" not in shown
 
 
-def test_words_that_stand_nowhere_are_said_to(monkeypatch, codec):
+def test_an_answer_whose_words_the_document_does_not_hold_is_marked(monkeypatch, codec):
     Path("a.txt").write_text("Anna reached Lima.")
     for answer, words in (
         ("Kyoto", "stand nowhere in the text"),
@@ -334,7 +334,7 @@ VECTORS = {"name": "nomic-embed-text", "size": 99, "details": {"family": "nomic-
 CLOUD = {"name": "huge:cloud", "size": 300, "remote_host": "https://example.com"}
 
 
-def test_who_answers_in_which_order(monkeypatch):
+def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
     with ollama(monkeypatch, [SMALL, LARGE, VECTORS, CLOUD]) as url:
         found = answerer(AskConfig())
         assert (found.endpoint, found.served_as, found.model) == ((url,), "large:7b", "")
@@ -419,13 +419,13 @@ def chosen(monkeypatch, codec, tokens, window=None, **config):
     return line.partition(", reading ")[2]
 
 
-def test_length_decides_on_the_agent_by_half_a_window(monkeypatch, codec):
+def test_a_document_of_more_than_half_a_window_is_read_by_section(monkeypatch, codec):
     at_once, by_section = (chosen(monkeypatch, codec, n, 1600, model="tiny") for n in (400, 4000))
     assert at_once == "all at once with full, since it fits half a window; nothing was measured"
     assert by_section.startswith("section by section with memagent, since it is longer")
 
 
-def test_length_decides_on_the_agent_that_was_measured_best(monkeypatch, codec):
+def test_of_the_agents_that_were_measured_the_best_for_the_length_reads(monkeypatch, codec):
     shutil.copytree(EMBEDDED, "m")
     settings = Path("m/agent.yaml").read_text()
     Path("m/agent.yaml").write_text(settings + "ask: {best: [[4000, bm25], [200, full]]}\n")
@@ -509,7 +509,7 @@ def test_a_turn_that_fails_is_not_recorded(monkeypatch, codec):
     assert not any(turn["final"] for turn in turns_of("x"))
 
 
-def test_the_settings_of_a_reading_are_those_of_an_evaluation_of_one():
+def test_ask_uses_the_settings_of_an_evaluation_with_one_task():
     config = AskConfig(model="m", device="cpu", endpoint=("http://127.0.0.1:1/v1",))
     made = commands_ask._evaluation(config)
     assert isinstance(made, EvalConfig) and made.in_flight == 1

@@ -168,7 +168,7 @@ def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
 
-def test_an_evaluation_never_touches_a_run_that_is_none(tmp_path):
+def test_an_evaluation_never_touches_the_folder_of_something_else(tmp_path):
     run = tmp_path / "m"
     run.mkdir()
     for content in ("run: {name: m}\nagent: {}\n", "", "{", "\x00"):
@@ -560,7 +560,7 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
         records.read_records(plain)
 
 
-def test_sets_and_documents_that_cannot_be(tmp_path):
+def test_documents_of_no_section_and_a_suite_without_sizes_are_refused(tmp_path):
     with pytest.raises(UserError, match="at least 1 section"):
         taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
     with pytest.raises(UserError, match="--documents"):

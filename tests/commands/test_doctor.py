@@ -68,7 +68,7 @@ def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
     listed = {f.item: f for f in doctor.models()}
     assert listed["model smollm2"].state == "ok"
     (tmp_path / "models" / f"other-name-0123456789abcdef-{MADE_BY}").mkdir(parents=True)
-    (tmp_path / "models" / ".half-0123456789abcdef-1.x.tmp").mkdir()
+    (tmp_path / "models" / f".half-0123456789abcdef-{MADE_BY}.x.tmp").mkdir()
     listed = {f.item: f.value for f in doctor.models()}
     assert listed["model other-name"] == "converted from GGUF"
     assert not any("half" in item for item in listed)

@@ -102,7 +102,7 @@ def test_words_count_only_where_the_passage_has_them():
     assert not stands_in("1922", passage, "the bridge of Lima was opened by Nora Berg.")
 
 
-def test_what_cannot_be_shown_is_none(codec):
+def test_a_task_that_cannot_be_demonstrated_has_no_demonstration(codec):
     task = next(iter(worlds.make_tasks(0, 1, 2, "one_fact")))
     assert shown(codec, replace(task, gold=())) is None
     assert shown(codec, task, tiny.agent(memory_tokens=2)) is None  # longer than a turn may be

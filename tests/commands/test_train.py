@@ -580,7 +580,7 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
         ("exact", (0, 1, 0)), ("em", (1, 1, 0)), ("f1", (1, 1, 2 / 3)), ("sub_em", (1, 1, 0)),
     ],
 )  # fmt: skip
-def test_outcomes(outcome, worth):
+def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, worth):
     """An answer that differs from an accepted one in an article or a full stop.
 
     As published it is worth nothing, and 1 by `--outcome em`.

@@ -79,7 +79,7 @@ def test_a_rollout_is_cut_into_updates_in_one_way():
         GRPOConfig(rows_per_update=64, updates_per_rollout=2)
 
 
-def test_the_edges_are_allowed():
+def test_values_at_the_edge_of_a_range_are_allowed():
     GRPOConfig(lr=0.0, warmup=0, grad_clip=math.inf, decay_from=0.0, grow_at=2.0, betas=(0.0, 0.0))
     RunConfig(keep_trajectories=0, keep_checkpoints=0, save_every=1)
     EvalConfig(temperatures=(0.0,), transcripts=0)

@@ -28,7 +28,7 @@ SMALL = BaseConfig(
 )
 
 
-def test_the_structured_start_looks_where_it_should(codec):
+def test_the_initial_attention_heads_look_at_the_tokens_they_are_made_for(codec):
     model = tiny.make_model(len(codec.tokenizer), seed=0)
     model.set_attn_implementation("eager")
     ids = torch.randint(
@@ -49,7 +49,7 @@ def test_the_structured_start_looks_where_it_should(codec):
     assert later > 4 * attention[2, 30:].mean()
 
 
-def test_the_demonstrator(codec):
+def test_the_demonstrator_of_the_embedded_policy(codec):
     rng = random.Random(0)
     task = worlds.make_task(0, 2, "two_hop")
     facts = tiny.parse_facts(task.document)

@@ -405,7 +405,7 @@ def choices(**choice):
         (choices(finish_reason="stop", prompt_token_ids=[3]), "error", "another prompt", 1),
     ],
 )  # fmt: skip
-def test_a_failure_that_stays_is_a_value(serve, fault, finish, says, tries):
+def test_a_failure_that_no_retry_mends_is_a_value(serve, fault, finish, says, tries):
     server = serve()
     server.always = fault
     engine = serve.engine(server, timeout_s=0.2 if fault == "hang" else 5, patience_s=0.25)
@@ -424,7 +424,7 @@ def test_a_failure_that_stays_is_a_value(serve, fault, finish, says, tries):
     assert not one(engine).error  # the engine goes on
 
 
-def test_a_mistake_of_ours_is_raised(serve, monkeypatch):
+def test_a_bug_of_the_engine_is_raised(serve, monkeypatch):
     monkeypatch.setattr(endpoint, "_answer", lambda reply: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         one(serve.engine(serve()))
@@ -469,7 +469,7 @@ def test_proxies_are_not_asked(serve, monkeypatch):
     assert not one(serve.engine(serve())).error
 
 
-def test_the_first_look(codec, serve, monkeypatch):
+def test_opening_an_engine_checks_the_models_that_the_server_names(codec, serve, monkeypatch):
     server = serve()
     assert serve.engine(server, model="").model == "m"
     with pytest.raises(UserError, match="does not serve the model 'other'; it serves m"):

@@ -150,7 +150,7 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
     assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < fitting[0]
 
 
-def test_a_size_and_a_card_are_of_one_thing():
+def test_seconds_and_memory_are_those_of_the_same_card():
     """Seconds of an H100 beside the memory of a 4090 would be of no card at all."""
     assert CARDS.keys() == CARD_GIB.keys()
     assert tuple(CARD_GIB[card] for card in CARD_OF_SIZE) == SIZES_GIB

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +155,7 @@ def all_cases(folder):
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
+    get_temp_dir()  # Python's own, of this process, is not in the folder that is looked at
     left, handler = tmp_path_factory.mktemp("left"), signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(left))
@@ -323,10 +326,54 @@ def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode not in (0, None) and "Traceback" not in stderr
-    with pytest.raises(ProcessLookupError):
-        for _ in range(100):  # python's helper processes notice it a moment later
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
+    assert_none_is_left(process.pid)
+
+
+def assert_none_is_left(group):
+    """Assert that no process of this process group is left, or soon none will be."""
+    try:
+        with pytest.raises(ProcessLookupError):
+            for _ in range(100):  # python's helper processes notice the end a moment later
+                os.killpg(group, 0)
+                time.sleep(0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+LAUNCHER = """
+import os, sys, time
+from pathlib import Path
+
+from models import ranks
+
+
+def sleep(folder):
+    Path(folder, f"rank {os.environ['RANK']}").touch()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    ranks.PRELOADED = ["torch"]  # the rest would only take time
+    ranks.launch(sleep, 2, sys.argv[1])
+"""
+
+
+def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path):
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("rank *"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(list(tmp_path.glob("rank *"))) == 2
+    process.kill()
+    process.wait()
+    assert_none_is_left(process.pid)
 
 
 def wrong_on_the_second():
@@ -337,6 +384,7 @@ def wrong_on_the_second():
 
 
 def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch):
+    get_temp_dir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
         ranks.launch(wrong_on_the_second, 2)

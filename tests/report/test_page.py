@@ -172,7 +172,7 @@ def test_a_whole_report(tmp_path):
     assert [*(tmp_path / "demo").glob(".*")] == []  # nothing half-written is left
 
 
-def test_everything_hostile_is_text(tmp_path):
+def test_markup_in_any_field_is_shown_as_text(tmp_path):
     rows = [row(HOSTILE, HOSTILE, length=n) for n in (4, 8)] + [
         row("other", HOSTILE, id=HOSTILE, error=HOSTILE)
     ]
@@ -229,7 +229,7 @@ def test_without_training_transcripts_or_settings(tmp_path):
     ],
     ids=["zero accuracy", "one length", "length zero", "greedy only", "many", "gaps", "nothing"],
 )
-def test_unusual_summaries(tmp_path, rows, svgs):
+def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     report = page(tmp_path / "eval", rows)
     assert report.tags.count("svg") == svgs
     assert ("Nothing has been evaluated yet." in report.text) == (not rows)
@@ -261,7 +261,7 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
         assert shares == pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
 
 
-def test_colours_follow_the_page(tmp_path):
+def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
     text = write_report(folder_of(tmp_path / "eval", GRID, metrics=METRICS_CSV)).read_text()
     assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text
     svg = "".join(re.findall(r"<svg.*?</svg>", text, re.S))

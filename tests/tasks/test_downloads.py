@@ -476,7 +476,7 @@ def test_two_calls_at_once(hub, tmp_path):
         assert "is under way" in refused("things", tmp_path)
 
 
-def test_the_table():
+def test_every_source_has_a_licence_a_commit_and_checksums():
     for name, (what, licence, files) in downloads.SOURCES.items():
         assert what and licence and len({file.name for file in files}) == len(files), name
         for file in files:

@@ -187,7 +187,7 @@ def test_evidence_stands_as_asked(tmp_path, rule, n):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_holds_is_the_definition(rule):
+def test_the_fast_check_of_evidence_places_equals_the_definition(rule):
     for n in (40, 41):
         for places in permutations(range(n), 2):
             assert RULES[rule].holds(places, n) == plainly(rule, places, n)
@@ -276,7 +276,7 @@ def test_nonsense_about_evidence_is_refused():
 
 @real
 @pytest.mark.parametrize("n", [50, 800, 6400])
-def test_real_sets(tmp_path, n):
+def test_sets_of_real_questions_come_back(tmp_path, n):
     source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
     extra = read_passages(SHARED / "passages_extra.jsonl.gz")
     tasks = make_tasks(source, n, 16, extra, seed=1)

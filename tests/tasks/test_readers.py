@@ -943,7 +943,7 @@ def gold_titles(task: Task) -> list[str]:
     return [task.pool.titles[task.order[g]] for g in task.gold]
 
 
-def test_broken_sets(tmp_path):
+def test_a_damaged_set_is_named(tmp_path):
     path = tmp_path / "set.jsonl"
     write_built(path, make_tasks(questions(tmp_path, 2), 20), seed=5)
     whole = path.read_text("utf-8").splitlines()
@@ -977,7 +977,7 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at 
         ("musique_dev", 200),
     ],
 )  # fmt: skip
-def test_real_questions(name, n):
+def test_real_questions_have_their_own_evidence(name, n):
     tasks = read(SHARED / f"{name}.jsonl.gz")
     assert len(tasks) == n and len({id(task.pool) for task in tasks}) == 1
     with gzip.open(SHARED / f"{name}.jsonl.gz") as stream:

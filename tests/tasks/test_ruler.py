@@ -473,7 +473,7 @@ def test_sentences():
     ]
 
 
-def test_refusals():
+def test_settings_that_cannot_be_built_are_refused():
     make, c = make_tasks, codec("bpe")
     with pytest.raises(UserError, match="'niah' is no task of RULER; these are: niah_single_1"):
         make("niah", 4096, 1, c)

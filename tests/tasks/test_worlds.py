@@ -46,7 +46,7 @@ def test_there_are_more_than_a_hundred_entities_each_a_word_of_its_own():
     assert len({*worlds.PEOPLE, *worlds.PLACES}) == 128
 
 
-def test_a_seed_is_a_task():
+def test_equal_seeds_make_equal_tasks_and_others_other_ones():
     a, b, c = (
         worlds.make_task("1.2", 4, "two_hop"),
         worlds.make_task("1.2", 4, "two_hop"),
