@@ -677,7 +677,7 @@ def print_part(part: str, result: dict) -> None:
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
-    """List the lines of one part against its bars; those of profile and matmul are none, ask's has no bar."""
+    """List the lines of one part against its bars; matmul and profile have none, ask has no bar."""
     out = []
     if part == "update":
         for c in result["cells"]:
