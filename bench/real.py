@@ -5,8 +5,8 @@ vLLM, reading a long PDF beside llama.cpp's server.
 Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
 Exercise it: `python -m bench.real --tiny --part matmul`. Read next: parts.py.
 
-The parts, alone with `--part`; all but `ask` use one thread for each of two cores (`--tiny`: one
-thread, the embedded policy, small sizes):
+The parts, alone with `--part`, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
+the embedded policy):
 
     matmul    the rate of bare matrix products of the model's shapes, forward and backward
     update    loss and gradient of one group, ours and TRL's, in both types and layouts
@@ -16,7 +16,8 @@ thread, the embedded policy, small sizes):
 
 update needs TRL (`make .venv-bench/ready`, and its python). vLLM runs in an environment of its own,
 .venv-vllm (`make .venv-vllm/ready`), as a process that waits while another side is timed; so does
-llama.cpp's server: `pip install llama-cpp-python[server]` into an environment .venv-llama.
+llama.cpp's server: `pip install llama-cpp-python[server]` into an environment .venv-llama, which
+builds it.
 
 A rate is that of useful operations: two for every weight of the layers and every token that goes
 through, as many again for each of two gradients, the head for each place where a log-prob is read,
@@ -232,7 +233,8 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
 
 # ---------------------------------------------------------------- where the time goes
 
-GROUPS = {  # the first whose words occur in an operator's name; self time, so that none counts twice
+# the first whose words occur in an operator's name; of self time, so that none counts twice
+GROUPS = {
     "attention": ("scaled_dot_product", "bmm", "_softmax"),
     "products": ("aten::mm", "addmm", "aten::linear"),
     "head and loss": ("log_softmax", "HeadLogProbs", "Float32Logits", "index_put", "amax", "exp"),
@@ -675,7 +677,7 @@ def print_part(part: str, result: dict) -> None:
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
-    """List the lines of one part against its bars; profile and ask have none."""
+    """List the lines of one part against its bars; matmul and profile have none, ask has no bar."""
     out = []
     if part == "update":
         for c in result["cells"]:

@@ -118,7 +118,9 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     # below 8 million logits (32 MiB in float32) one call is cheaper than chunks
     large = len(parents) * model.config.vocab_size > 1 << 23
     size = chunk if large else len(parents)
-    by_hand = large and hidden.device.type == "cpu" and _is_plain(model.lm_head)
+    # a sharded model, which has `logprobs` for a method, gathers its weights for its own modules
+    whole = hidden.device.type == "cpu" and not hasattr(model, "logprobs")
+    by_hand = large and whole and _is_plain(model.lm_head)
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents

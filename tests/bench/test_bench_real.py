@@ -96,12 +96,9 @@ def test_the_pdf_is_read_back_whole(tmp_path):
 def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(real, "VLLM", tmp_path / "none")
     monkeypatch.setattr(real, "LLAMA", tmp_path / "none")
-    with (
-        pytest.raises(UserError, match=r"make \.venv-vllm/ready"),
-        real.vllm_rounds(True, "float32"),
-    ):
+    with pytest.raises(UserError, match="no vLLM"), real.vllm_rounds(True, "float32"):
         pass
-    with pytest.raises(UserError, match="llama-cpp-python"), real.llama_server(tmp_path):
+    with pytest.raises(UserError, match="no llama"), real.llama_server(tmp_path):
         pass
     monkeypatch.setitem(__import__("sys").modules, "trl", None)
     with pytest.raises(UserError, match=r"needs TRL.*\.venv-bench"):
