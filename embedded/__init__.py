@@ -1,5 +1,5 @@
-"""What ships with the repository, and how it was made.
+"""The policies of the repository, and how they are made.
 
-The base policy for a laptop: weights, tokenizer, and the demonstrator that it was trained on; the
-script that makes the reader of real text.
+The base policy for a laptop: weights, tokenizer, and the demonstrator that it was trained on. The
+script that makes a reader of real text.
 """

@@ -1,4 +1,4 @@
-"""How the reader that comes with SmolLM2 was made: every command line, setting and seed.
+"""How a reader of real text is made of SmolLM2: every command line, setting and seed.
 
     questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
 
@@ -14,7 +14,9 @@ is there is skipped, a training that was stopped goes on by --resume: the script
 any time and called again.
 
 Trained on are questions of train splits alone. XQuAD names none: its articles with index % 5 == 4
-are test, as in `eval --suite passages --source-split test`. A test asserts both.
+are test, as in `eval --suite passages --source-split test`. A test asserts both. The few two-hop
+questions with fewer than ten paragraphs are filled up from the whole file, with paragraphs of
+questions of the validation split too, but never with the questions.
 """
 
 from __future__ import annotations
