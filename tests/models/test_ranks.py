@@ -376,6 +376,12 @@ def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path):
     assert_none_is_left(process.pid)
 
 
+def test_where_there_is_a_gpu_nothing_is_forked(monkeypatch):
+    assert ranks._start_method() == "forkserver"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert ranks._start_method() == "spawn"
+
+
 def wrong_on_the_second():
     with ranks.process_group(False):
         if ranks.rank() == 1:
