@@ -38,11 +38,15 @@ def all_over_main(first, **env):
     return float(done.stdout)
 
 
+def spins(first):
+    """Return whether threads spin; on busy cores they may have no time to, so it is tried again."""
+    return any(all_over_main(first, OMP_WAIT_POLICY="ACTIVE") > 1.5 for _ in range(3))
+
+
 def test_threads_of_a_command_sleep_while_they_wait():
     assert all_over_main("import cli") < 1.2
-    # torch's own default: threads that wait spin
-    assert all_over_main("", OMP_WAIT_POLICY="ACTIVE") > 1.5
-    assert all_over_main("import cli", OMP_WAIT_POLICY="ACTIVE") > 1.5  # the user's setting wins
+    assert spins("")  # torch's own default
+    assert spins("import cli")  # the user's setting wins
 
 
 @pytest.fixture
