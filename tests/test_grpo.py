@@ -19,7 +19,7 @@ from engines.hf import TransformersEngine
 from grpo import GRPO, advantages, policy_loss, token_weights, training_rows
 from memagent import Group
 from models.load import with_lora
-from models.logprobs import Row, logprobs, pack
+from models.logprobs import Row, _HeadLogProbs, logprobs, pack
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -480,7 +480,7 @@ def test_logged_statistics_are_means(policy, codec, aggregation):
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["clipped"] == 0
 
 
-def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
+def test_only_the_rows_asked_for_and_in_chunks(policy, codec, monkeypatch):
     rows = training_rows(sampled(policy, codec), CONFIG)
     (batch,) = pack(rows, 10**6)
     whole = logprobs(policy, batch)
@@ -488,6 +488,13 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec):
     assert torch.allclose(whole, torch.cat(obvious), atol=1e-5)
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    head = _HeadLogProbs.logits  # with a gradient, on a CPU
+
+    def watched(hidden, weight, temperature):
+        seen.append(len(hidden))
+        return head(hidden, weight, temperature)
+
+    monkeypatch.setattr(_HeadLogProbs, "logits", staticmethod(watched))
     chunked = logprobs(policy, batch, chunk=16)
     parents = {int(p) for p in batch.trie.parent()[batch.places]}
     assert torch.allclose(whole, chunked, atol=1e-6)

@@ -277,15 +277,18 @@ def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
     import eval
 
     given = []
-    monkeypatch.setattr(train, "run_and_report", lambda run, *rest: given.append(run.data))
+    monkeypatch.setattr(train, "train", lambda run, *rest, **more: given.append(run.data) or Path())
+    monkeypatch.setattr("report.runlog.summary", lambda folder: {})
+    monkeypatch.setattr("report.summary.write_summary", lambda path, summary: None)
+    monkeypatch.setattr("report.page.write_report", lambda folder, title: None)
     monkeypatch.setattr(
         eval, "run_suite", lambda config, agents: given.extend(config.data) or Path("x")
     )
-    for command in ("train", "eval"):
+    for command in ("train", "sft", "eval"):
         done = CliRunner().invoke(cli.app, [command, "--data", "hf:a/b:train"])
         assert done.exit_code == 0, done.output
         assert f"hf:a/b@{COMMIT}:train" in done.output.replace("\n", "")
-    assert given == [f"hf:a/b@{COMMIT}:train"] * 2
+    assert given == [f"hf:a/b@{COMMIT}:train"] * 3
 
 
 # ---------------------------------------------------------------- a hub
