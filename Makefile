@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo test test-real test-vllm bench lint format clean
+.PHONY: demo ask test test-real test-vllm bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -11,6 +11,10 @@ RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
 demo: .venv/ready
 	$(RUN) cli.py demo
+
+# make ask FILE=report.pdf Q="Who built the bridge?"
+ask: .venv/ready
+	.venv/bin/python cli.py ask "$(FILE)" "$(Q)"
 
 test: .venv/ready
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
