@@ -45,10 +45,9 @@ PACKAGED = {
 }
 """By the name that stands for them as --model; `./smollm2` would be a folder."""
 
-_ROOT = Path(__file__).parent.parent
-_SETTINGS = _ROOT / "models" / "packages"
-ADAPTERS = {"smollm2-reader": _ROOT / "embedded" / "smollm2"}
-"""Adapters that come with the repository, by the name that stands for them as --model."""
+_SETTINGS = Path(__file__).parent.parent / "models" / "packages"
+ADAPTERS: dict[str, Path] = {}
+"""Adapters that come with the repository, by the name that stands for them as --model: none yet."""
 
 
 def is_gguf(model: str | Path) -> bool:
