@@ -129,8 +129,13 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-FEW_QUERIES = 16
-"""Up to so many queries a row, two matrix products beat the library's attention on a CPU."""
+FEW_QUERIES = {torch.float32: 64, torch.bfloat16: 512}
+"""Up to so many queries a row, two matrix products beat the library's attention on a CPU.
+
+In bfloat16 the library takes two to ten times as long, forward and backward (docs/results.md).
+There the scores are rounded as well, which moves the log-probs of SmolLM2 no further from those of
+float32 than the rest of bfloat16 does (dev/LOG.md).
+"""
 
 
 def sdpa(
@@ -146,8 +151,8 @@ def sdpa(
     causal. H is a multiple of H' (grouped heads).
     """
     n_heads, n_queries = query.shape[1], query.shape[2]
-    on_cpu = query.device.type == "cpu" and query.dtype == torch.float32
-    if mask is not None and n_queries <= FEW_QUERIES and on_cpu:
+    if query.device.type == "cpu" and n_queries <= FEW_QUERIES.get(query.dtype, 0):
+        mask = _causal_mask(n_queries, query.dtype) if mask is None else mask
         return _sdpa_by_products(query, key, value, mask, scale)
     if n_heads != key.shape[1]:
         # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
@@ -177,6 +182,11 @@ def _sdpa_by_products(
         .view(n_rows, n_heads, n_queries, -1)
         .transpose(1, 2)
     )
+
+
+@lru_cache(maxsize=16)
+def _causal_mask(n: int, dtype: torch.dtype) -> torch.Tensor:
+    return additive_mask(torch.ones(1, 1, n, n, dtype=torch.bool).tril_(), dtype)
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -462,18 +462,31 @@ def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch)
     assert turn.response_ids == [8, 8] and turn.finish == "length"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "apart"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=["f32", "bf16"]
+)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_few_queries_of_grouped_heads_see_what_the_librarys_attention_sees(kv_heads):
+def test_few_queries_see_what_the_librarys_attention_sees(kv_heads, causal, dtype, apart):
     torch.manual_seed(0)
-    query, mask = (
-        torch.randn(3, 4, 5, 8),
-        additive_mask(torch.rand(3, 1, 5, 11) > 0.3, torch.float32),
-    )
-    mask[..., 0] = 0
+    n_keys = 5 if causal else 11
+    query = torch.randn(3, 4, 5, 8).to(dtype).requires_grad_()
     # a part of every row of the cache
-    key, value = torch.randn(2, 3, kv_heads, 20, 8)[:, :, :, :11]
+    key, value = torch.randn(2, 3, kv_heads, 20, 8).to(dtype)[:, :, :, :n_keys].requires_grad_()
+    mask = None
+    if not causal:
+        mask = additive_mask(torch.rand(3, 1, 5, n_keys) > 0.3, dtype)
+        mask[..., 0] = 0
+    exact = None if mask is None else mask.float()
     expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
-    ).transpose(1, 2)
+        query.float(), key.float(), value.float(), exact, is_causal=causal, scale=0.3,
+        enable_gqa=True,
+    ).transpose(1, 2)  # fmt: skip
     ours = sdpa(query, key, value, mask, 0.3)
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    assert ours.dtype == dtype
+    gradients = [
+        torch.autograd.grad(out.float().square().sum(), (query, key, value))
+        for out in (ours, expected)
+    ]
+    for a, b in zip((ours, *gradients[0]), (expected, *gradients[1]), strict=True):
+        assert (a.float() - b.float()).norm() <= apart * b.float().norm()

@@ -429,10 +429,11 @@ def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
     folder = train.train(run_config(tmp_path, "a", dtype="mixed"), config, AGENT)
     assert os.environ == environment
     weights, metrics, *_ = outcome(folder)
-    assert all(0 < row["mismatch_mean"] < 0.02 for row in metrics)
+    assert all(row["mismatch_mean"] < 0.02 for row in metrics)
     exact = outcome(train.train(run_config(tmp_path, "b"), config, AGENT))
     assert all(row["mismatch_mean"] < 1e-5 for row in exact[1])
-    assert metrics[0]["grad_norm"] == pytest.approx(exact[1][0]["grad_norm"], rel=0.5)
+    norm, exact_norm = metrics[0]["grad_norm"], exact[1][0]["grad_norm"]
+    assert norm == pytest.approx(exact_norm, rel=0.5) and norm != pytest.approx(exact_norm, rel=1e-5)
     # steps of 1e-4 would be lost in weights of eight bits
     assert {w.dtype for w in weights.values()} == {torch.float32}
     assert any((w.bfloat16().float() != w).float().mean() > 0.9 for w in weights.values())
