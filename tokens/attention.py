@@ -129,12 +129,10 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-FEW_QUERIES = {torch.float32: 64, torch.bfloat16: 512}
-"""Up to so many queries a row, two matrix products beat the library's attention on a CPU.
+FEW_QUERIES = {torch.float32: 128, torch.bfloat16: 512}
+"""Up to so many queries a row, matrix products beat the library's attention on a CPU.
 
-In bfloat16 the library takes two to ten times as long, forward and backward (docs/results.md).
-There the scores are rounded as well, which moves the log-probs of SmolLM2 no further from those of
-float32 than the rest of bfloat16 does (dev/LOG.md).
+In bfloat16 the library's backward pass takes three to ten times as long (dev/LOG.md).
 """
 
 
@@ -153,7 +151,7 @@ def sdpa(
     n_heads, n_queries = query.shape[1], query.shape[2]
     if query.device.type == "cpu" and n_queries <= FEW_QUERIES.get(query.dtype, 0):
         mask = _causal_mask(n_queries, query.dtype) if mask is None else mask
-        return _sdpa_by_products(query, key, value, mask, scale)
+        return _Products.apply(query, key, value, mask.float(), scale)
     if n_heads != key.shape[1]:
         # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
         key, value = (x.repeat_interleave(n_heads // key.shape[1], 1) for x in (key, value))
@@ -162,26 +160,41 @@ def sdpa(
     ).transpose(1, 2)
 
 
-def _sdpa_by_products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Compute `sdpa` as two matrix products, with the grouped heads of a key as its queries.
+class _Products(torch.autograd.Function):
+    """Compute `sdpa` by matrix products, with the grouped heads of a key as its queries.
 
-    So keys and values are read once and never repeated.
+    So keys and values are read once and never repeated. Scores and softmax are in float32 and the
+    weights, in the type of the query, are kept for the backward pass: S H L K of them.
     """
-    n_rows, n_heads, n_queries, depth = query.shape
-    query = (query * scale).reshape(n_rows * key.shape[1], -1, depth)  # [S * H', H / H' * L, D]
-    weights = (
-        torch.bmm(query, key.flatten(0, 1).transpose(1, 2))
-        .view(n_rows, n_heads, n_queries, -1)
-        .add_(mask)
-        .softmax(-1)
-    )  # [S, H, L, K]
-    return (
-        torch.bmm(weights.view(len(query), -1, weights.shape[3]), value.flatten(0, 1))
-        .view(n_rows, n_heads, n_queries, -1)
-        .transpose(1, 2)
-    )
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask, scale: float) -> torch.Tensor:
+        n_rows, n_heads, n_queries, depth = query.shape
+        q = query.reshape(n_rows * key.shape[1], -1, depth)  # [S * H', H / H' * L, D]
+        k, v = key.flatten(0, 1), value.flatten(0, 1)  # [S * H', K, D]
+        scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2))
+        scores = scores.view(n_rows, n_heads, n_queries, -1).add_(mask)
+        weights = scores.softmax(-1).to(q.dtype).view(len(q), -1, k.shape[1])
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.shapes = scale, (query.shape, key.shape)
+        return torch.bmm(weights, v).view(query.shape).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        q, k, v, weights = ctx.saved_tensors
+        of_query, of_key = ctx.shapes
+        gradient = gradient.transpose(1, 2).reshape(q.shape)
+        of_weights = torch.bmm(gradient, v.transpose(1, 2))
+        # weights * (of_weights - their weighted sum), in one pass
+        scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+        scores.mul_(ctx.scale)
+        return (
+            torch.bmm(scores, k).view(of_query),
+            torch.bmm(scores.transpose(1, 2), q).view(of_key),
+            torch.bmm(weights.transpose(1, 2), gradient).view(of_key),
+            None,
+            None,
+        )
 
 
 @lru_cache(maxsize=16)
