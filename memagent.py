@@ -466,6 +466,7 @@ class MemAgent(Agent):
     name = "memagent"
     Config = MemAgentConfig
     prompts = {"update": UPDATE, "final": FINAL}
+    rates = {"writes": ("writes", "updates")}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         c, problem, sections = self.config, task.question, self.sections(task)
@@ -495,3 +496,13 @@ class MemAgent(Agent):
             return "" if self.config.empty == "keep" else prompt.memory
         notes = dict.fromkeys((*known, *added))
         return (" " if all(note.endswith(".") for note in notes) else "; ").join(notes)
+
+    def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
+        """Count the sections read, and the writes: those after which the memory is another."""
+        if turn.prompt.final:
+            return {}
+        memory, response = turn.prompt.memory, strip_thinking(turn.response)
+        return {
+            "updates": 1,
+            "writes": overwrite(memory, response, NO_MEMORY, self.config.empty) != memory,
+        }

@@ -1,3 +1,4 @@
+from collections import Counter
 from typing import get_args, get_type_hints
 
 import pytest
@@ -36,6 +37,19 @@ def drive(agent, task, codec, answers):
         except StopIteration:
             return prompts
     raise AssertionError("the agent wants more turns than there are answers")
+
+
+@pytest.mark.parametrize(("empty", "writes"), [("keep", 2), ("empty", 3), ("placeholder", 3)])
+def test_a_write_is_a_turn_that_leaves_another_memory(codec, empty, writes):
+    """Notes, the same again, nothing, other notes after thinking; the answer is none of them."""
+    task = worlds.make_task(0, 4, "one_fact")
+    agent = MEMAGENT.with_settings(empty=empty)
+    said = ["Anna joined Boris.", "Anna joined Boris.", "", "<think>Who?</think>Otto.", "Oslo"]
+    prompts = drive(agent, task, codec, said)
+    count: Counter[str] = Counter()
+    for prompt, text in zip(prompts, said, strict=True):
+        count.update(agent.count(task, Turn(prompt, [], [], [], Finish.STOP, codec.text(text))))
+    assert count == {"updates": 4, "writes": writes}
 
 
 def test_memagent_reads_each_section_once_and_answers_once(codec):
