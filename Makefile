@@ -50,4 +50,4 @@ format: .venv/ready
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-bench .venv-vllm .venv-llama runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-vllm runs .pytest_cache .ruff_cache .hypothesis

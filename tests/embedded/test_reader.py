@@ -7,14 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 import yaml
+from safetensors.torch import load_file
 from test_passages import squad
 from test_readers import lines
 from typer.testing import CliRunner
 
 import cli
 from config.options import EMBEDDED
+from config.realmodels import adapter_config, is_adapter
 from embedded import reader
 from tasks import passages, seen
 from tasks.readers import read
@@ -137,9 +140,15 @@ def test_it_runs_from_the_data_to_the_adapter(made):
     out = folder / "out"
     for path in (out / "reader" / "model.safetensors", out / "reader-adapter/adapter_config.json"):
         assert path.is_file()
-    # everything that was trained on, of all three trainings, comes with both
+    half, whole = (load_file(out / name / reader.WEIGHTS) for name in ("shipped", "reader-adapter"))
+    assert {w.dtype for w in half.values()} == {torch.bfloat16}
+    assert whole.keys() == half.keys()
+    assert all(torch.equal(half[name], w.bfloat16()) for name, w in whole.items())
+    assert is_adapter(out / "shipped") and adapter_config(out / "shipped")["r"] == 16
+    # everything that was trained on, of all three trainings, comes with all of them
     runs = {digest for run in ("facts", "hops", "grpo") for digest in seen.trained_on(out / run)}
-    assert {*seen.trained_on(out / "reader")} == {*seen.trained_on(out / "reader-adapter")} == runs
+    for name in ("reader", "reader-adapter", "shipped"):
+        assert {*seen.trained_on(out / name)} == runs
     assert len(runs) > 20
 
 
@@ -189,6 +198,9 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):
     assert reader.main(["--hub", "--out", "out", "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 8 and all(line.startswith("python cli.py ") for line in listed)
+    assert reader.main(["--hub", "--out", "out", "--list", "--processes", "2"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.endswith("--device cpu --devices 2") for line in listed] == 4 * [0] + 3 * [1] + [0]
 
 
 def test_commands_run_in_a_process_of_their_own():
