@@ -14,8 +14,8 @@ the embedded policy):
     rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM on the CPU
     ask       the prompts of our reading of a PDF of 100 pages, given to llama.cpp's server
 
-update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server, which
-is in the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
+update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server from
+the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
 .venv-vllm/ready`). Both are processes that wait while another side is timed.
 
 A rate is that of useful operations: two for every weight of the layers and every token that goes

@@ -3,7 +3,7 @@
     questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
 
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
-`ship` (the adapter as it comes with the repository).
+`ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports).
 Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
 Exercise it: `python -m embedded.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
@@ -109,6 +109,16 @@ TRAININGS = {
 }
 
 
+# evaluation -> its source, suite, documents, agents; on questions that none of the above has seen.
+# An untrained model writes at every section, which takes hours where there are many
+EVALUATIONS = {
+    "passages": ("squad", "passages", "4,16,64,256", "memagent,full,bm25,oracle"),
+    "passages-untrained": ("squad", "passages", "4,16", "memagent@untrained"),
+    "hotpotqa": ("hotpotqa", "ruler-hqa", "10,50", "memagent,full,bm25,oracle"),
+}
+HELD_OUT = {"passages": "test --together 16", "ruler-hqa": "validation"}  # suite -> split
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One command line, and what is there when it is done."""
@@ -203,6 +213,21 @@ def _training(
     return Stage(name, tuple(words), (out / name / "model",), run=out / name)
 
 
+def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> list[Stage]:
+    """Return the evaluations of the adapter that ships, greedy, 128 questions a cell.
+
+    What is there of one goes on by the same command.
+    """
+    found = []
+    for name, (source, suite, documents, agents) in EVALUATIONS.items():
+        words = ["eval", "--model", str(out / "shipped"), "--untrained", model, "--suite", suite]
+        words += ["--data", sources[source], "--filler", sources["extra"]]
+        words += ["--source-split", *HELD_OUT[suite].split(), "--lengths", documents]
+        words += ["--agents", agents, "--n", "128", "--temperatures", "0", "--runs", str(out)]
+        found.append(Stage(name, (*words, "--name", name), (out / name / "summary.json",)))
+    return found
+
+
 def call(words: Sequence[str]) -> int:
     """Run a command of cli.py in a process of its own; return its exit code."""
     return subprocess.call([sys.executable, str(ROOT / "cli.py"), *words])
@@ -255,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2", help="as of `train`")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
     parser.add_argument("--processes", type=int, default=0, help="train in so many, on the CPU")
+    parser.add_argument("--evaluate", action="store_true", help="then evaluate what ships")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     given = parser.parse_args(arguments)
     try:
@@ -264,12 +290,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError("The path of --out must not have a comma.")
         sources = dict(HUB) if given.hub else found(given.data)
         plan = stages(sources, given.out, given.model, given.steps_scale, given.processes)
+        if given.evaluate and given.hub:
+            raise UserError("--evaluate needs --data: its questions and passages are no hub's.")
+        after = evaluations(sources, given.out, given.model) if given.evaluate else []
         if given.list:
-            print("\n".join(f"python cli.py {shlex.join(stage.words)}" for stage in plan))
+            lines = [f"python cli.py {shlex.join(stage.words)}" for stage in [*plan, *after]]
+            print("\n".join(lines))
             return 0
         make_folder(given.out)
         make(plan)
         ship(given.out / "reader-adapter", given.out / "shipped")
+        make(after)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

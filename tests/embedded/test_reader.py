@@ -16,7 +16,7 @@ from test_readers import lines
 from typer.testing import CliRunner
 
 import cli
-from config.options import EMBEDDED
+from config.options import EMBEDDED, EvalConfig
 from config.realmodels import adapter_config, is_adapter
 from embedded import reader
 from tasks import passages, seen
@@ -63,6 +63,24 @@ def test_each_command_parses_with_its_own_flags(sources):
         assert given["split"] == ("train" if sources is SOURCES or name == "passages" else None)
         assert (given["extra"] is not None) == (sources is SOURCES and name == "passages")
     assert all(name.endswith(":train") for name in reader.HUB.values())
+
+
+def test_what_is_reported_was_not_trained_on():
+    """By its split; the articles are the training's others. dev/untrained.py compares the rows."""
+    found = reader.evaluations(SOURCES, Path("out"))
+    parsed = {stage.name: parse(stage.words)[1] for stage in found}
+    assert [*parsed] == [*reader.EVALUATIONS]
+    train = parse(
+        next(s for s in reader.stages(SOURCES, Path("out")) if s.name == "passages").words
+    )
+    for given in parsed.values():
+        assert given["model"] == "out/shipped" and given["untrained"] == "smollm2"
+        if given["suite"] == "passages":
+            assert given["source_split"] == "test"
+            default = EvalConfig().test_articles
+            assert (given["test_articles"] or default) == train[1]["test_articles"]
+        else:
+            assert given["source_split"] == "validation"
 
 
 def name(i: int) -> str:
@@ -188,6 +206,7 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):
         (["--hub", "--steps-scale", "0"], "must be a positive number"),
         (["--hub", "--steps-scale", "nan"], "must be a positive number"),
         (["--hub", "--out", str(tmp_path / "a,b")], "must not have a comma"),
+        (["--hub", "--evaluate"], "needs --data"),
     ):
         assert reader.main(arguments) == 2
         err = capsys.readouterr().err
