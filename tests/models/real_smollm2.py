@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import train
-from config.options import GRPOConfig, RunConfig, SFTConfig
-from config.realmodels import PACKAGED, settings_folder
+from config.options import READER, GRPOConfig, RunConfig, SFTConfig
+from config.realmodels import ADAPTERS, PACKAGED
 from engines.hf import TransformersEngine
 from models import packaged
 from models.load import load_model
@@ -214,10 +214,7 @@ def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, m
     assert f"answer: {task.answers[0]}" in said
 
 
-SHIPPED = sorted(settings_folder("smollm2").rglob("*.safetensors"))
-
-
-@pytest.mark.skipif(not SHIPPED, reason="the adapters of the SmolLM2 reader are not shipped yet")
+@pytest.mark.skipif(READER not in ADAPTERS, reason="the adapters of the SmolLM2 reader are not shipped yet")
 def test_the_reader_finds_a_planted_fact_among_sixteen_passages(tmp_path, monkeypatch):
     """Not every place and question, but one in the middle: shares are docs/results.md's."""
     monkeypatch.chdir(tmp_path)
@@ -232,7 +229,6 @@ def test_the_reader_finds_a_planted_fact_among_sixteen_passages(tmp_path, monkey
     ]
     passages[8] += " The clock of Isenfeld was made by Teresa Holm."
     Path("towns.txt").write_text("\n\n".join(passages))
-    said = said_by_ask(
-        "towns.txt", "Who made the clock of Isenfeld?", "smollm2", "--chunk-tokens", 128
-    )
+    own = "--chunk-tokens 128 --memory-tokens 32 --final-tokens 24".split()
+    said = said_by_ask("towns.txt", "Who made the clock of Isenfeld?", READER, *own)
     assert "Teresa Holm" in said.partition("\nanswer: ")[2].splitlines()[0]
