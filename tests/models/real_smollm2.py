@@ -214,7 +214,9 @@ def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, m
     assert f"answer: {task.answers[0]}" in said
 
 
-@pytest.mark.skipif(READER not in ADAPTERS, reason="the adapters of the SmolLM2 reader are not shipped yet")
+@pytest.mark.skipif(
+    READER not in ADAPTERS, reason="the adapters of the SmolLM2 reader are not shipped yet"
+)
 def test_the_reader_finds_a_planted_fact_among_sixteen_passages(tmp_path, monkeypatch):
     """Not every place and question, but one in the middle: shares are docs/results.md's."""
     monkeypatch.chdir(tmp_path)
