@@ -129,11 +129,13 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-FEW_QUERIES = {torch.float32: 128, torch.bfloat16: 512}
+FEW_QUERIES = {torch.float32: 256, torch.bfloat16: 512}
 """Up to so many queries a row, matrix products beat the library's attention on a CPU.
 
 In bfloat16 the library's backward pass takes three to ten times as long (dev/LOG.md).
 """
+IN_CACHE = 1 << 20
+"""So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""
 
 
 def sdpa(
@@ -150,8 +152,12 @@ def sdpa(
     """
     n_heads, n_queries = query.shape[1], query.shape[2]
     if query.device.type == "cpu" and n_queries <= FEW_QUERIES.get(query.dtype, 0):
-        mask = _causal_mask(n_queries, query.dtype) if mask is None else mask
-        return _Products.apply(query, key, value, mask.float(), scale)
+        mask = _causal_mask(n_queries) if mask is None else mask.float()
+        n = max(1, IN_CACHE // (n_heads * n_queries * key.shape[2]))  # rows
+        if n >= len(query):
+            return _Products.apply(query, key, value, mask, scale)
+        rows = (x.split(n) for x in (query, key, value, mask.expand(len(query), -1, -1, -1)))
+        return torch.cat([_Products.apply(*part, scale) for part in zip(*rows, strict=True)])
     if n_heads != key.shape[1]:
         # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
         key, value = (x.repeat_interleave(n_heads // key.shape[1], 1) for x in (key, value))
@@ -198,8 +204,8 @@ class _Products(torch.autograd.Function):
 
 
 @lru_cache(maxsize=16)
-def _causal_mask(n: int, dtype: torch.dtype) -> torch.Tensor:
-    return additive_mask(torch.ones(1, 1, n, n, dtype=torch.bool).tril_(), dtype)
+def _causal_mask(n: int) -> torch.Tensor:
+    return additive_mask(torch.ones(1, 1, n, n, dtype=torch.bool).tril_(), torch.float32)
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

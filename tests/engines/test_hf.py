@@ -16,6 +16,7 @@ from memagent import Agent, Finish, Prompt
 from models.load import load_model
 from rollout import Sampling, follow, rollout
 from tasks import worlds
+from tokens import attention
 from tokens.attention import additive_mask, sdpa
 from tokens.codec import Codec, Text
 from tokens.trie import build_trie
@@ -465,9 +466,13 @@ def test_a_response_ends_where_its_draft_would_go_on(codec, policy, monkeypatch)
 @pytest.mark.parametrize(
     ("dtype", "apart"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=["f32", "bf16"]
 )
+@pytest.mark.parametrize("in_cache", [1 << 20, 500, 1], ids=["whole", "two rows", "row by row"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_few_queries_see_what_the_librarys_attention_sees(kv_heads, causal, dtype, apart):
+def test_few_queries_see_what_the_librarys_attention_sees(
+    kv_heads, causal, in_cache, dtype, apart, monkeypatch
+):
+    monkeypatch.setattr(attention, "IN_CACHE", in_cache)
     torch.manual_seed(0)
     n_keys = 5 if causal else 11
     query = torch.randn(3, 4, 5, 8).to(dtype).requires_grad_()
