@@ -3,8 +3,9 @@
     tasks  --demonstration-->  trajectories  --chosen_turns-->  rows  --update-->  new weights
             Agent.demonstrate                 some that keep the memory
 
-Holds: `demonstration`, `chosen_turns`, `token_weights`, `SFT`. Leaves out: what is demonstrated
-(`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs (commands/train.py).
+Holds: `demonstration`, `chosen_turns`, `token_weights`, `deal`, `SFT`. Leaves out: what
+is demonstrated (`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs
+(commands/train.py).
 Exercise it: `python cli.py sft --steps 50 --name warm`. Read next: commands/train.py.
 
 An untrained model is almost never right, so reinforcement learning has nothing to start from. Here
@@ -29,6 +30,7 @@ from models.load import inner, recompute
 from models.logprobs import Row, policy_logprobs
 from report.metrics import Clock
 from rollout import advance, start
+from tokens.trie import sort_by_prefix
 
 KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
 SHARE = 0.1  # of the tasks, for an agent of `also` that names none
@@ -94,6 +96,21 @@ def token_weights(rows: Sequence[Row], first: float) -> list[list[float]]:
     return [[first / total] + [1 / total] * (len(row.response_ids) - 1) for row in rows]
 
 
+def deal(rows: Sequence[Row], n: int) -> list[list[int]]:
+    """Deal rows to n ranks, as indices: about as many tokens each, what is shared counted once.
+
+    Lexicographic neighbours, such as questions about one section, stay together.
+    """
+    order, overlaps = sort_by_prefix([row.prompt_ids + row.response_ids for row in rows])
+    new = [len(rows[i]) - shared for i, shared in zip(order, overlaps, strict=True)]
+    total, done, parts = sum(new), 0, [[] for _ in range(n)]
+    for i, tokens in zip(order, new, strict=True):
+        middle = n * (2 * done + tokens) // (2 * total)
+        parts[min(middle, n - 1)].append(i)  # the last row may repeat the one before it
+        done += tokens
+    return parts
+
+
 # ---------------------------------------------------------------- the module
 
 
@@ -117,24 +134,30 @@ class SFT(GRPO):
             raise UserError("The shares of --also must leave something to the agent itself.")
 
     def training_step(self, batch, batch_idx: int) -> None:
-        """Demonstrate a step's tasks and take an optimizer step on them."""
+        """Demonstrate a step's tasks and take an optimizer step on them.
+
+        Every rank demonstrates all of them, which takes milliseconds, and learns its part of the
+        turns: the step does not depend on the number of ranks.
+        """
         step, clock = self.done_steps, Clock()
         clock.start("rollout")
-        tasks = ranks.share(self.tasks.batch(step, 0, self.n_tasks))
-        self.groups, rows, kinds = [], [], []
+        tasks = self.tasks.batch(step, 0, self.n_tasks)
+        groups, rows, kinds = [], [], []
         for number, task in enumerate(tasks):
             rng = random.Random(seed_of(self.config.seed, step, task.id))
             shown = self.demonstrate(task, tasks[number - 1], rng)
             if shown is None:
                 continue
-            self.groups.append(Group(task, [shown]))
+            groups.append(Group(task, [shown]))
             for turn in chosen_turns(shown, self.config.others, rng):
                 rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0))
                 kinds.append(kind_of(turn.prompt, turn.response))
+        self.groups = ranks.share(groups)
         clock.stop("rollout")
         clock.start("update")
-        self.start_step(tasks, rows)
-        self.update(rows, kinds)
+        self.start_step(len(tasks), len(groups), rows)
+        mine = deal(rows, ranks.world())[ranks.rank()]
+        self.update([rows[i] for i in mine], [kinds[i] for i in mine])
         self.done_steps += 1
         clock.stop("update")
         self.add_times(clock.seconds)
@@ -145,18 +168,16 @@ class SFT(GRPO):
         careless = rng.random() < self.config.mistakes and other.answers[0] not in task.answers
         return demonstration(agent, task, other.answers[0] if careless else "")
 
-    def start_step(self, tasks: list[Task], rows: list[Row]) -> None:
+    def start_step(self, n_tasks: int, n_shown: int, rows: list[Row]) -> None:
         """Start the metrics of a step. UserError if none of its tasks could be demonstrated."""
-        n = ranks.all_reduce_sum(
-            {
-                "tasks": len(tasks),
-                "not_shown": len(tasks) - len(self.groups),
-                "trained_rows": len(rows),
-                "read_tokens": sum(len(r.prompt_ids) for r in rows),
-                "written_tokens": sum(len(r.response_ids) for r in rows),
-            }
-        )
-        if not n["trained_rows"]:
+        n = {
+            "tasks": n_tasks,
+            "not_shown": n_tasks - n_shown,
+            "trained_rows": len(rows),
+            "read_tokens": sum(len(r.prompt_ids) for r in rows),
+            "written_tokens": sum(len(r.response_ids) for r in rows),
+        }
+        if not rows:
             raise UserError(
                 f"None of the tasks of step {self.done_steps} can be demonstrated: the agent "
                 f"{self.agent.label} shows nothing, or the tasks do not say where their evidence "

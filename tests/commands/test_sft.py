@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from agents import find
 from cli import app
 from commands import train
-from commands.sft import SFT, chosen_turns, demonstration, kind_of, token_weights
+from commands.sft import SFT, chosen_turns, deal, demonstration, kind_of, token_weights
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
 from data import Pool, Task, stands_in
@@ -28,6 +28,7 @@ from report.runlog import summary
 from report.summary import write_summary
 from tasks import worlds
 from tasks.sources import MixedTasks, parts_of
+from tokens.trie import build_trie
 
 AGENT = tiny.agent()
 
@@ -254,6 +255,21 @@ def test_the_command_and_its_mistakes(tmp_path, weak, monkeypatch):
         assert not (tmp_path / "runs" / "b").exists()
     done = CliRunner().invoke(app, ["train", "--name", "a", "--resume", "--steps", "3"])
     assert done.exit_code == 2 and "not trained by this command" in done.output
+
+
+def test_rows_are_dealt_by_their_tokens_and_neighbours_stay_together():
+    sections = [[k] * 50 for k in range(4)]
+    rows = [Row(sections[k % 4] + [9, k], [k], [0.0]) for k in range(40)]  # 10 of each section
+    rows += [rows[39], Row([0] * 300, [1], [0.0])]
+    parts = deal(rows, 2)
+    assert sorted(i for part in parts for i in part) == list(range(42))
+    tokens = [len(build_trie([rows[i].prompt_ids + rows[i].response_ids for i in part]))
+              for part in parts]  # fmt: skip
+    assert max(tokens) < 0.75 * sum(tokens)
+    whole = len(build_trie([row.prompt_ids + row.response_ids for row in rows]))
+    assert sum(tokens) <= whole + 50  # one section at most is in both
+    assert deal(rows[:1], 3) == [[], [0], []]
+    assert sorted(sum(deal([rows[0]] * 2, 2), [])) == [0, 1]
 
 
 def test_mixtures_draw_by_weight_and_never_one_task_twice():
