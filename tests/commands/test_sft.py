@@ -269,7 +269,7 @@ def test_rows_are_dealt_by_their_tokens_and_neighbours_stay_together():
     whole = len(build_trie([row.prompt_ids + row.response_ids for row in rows]))
     assert sum(tokens) <= whole + 50  # one section at most is in both
     assert deal(rows[:1], 3) == [[], [0], []]
-    assert sorted(sum(deal([rows[0]] * 2, 2), [])) == [0, 1]
+    assert sorted(map(len, deal([rows[0]] * 2, 2))) in ([0, 2], [1, 1])
 
 
 def test_mixtures_draw_by_weight_and_never_one_task_twice():
