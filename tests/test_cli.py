@@ -595,11 +595,14 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
         (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
     ]
-    assert {cell["agent"] for cell in summary["cells"] if "counts" in cell} == {
+    counted = {cell["agent"]: cell["counts"] for cell in summary["cells"] if "counts" in cell}
+    assert counted.keys() == {*agents} - {"full"}  # it reads no sections
+    assert {name for name, counts in counted.items() if "queries" in counts} <= {
         agents[0],
         agents[2],
         agents[5],
     }
+    assert all("writes" in counted[name] for name in (agents[1], agents[3]))
     off = cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)
     assert off["counts"]["updates"] > 0 and "queries" not in off["counts"]
     assert off["rates"]["recall_queries"] == 0
