@@ -159,18 +159,23 @@ def rows_of(run):
         return [{k: float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
-def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "figure", "most"),
+    [("float32", "mismatch_mean", 1e-5), ("bfloat16", "mismatch_kl", 0.01)],
+    ids=["float32", "bfloat16"],
+)
+def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path, dtype, figure, most):
     made_up = tmp_path / "reward.py"  # the untrained model is hardly ever right: no signal
     made_up.write_text("def score(trajectory):\n    return float(trajectory.sample)\n")
     run = RunConfig(
-        name="r", runs=str(tmp_path), model="smollm2", lengths=(12,), device="cpu",
+        name="r", runs=str(tmp_path), model="smollm2", lengths=(12,), device="cpu", dtype=dtype,
         reward=f"{made_up}:score",
     )  # fmt: skip
     settings = {"steps": 2, "tasks_per_step": (1,), "group_size": 2, "lora_rank": 4, "lr": 1e-3}
     out = train.train(run, GRPOConfig(**settings), reader())
     steps = rows_of(out)
     assert [step["trained_rows"] for step in steps] == [6, 6]
-    assert all(step["grad_norm"] > 0 and step["mismatch_mean"] < 1e-5 for step in steps)
+    assert all(step["grad_norm"] > 0 and step[figure] <= most for step in steps)
     adapter = load_file(out / "adapter" / "adapter_model.safetensors")
     moved = [w.abs().max() for name, w in adapter.items() if "lora_B" in name]  # 0 at the start
     assert len(moved) == 30 * 7 and min(moved) > 0
