@@ -16,7 +16,7 @@ the embedded policy):
 
 update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server from
 the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
-.venv-vllm/ready`). Both are processes that wait while another side is timed.
+.venv-vllm/ready`). The server and vLLM are processes that wait while another side is timed.
 
 A rate is that of useful operations: two for every weight of the layers and every token that goes
 through, as many again for each of two gradients, the head for each place where a log-prob is read,

@@ -3,8 +3,8 @@
     tasks  --demonstration-->  trajectories  --chosen_turns-->  rows  --update-->  new weights
             Agent.demonstrate                 some that keep the memory
 
-Holds: `demonstration`, `chosen_turns`, `token_weights`, `deal`, `SFT`. Leaves out: what
-is demonstrated (`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs
+Holds: `demonstration`, `chosen_turns`, `token_weights`, `deal`, `SFT`. Leaves out: what is
+demonstrated (`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs
 (commands/train.py).
 Exercise it: `python cli.py sft --steps 50 --name warm`. Read next: commands/train.py.
 

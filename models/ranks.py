@@ -121,7 +121,8 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     bfloat16. methods: functions of the causal LM that become its methods, during which its own
     weights (embedding, lm_head) are gathered too; the model itself is never called as a whole.
     4-bit weights cannot be sharded: every rank holds all of them. So it does of frozen weights on
-    CPUs, where gathering them for every pass took as long as a third of the computing.
+    CPUs, unless they are cast for each pass (mixed): gathering them again and again gains nothing
+    where all ranks share one memory.
     """
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,

@@ -132,7 +132,7 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
 FEW_QUERIES = {torch.float32: 256, torch.bfloat16: 512}
 """Up to so many queries a row, matrix products beat the library's attention on a CPU.
 
-In bfloat16 the library's backward pass takes three to ten times as long (dev/LOG.md).
+In bfloat16 the library's backward pass takes 2.5 to 7 times as long (dev/LOG.md).
 """
 IN_CACHE = 1 << 20
 """So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""
