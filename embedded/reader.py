@@ -3,7 +3,8 @@
     questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
 
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
-`ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports).
+`ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
+`best_by_length` (which of the agents `ask` reads with).
 Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
 Exercise it: `python -m embedded.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
@@ -23,6 +24,7 @@ questions of the validation split too, but never with the questions.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
@@ -32,10 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from config.errors import UserError
-from config.files import make_folder
+from config.files import make_folder, read_yaml, replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,10 +92,12 @@ MIXTURES = {
         ("hops-2wiki", 10): 1,
         ("hops-hotpotqa", 10): 1.5,
     },
+    # short documents: the more tasks in a step, the less its mean reward is chance
     "grpo": {
+        ("passages", 1): 2,
         ("passages", 4): 3,
         ("facts-2wiki", 4): 1,
-        ("hops-hotpotqa", 10): 1,
+        ("hops-hotpotqa", 10): 0.5,
     },
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
@@ -105,14 +110,15 @@ TRAININGS = {
         "--lora-rank 16 --lr 1e-3 --tasks-per-step 16 --others 2 --mistakes 0.3 --also full=0.1",
     ),
     "hops": ("sft", 100, "--lr 7e-4 --tasks-per-step 16 --others 3 --mistakes 0.4 --also full=0.1"),
-    "grpo": ("train", 40, "--lr 1e-4 --tasks-per-step 4 --group-size 8 --outcome f1"),
+    "grpo": ("train", 50, "--lr 2e-4 --tasks-per-step 8 --group-size 8 --outcome f1"),
 }
 
 
 # evaluation -> its source, suite, documents, agents; on questions that none of the above has seen.
 # An untrained model writes at every section, which takes hours where there are many
 EVALUATIONS = {
-    "passages": ("squad", "passages", "4,16,64,256", "memagent,full,bm25,oracle"),
+    "passages": ("squad", "passages", "4,16,64", "memagent,full,bm25,oracle"),
+    "passages-256": ("squad", "passages", "256", "memagent,full,bm25,oracle"),
     "passages-untrained": ("squad", "passages", "4,16", "memagent@untrained"),
     "hotpotqa": ("hotpotqa", "ruler-hqa", "10,50", "memagent,full,bm25,oracle"),
 }
@@ -262,6 +268,30 @@ def ship(adapter: Path, folder: Path) -> None:
     save_file(half, folder / WEIGHTS, {"format": "pt"})
 
 
+def best_by_length(summaries: Sequence[dict]) -> list[list]:
+    """Return [tokens of the documents, the agent that answered best], for `ask`, by length.
+
+    A tie is the agent's that reads section by section. The oracle knows the evidence and the
+    untrained policy is another: neither is offered.
+    """
+    at: dict[int, list[tuple]] = {}  # by the number of passages
+    for cell in (cell for summary in summaries for cell in summary["cells"]):
+        if cell["agent"] != "oracle" and "@" not in cell["agent"]:
+            key = cell["mean"], cell["agent"] == "memagent", cell["agent"]
+            at.setdefault(cell["length"], []).append((*key, cell["document_tokens"]))
+    best = [max(of) for _, of in sorted(at.items())]
+    return [[round(tokens), agent] for *_, agent, tokens in best]
+
+
+def note_best(folder: Path, out: Path) -> None:
+    """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
+    names = [name for name in EVALUATIONS if name in ("passages", "passages-256")]
+    summaries = [json.loads((out / name / "summary.json").read_text()) for name in names]
+    settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best_by_length(summaries)}}
+    with replacing(folder / "agent.yaml") as path:
+        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
 def found(folder: str) -> dict[str, str]:
     """Return the sources in a folder. UserError: one is missing."""
     paths = {name: Path(folder, file) for name, file in LOCAL.items()}
@@ -301,6 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make(plan)
         ship(given.out / "reader-adapter", given.out / "shipped")
         make(after)
+        if after:
+            note_best(given.out / "shipped", given.out)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

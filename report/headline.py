@@ -58,6 +58,14 @@ def _of_another(records: Sequence[dict | None], averaged: bool) -> str:
     return _percent(fmean(record["mean"] for record in records))
 
 
+def _gain(record: dict | None) -> str:
+    if not record:
+        return ""
+    change, low, high = record["last"] - record["first"], record["low"], record["high"]
+    limits = "" if low is None else f" (95 % interval {low:+.2f} to {high:+.2f})"
+    return f", {change:+.2f} on that of the first {record['steps']}{limits}"
+
+
 def headline(summary: dict, trained_on: int | None = None) -> str:
     """Return the result in one sentence: the leading agent at its longest documents, the others
     at the same ones. The leading agent is the one named trained, else the first.
@@ -68,7 +76,7 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     if not records and "reward" in summary:
         return (
             f"{summary['steps']} training steps; the mean reward of the last ones is "
-            f"{summary['reward']:.2f}. Nothing has been evaluated yet."
+            f"{summary['reward']:.2f}{_gain(summary.get('gain'))}. Nothing has been evaluated yet."
         )
     if not records and "loss" in summary:
         return (

@@ -1,8 +1,8 @@
 """Write the folder of a training run, so that a run killed at any moment can be resumed.
 
 Holds: `RunRecorder` (the callback that writes everything below but the export), its parts
-`TrajectoryWriter` and `StepCSV`, `packed`, `summary`. Leaves out: what is trained (grpo.py), what
-is measured (eval.py), checkpoints themselves (models/checkpoints.py).
+`TrajectoryWriter` and `StepCSV`, `packed`, `summary`, `gain`. Leaves out: what is trained
+(grpo.py), what is measured (eval.py), checkpoints themselves (models/checkpoints.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
     runs/NAME/config.yaml            resolved settings; `--config` replays it
@@ -25,9 +25,10 @@ import csv
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import lightning
 from lightning.pytorch.loggers.logger import Logger
@@ -247,11 +248,29 @@ class RunRecorder(lightning.Callback):
                 shutil.rmtree(saved[number], ignore_errors=True)
 
 
+def gain(rewards: Sequence[float], each: int = 10) -> dict | None:
+    """Compare the mean reward of the first `each` steps and of the last; None if these overlap.
+
+    low, high: 95 % interval of the difference (Welch's, over the means of steps: their tasks are
+    drawn anew). It is of chance in the tasks and samples of one run, not of its seed.
+    """
+    from scipy.stats import ttest_ind
+
+    if each < 2 or len(rewards) < 2 * each:
+        return None
+    first, last = rewards[:each], rewards[-each:]
+    record = {"steps": each, "first": fmean(first), "last": fmean(last)}
+    if len({*first}) == len({*last}) == 1:  # no spread at all: as of a toy
+        return record | {"low": None, "high": None}
+    low, high = ttest_ind(last, first, equal_var=False).confidence_interval()
+    return record | {"low": float(low), "high": float(high)}
+
+
 def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps.
+    or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`.
     """
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -260,12 +279,14 @@ def summary(folder: Path, last: int = 10) -> dict:
         return sum(float(row[name]) for row in rows)
 
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
-    values = [float(row[name]) for row in rows[-last:]]
+    values = [float(row[name]) for row in rows]
+    one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
     return {
         "unit": "sections",
         "cells": [],
         "steps": len(rows),
-        name: sum(values) / len(values),
+        name: fmean(values[-last:]),
+        **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from test_readers import lines
 from typer.testing import CliRunner
 
 import cli
+from agents.find import best_by_length, trained_agent
 from config.options import EMBEDDED, EvalConfig
 from config.realmodels import adapter_config, is_adapter
 from embedded import reader
@@ -198,6 +200,35 @@ def test_neither_test_articles_nor_validation_splits_are_trained_on(made):
             if file.parent.name.startswith("facts"):
                 assert not any(f"{word}?" in task.question for word in names)
     assert not built & held_out and seen_in_training <= built
+
+
+def answered(length, tokens, **shares):
+    """The cells of an evaluation at one length; an agent's @ is written AT."""
+    return {"cells": [
+        {"agent": agent.replace("AT", "@"), "question": "", "temperature": 0.0, "length": length,
+         "mean": mean, "document_tokens": tokens} for agent, mean in shares.items()
+    ]}  # fmt: skip
+
+
+def test_ask_reads_with_what_answered_best(tmp_path):
+    out = tmp_path / "out"
+    of = {
+        "passages": {"cells": [
+            *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4, oracle=0.9)["cells"],
+            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.5, memagentATuntrained=0.6)["cells"],
+        ]},
+        "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
+    }  # fmt: skip
+    best = [[701, "bm25"], [2700, "memagent"], [46000, "full"]]
+    assert reader.best_by_length([*of.values()]) == best
+    for name, summary in of.items():
+        (out / name).mkdir(parents=True)
+        (out / name / "summary.json").write_text(json.dumps(summary))
+    (out / "shipped").mkdir()
+    (out / "shipped" / "agent.yaml").write_text("run: {agent: memagent}\n")
+    reader.note_best(out / "shipped", out)
+    assert best_by_length(out / "shipped") == [tuple(pair) for pair in best]
+    assert trained_agent(out / "shipped") == "memagent"
 
 
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,54 @@
+"""What is said of a training run after its last step."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from report.headline import headline
+from report.runlog import gain, summary
+
+RISEN = [*(0.30, 0.34, 0.26, 0.30) * 2, *(0.44, 0.52, 0.48, 0.40) * 2]
+
+
+def run(folder, rewards, levels=None, name="reward"):
+    """Write the metrics of a run."""
+    rows = [
+        {"level": level, name: value, "step_s": 1.5, "read_tokens": 10, "written_tokens": 2}
+        for value, level in zip(rewards, levels or [0] * len(rewards), strict=True)
+    ]
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def test_gain_is_the_difference_of_the_ends_with_welchs_interval():
+    found = gain(RISEN, 8)
+    assert found["steps"] == 8
+    assert (found["first"], found["last"]) == (pytest.approx(0.3), pytest.approx(0.46))
+    # by hand: variances of the two means, Welch's degrees of freedom, t from a table
+    one, two = 0.0064 / 7 / 8, 0.016 / 7 / 8
+    assert 11 < (one + two) ** 2 / (one**2 / 7 + two**2 / 7) < 12
+    half = [t * (one + two) ** 0.5 for t in (2.179, 2.201)]  # of 12 and 11
+    assert half[0] < 0.16 - found["low"] < half[1] and half[0] < found["high"] - 0.16 < half[1]
+
+
+def test_no_gain_where_the_ends_overlap_or_lengths_differ(tmp_path):
+    assert gain(RISEN, 9) is None and gain(RISEN[:1], 1) is None
+    assert gain([0.5] * 20) == {"steps": 10, "first": 0.5, "last": 0.5, "low": None, "high": None}
+    one = summary(run(tmp_path, RISEN), 8)
+    assert one["gain"] == gain(RISEN, 8) and one["reward"] == pytest.approx(0.46)
+    longer = summary(run(tmp_path, RISEN, [0] * 8 + [1] * 8), 8)
+    assert "gain" not in longer  # the last documents are longer than the first
+    assert "gain" not in summary(run(tmp_path, RISEN, name="loss"), 8)
+
+
+def test_the_headline_says_it(tmp_path):
+    said = headline(summary(run(tmp_path, RISEN), 8))
+    assert "of the last ones is 0.46, +0.16 on that of the first 8 (95 % interval +0.1" in said
+    level = headline(summary(run(tmp_path, [0.5] * 20)))
+    assert "is 0.50, +0.00 on that of the first 10. Nothing" in level
+    assert headline(summary(run(tmp_path, RISEN[:5]))).count("on that") == 0
