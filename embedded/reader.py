@@ -116,10 +116,11 @@ TRAININGS = {
 
 # evaluation -> its source, suite, documents, agents; on questions that none of the above has seen.
 # An untrained model writes at every section, which takes hours where there are many
+UNTRAINED = "passages-untrained"  # the others are of the adapter that ships
 EVALUATIONS = {
     "passages": ("squad", "passages", "4,16,64", "memagent,full,bm25,oracle"),
     "passages-256": ("squad", "passages", "256", "memagent,full,bm25,oracle"),
-    "passages-untrained": ("squad", "passages", "4,16", "memagent@untrained"),
+    UNTRAINED: ("squad", "passages", "4,16", "memagent,full"),
     "hotpotqa": ("hotpotqa", "ruler-hqa", "10,50", "memagent,full,bm25,oracle"),
 }
 HELD_OUT = {"passages": "test --together 16", "ruler-hqa": "validation"}  # suite -> split
@@ -220,16 +221,17 @@ def _training(
 
 
 def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> list[Stage]:
-    """Return the evaluations of the adapter that ships, greedy, 128 questions a cell.
+    """Return the evaluations of the adapter that ships and of its base, 128 questions a cell.
 
     What is there of one goes on by the same command.
     """
     found = []
     for name, (source, suite, documents, agents) in EVALUATIONS.items():
-        words = ["eval", "--model", str(out / "shipped"), "--untrained", model, "--suite", suite]
-        words += ["--data", sources[source], "--filler", sources["extra"]]
-        words += ["--source-split", *HELD_OUT[suite].split(), "--lengths", documents]
-        words += ["--agents", agents, "--n", "128", "--temperatures", "0", "--runs", str(out)]
+        policy = model if name == UNTRAINED else str(out / "shipped")
+        words = ["eval", "--model", policy, "--suite", suite, "--data", sources[source]]
+        words += ["--filler", sources["extra"], "--source-split", *HELD_OUT[suite].split()]
+        words += ["--lengths", documents, "--agents", agents, "--n", "128", "--temperatures", "0"]
+        words += ["--runs", str(out)]
         found.append(Stage(name, (*words, "--name", name), (out / name / "summary.json",)))
     return found
 
@@ -271,12 +273,12 @@ def ship(adapter: Path, folder: Path) -> None:
 def best_by_length(summaries: Sequence[dict]) -> list[list]:
     """Return [tokens of the documents, the agent that answered best], for `ask`, by length.
 
-    A tie is the agent's that reads section by section. The oracle knows the evidence and the
-    untrained policy is another: neither is offered.
+    A tie is the agent's that reads section by section. The oracle, which knows the evidence, is
+    not offered.
     """
     at: dict[int, list[tuple]] = {}  # by the number of passages
     for cell in (cell for summary in summaries for cell in summary["cells"]):
-        if cell["agent"] != "oracle" and "@" not in cell["agent"]:
+        if cell["agent"] != "oracle":
             key = cell["mean"], cell["agent"] == "memagent", cell["agent"]
             at.setdefault(cell["length"], []).append((*key, cell["document_tokens"]))
     best = [max(of) for _, of in sorted(at.items())]

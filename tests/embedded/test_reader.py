@@ -75,8 +75,9 @@ def test_what_is_reported_was_not_trained_on():
     train = parse(
         next(s for s in reader.stages(SOURCES, Path("out")) if s.name == "passages").words
     )
-    for given in parsed.values():
-        assert given["model"] == "out/shipped" and given["untrained"] == "smollm2"
+    for name, given in parsed.items():
+        assert given["model"] == ("smollm2" if name == reader.UNTRAINED else "out/shipped")
+        assert given["temperatures"] == "0" and given["n"] == 128
         if given["suite"] == "passages":
             assert given["source_split"] == "test"
             default = EvalConfig().test_articles
@@ -203,9 +204,9 @@ def test_neither_test_articles_nor_validation_splits_are_trained_on(made):
 
 
 def answered(length, tokens, **shares):
-    """The cells of an evaluation at one length; an agent's @ is written AT."""
+    """The cells of an evaluation at one length."""
     return {"cells": [
-        {"agent": agent.replace("AT", "@"), "question": "", "temperature": 0.0, "length": length,
+        {"agent": agent, "question": "", "temperature": 0.0, "length": length,
          "mean": mean, "document_tokens": tokens} for agent, mean in shares.items()
     ]}  # fmt: skip
 
@@ -215,7 +216,7 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     of = {
         "passages": {"cells": [
             *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4, oracle=0.9)["cells"],
-            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.5, memagentATuntrained=0.6)["cells"],
+            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.5)["cells"],
         ]},
         "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
     }  # fmt: skip
