@@ -114,14 +114,17 @@ TRAININGS = {
 }
 
 
-# evaluation -> its source, suite, documents, agents; on questions that none of the above has seen.
-# An untrained model writes at every section, which takes hours where there are many
-UNTRAINED = "passages-untrained"  # the others are of the adapter that ships
+# evaluation -> policy, source, suite, documents, agents; of questions that no training has seen. An
+# untrained model writes at every section, which takes hours where there are many. The warm start is
+# what reinforcement learning is measured against
+BASE, SHIPPED = "", "shipped"
+EVERYONE = "memagent,full,bm25,oracle"
 EVALUATIONS = {
-    "passages": ("squad", "passages", "4,16,64", "memagent,full,bm25,oracle"),
-    "passages-256": ("squad", "passages", "256", "memagent,full,bm25,oracle"),
-    UNTRAINED: ("squad", "passages", "4,16", "memagent,full"),
-    "hotpotqa": ("hotpotqa", "ruler-hqa", "10,50", "memagent,full,bm25,oracle"),
+    "passages": (SHIPPED, "squad", "passages", "4,16,64", EVERYONE),
+    "passages-256": (SHIPPED, "squad", "passages", "256", EVERYONE),
+    "passages-warm": ("hops/adapter", "squad", "passages", "4,16", "memagent"),
+    "passages-untrained": (BASE, "squad", "passages", "4,16", "memagent,full"),
+    "hotpotqa": (SHIPPED, "hotpotqa", "ruler-hqa", "10,50", EVERYONE),
 }
 HELD_OUT = {"passages": "test --together 16", "ruler-hqa": "validation"}  # suite -> split
 
@@ -221,14 +224,11 @@ def _training(
 
 
 def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> list[Stage]:
-    """Return the evaluations of the adapter that ships and of its base, 128 questions a cell.
-
-    What is there of one goes on by the same command.
-    """
+    """Return the evaluations, greedy, 128 questions a cell; by its command each one goes on."""
     found = []
-    for name, (source, suite, documents, agents) in EVALUATIONS.items():
-        policy = model if name == UNTRAINED else str(out / "shipped")
-        words = ["eval", "--model", policy, "--suite", suite, "--data", sources[source]]
+    for name, (policy, source, suite, documents, agents) in EVALUATIONS.items():
+        words = ["eval", "--model", str(out / policy) if policy else model, "--suite", suite]
+        words += ["--data", sources[source]]
         words += ["--filler", sources["extra"], "--source-split", *HELD_OUT[suite].split()]
         words += ["--lengths", documents, "--agents", agents, "--n", "128", "--temperatures", "0"]
         words += ["--runs", str(out)]
@@ -287,7 +287,8 @@ def best_by_length(summaries: Sequence[dict]) -> list[list]:
 
 def note_best(folder: Path, out: Path) -> None:
     """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    names = [name for name in EVALUATIONS if name in ("passages", "passages-256")]
+    names = [name for name, (of, _, suite, *_) in EVALUATIONS.items()
+             if (of, suite) == (SHIPPED, "passages")]  # fmt: skip
     summaries = [json.loads((out / name / "summary.json").read_text()) for name in names]
     settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best_by_length(summaries)}}
     with replacing(folder / "agent.yaml") as path:

@@ -76,7 +76,8 @@ def test_what_is_reported_was_not_trained_on():
         next(s for s in reader.stages(SOURCES, Path("out")) if s.name == "passages").words
     )
     for name, given in parsed.items():
-        assert given["model"] == ("smollm2" if name == reader.UNTRAINED else "out/shipped")
+        policies = {"passages-warm": "out/hops/adapter", "passages-untrained": "smollm2"}
+        assert given["model"] == policies.get(name, "out/shipped")
         assert given["temperatures"] == "0" and given["n"] == 128
         if given["suite"] == "passages":
             assert given["source_split"] == "test"
