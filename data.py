@@ -114,10 +114,18 @@ class Task:
     @property
     def digest(self) -> str:
         """Return a hex fingerprint of question, answers, grading, document and evidence."""
-        text = (self.text or "").encode(errors="surrogatepass")
-        document = text if self.pool is None else self.pool.digest(self.order)
         rest = json.dumps([self.question, self.answers, self.gold, self.asks_for_all]).encode()
-        return blake2b(rest + b"\0" + document, digest_size=8).hexdigest()
+        return blake2b(rest + b"\0" + self._document_bytes, digest_size=8).hexdigest()
+
+    @property
+    def document_digest(self) -> str:
+        """Return a hex fingerprint of the document, the same for all questions about it."""
+        return blake2b(self._document_bytes, digest_size=8).hexdigest()
+
+    @property
+    def _document_bytes(self) -> bytes:
+        text = (self.text or "").encode(errors="surrogatepass")
+        return text if self.pool is None else self.pool.digest(self.order)
 
     @property
     def question_digest(self) -> str:

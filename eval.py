@@ -218,6 +218,7 @@ class _Filling:
             "tries": self.failures[task.id, sample] + 1,
             "settings": self.settings,
             "task": self.digests[task.id],
+            "document": task.document_digest,
         }
         trajectory.reward = row["reward"]
         # the transcript goes first: killed between the two, there is one too many, which the

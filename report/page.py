@@ -125,8 +125,8 @@ def _accuracy(summary: dict) -> Section:
     return Section(
         f"Accuracy by {esc(summary['unit'])}",
         _figures(plots.accuracy(summary, lambda question: _tables_about(summary, question))),
-        f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions; Wilson's "
-        "where all agree). Failures, and answers that are empty or without the form that was asked "
+        f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions, or over "
+        "documents that several share; Wilson's where all agree). Failures, and answers that are empty or without the form that was asked "
         "for, count as wrong.",
     )
 

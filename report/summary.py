@@ -40,9 +40,17 @@ def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """Return the middle 95 % of the means of `resamples` draws of as many values with replacement.
+def bootstrap(
+    values: Sequence[float],
+    documents: Sequence[str] = (),
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return the middle 95 % of the means of `resamples` draws with replacement.
 
+    Drawn are values or, where several belong to one document, whole documents: questions about one
+    text are not independent. documents: of each value, () if they are all different. With fewer
+    than some twenty documents such an interval is still too narrow.
     Equal values would give an interval of width 0, however few they are: theirs is Wilson's.
     """
     import numpy as np
@@ -50,12 +58,16 @@ def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> 
     values = np.asarray(values, dtype=float)
     if (values == values[0]).all():
         return wilson(float(values[0]), len(values))
+    sums, sizes = values, np.ones(len(values))
+    if 1 < len({*documents}) < len(values):
+        _, of = np.unique(np.asarray(documents), return_inverse=True)
+        sums, sizes = np.bincount(of, weights=values), np.bincount(of)
     # not all draws at once: a set may have thousands of questions
-    at_once = max(1, 2**20 // len(values))
+    at_once = max(1, 2**20 // len(sums))
     rng, means = np.random.default_rng(seed), []
     for start in range(0, resamples, at_once):
-        draws = rng.integers(0, len(values), (min(at_once, resamples - start), len(values)))
-        means.append(values[draws].mean(axis=1))
+        draws = rng.integers(0, len(sums), (min(at_once, resamples - start), len(sums)))
+        means.append(sums[draws].sum(axis=1) / sizes[draws].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975)).tolist()
     return low, high
 
@@ -87,7 +99,9 @@ def summarise(
         the cell
     n, mean, low, high
         questions; the mean of `metric` over them, the samples of a question averaged first; its
-        95 % interval by bootstrap over the questions
+        95 % interval by bootstrap over the questions, or over their documents, see `bootstrap`
+    documents
+        how many these are, where several questions share one
     each of `METRICS`
         the mean over the same questions. failed: the trajectory has an error. Of the others,
         unformed: the response lacks the required form; empty: nothing follows the thinking.
@@ -136,8 +150,11 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
     """Return the record of one cell; parts without content are left out."""
     samples = questions.values()
     values = [fmean(row[metric] for row in rows) for rows in samples]
-    low, high = bootstrap(values)
+    documents = [_document(rows[0]) for rows in samples]
+    low, high = bootstrap(values, documents)
     record = asdict(cell) | {"n": len(values), "mean": fmean(values), "low": low, "high": high}
+    if 1 < len({*documents}) < len(values):
+        record["documents"] = len({*documents})
     for name in METRICS:
         average = max if name == "mib" else fmean
         record[name] = average(average(row[name] for row in rows) for rows in samples)
@@ -152,6 +169,11 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
         "splits": _splits(rows, agent, metric),
     }
     return record | {name: part for name, part in parts.items() if part}
+
+
+def _document(row: dict) -> str:
+    """Return what the questions about one document have in common; of older rows, nothing."""
+    return row.get("document") or f"{row['id']} {row['task']}"
 
 
 def _by_depth(rows: Sequence[dict], metric: str) -> dict:
@@ -282,8 +304,10 @@ def compare(
 
     Each side has rows of one agent and one temperature. The difference is taken question by
     question (kind, length, id, task), samples averaged first, with a 95 % interval by bootstrap
-    over the questions. Without a common question: {}, or a `UserError` if `fail`.
+    over the questions, or their documents. Without a common question: {}, or a `UserError` if
+    `fail`.
     """
+    a = list(a)
     left, right = _values_by_question(a, metric), _values_by_question(b, metric)
     if not (common := [key for key in left if key in right]):
         if fail:
@@ -292,7 +316,8 @@ def compare(
             )
         return {}
     differences = [fmean(left[key]) - fmean(right[key]) for key in common]
-    low, high = _difference_interval(differences)
+    document = {_key(row): _document(row) for row in a}
+    low, high = _difference_interval(differences, [document[key] for key in common])
     return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
 
 
@@ -300,12 +325,17 @@ def _values_by_question(rows: Iterable[dict], metric: str) -> dict[tuple, list[f
     """Map (kind, length, id, task) to the metric of each sample."""
     values: dict[tuple, list[float]] = {}
     for row in rows:
-        key = row["question"], row["length"], row["id"], row["task"]
-        values.setdefault(key, []).append(row[metric])
+        values.setdefault(_key(row), []).append(row[metric])
     return values
 
 
-def _difference_interval(differences: Sequence[float]) -> tuple[float, float]:
+def _key(row: dict) -> tuple:
+    return row["question"], row["length"], row["id"], row["task"]
+
+
+def _difference_interval(
+    differences: Sequence[float], documents: Sequence[str]
+) -> tuple[float, float]:
     """Return the bootstrap interval of a mean difference.
 
     Of equal differences it is Wilson's, as in `bootstrap`: mirrored for negative ones, and to both
@@ -313,7 +343,7 @@ def _difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     """
     first, n = differences[0], len(differences)
     if first > 0 or any(difference != first for difference in differences):
-        return bootstrap(differences)
+        return bootstrap(differences, documents)
     if first == 0:
         return -wilson(0.0, n)[1], wilson(0.0, n)[1]
     low, high = wilson(-first, n)
@@ -409,7 +439,7 @@ def markdown_of(summary: dict) -> str:
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
     caption = (
         f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over "
-        f"questions; n = {_n_questions(records)} questions a cell; failures count as wrong "
+        f"{_drawn(records)}; n = {_n_questions(records)} questions a cell; failures count as wrong "
         f"(there are some in {with_failures} of {len(records)} cells)."
     )
     if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
@@ -423,6 +453,15 @@ def _percent(record: dict | None) -> str:
     if not record:
         return ""
     return f"{100 * record['mean']:.1f} [{100 * record['low']:.1f}, {100 * record['high']:.1f}]"
+
+
+def _drawn(records: Mapping[Cell, dict]) -> str:
+    """Say what intervals are a bootstrap over."""
+    numbers = sorted({record["documents"] for record in records.values() if "documents" in record})
+    if not numbers:
+        return "questions"
+    few = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    return f"documents where questions share one ({few} a cell)"
 
 
 def _n_questions(records: Mapping[Cell, dict]) -> str:
@@ -487,6 +526,8 @@ def _caption(summary: dict, records: Mapping[Cell, dict], intervals: bool) -> st
     """Say below the table what its cells are, and in how many of them something went wrong."""
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
     caption = f"mean{about}, n = {_n_questions(records)} questions a cell"
+    if (drawn := _drawn(records)) != "questions":
+        caption += f"; intervals over {drawn}"
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
     if with_failures:
         caption += f"; failures, counted as wrong, in {with_failures} of {len(records)} cells"

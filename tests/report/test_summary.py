@@ -288,6 +288,33 @@ def test_the_bootstrap_draws_questions_and_has_width_where_all_agree():
     )  # drawn in several parts
 
 
+def test_questions_about_one_document_are_drawn_together():
+    """Cases known by hand: all of a document alike, and documents that are all alike."""
+    alike = [float(k % 2) for k in range(8) for _ in range(16)]  # four documents right, four wrong
+    names = [f"d{k}" for k in range(8) for _ in range(16)]
+    low, high = bootstrap(alike, names)
+    whole = bootstrap([float(k % 2) for k in range(8)])
+    assert (low, high) == pytest.approx(whole, abs=0.13)  # steps of 1/8
+    assert high - low > 2.5 * np.subtract(*reversed(bootstrap(alike)))
+    mixed = [float(k % 2) for _ in range(8) for k in range(16)]
+    assert bootstrap(mixed, names) == (0.5, 0.5)  # no document differs from another
+    assert bootstrap(alike, [*map(str, range(128))]) == bootstrap(alike)
+    assert bootstrap(alike, ["d"] * 128) == bootstrap(alike)
+
+    def rows(agent, values):
+        return [row(agent, "q", "0.0", 4, f"i{k}", value, document=name)
+                for k, (value, name) in enumerate(zip(values, names, strict=True))]  # fmt: skip
+
+    summary = summarise([*rows("a", alike), *rows("b", [0.0] * 128)])
+    one, two = summary["cells"]
+    assert one["documents"] == two["documents"] == 8 and (one["low"], one["high"]) == (low, high)
+    assert [(pair["low"], pair["high"]) for pair in summary["paired"]] == [(low, high)]
+    assert "over documents where questions share one (8 a cell)" in markdown_of(summary)
+    older = summarise([{k: v for k, v in r.items() if k != "document"} for r in rows("a", alike)])
+    assert "documents" not in older["cells"][0]
+    assert "bootstrap over questions;" in markdown_of(older)
+
+
 def test_a_constant_difference_has_width_on_the_side_it_may_err():
     def side(agent, *values):
         return [row(agent, "q", "1.0", 4, str(i), value) for i, value in enumerate(values)]
