@@ -12,7 +12,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import repeat
@@ -172,9 +172,12 @@ class Task:
         for k in dict.fromkeys(self.gold if self.pool is not None else ()):
             passage = self.pool.texts[self.order[k]]
             titled = self.pool.frame == "documents"
-            names = (*self.answers, *reversed(self.clues)) if titled else (passage,)
+            # a "no" in a text is not that which compares two
+            answers = [x for x in self.answers if normalize_answer(x) not in ("yes", "no")]
+            names = (*answers, *reversed(self.clues)) if titled else (passage,)
             own = self.pool.titles[self.order[k]] if titled else ""
-            if (words := next((x for x in names if x != own and x in passage), "")) == "":
+            words = next((x for x in names if x != own and any(places(x, passage))), "")
+            if words == "":
                 return ()
             notes.append((words, passage))
         return tuple(notes)
@@ -185,15 +188,23 @@ class Task:
         return self.dataset == "ruler" and not self.kind.startswith("qa")
 
 
+def places(words: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield where these words, as whole words, begin and end in a text: "no" is not in "known"."""
+    if words in text:
+        yield from (m.span() for m in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", text))
+
+
 def stands_in(words: str, passage: str, section: str, context: int = 20) -> bool:
     """Tell whether a section holds these words where the passage has them, not just anywhere.
 
     The section may cut the passage: `context` characters on one side of the words must be the same.
+    Of a passage that has not so many on either side, all of it must be there.
     """
-    places = [m.start() for m in re.finditer(re.escape(words), passage)]
-    for i in places if words in section else ():
-        end = i + len(words)
-        if passage[max(0, i - context) : end] in section or passage[i : end + context] in section:
+    for start, end in places(words, passage):
+        left, right = start - context, end + context
+        sides = [passage[left:end]] if left >= 0 else []
+        sides += [passage[start:right]] if right <= len(passage) else []
+        if any(side in section for side in sides or [passage]):
             return True
     return False
 

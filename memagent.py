@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal
 
 from config.errors import AgentError, UserError
 from config.options import COUNT, LIMIT, check_fields
-from data import Task, formed, grade, stands_in, strip_thinking
+from data import Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
 from tokens.templates import ANSWER_REQUESTS, Wording, read_template, split_template
@@ -294,9 +294,10 @@ class Agent:
     def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
         """Write what a careful reader would answer to a prompt, for `sft`; None: not known.
 
-        By default the answer to a final prompt.
+        By default the answer to a final prompt: the first, or all where all are asked for.
         """
-        return formed(task.answers[0], self.config.form) if prompt.final else None
+        answer = ", ".join(task.answers) if task.asks_for_all else task.answers[0]
+        return formed(answer, self.config.form) if prompt.final else None
 
     def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
         """Return each turn's own rewards by name, raw; their sum is compared turn by turn.
@@ -488,7 +489,7 @@ class MemAgent(Agent):
         """
         if prompt.final or not task.notes:
             return super().demonstrate(task, prompt)
-        known = [words for words, _ in task.notes if words in prompt.memory]
+        known = [words for words, _ in task.notes if any(places(words, prompt.memory))]
         added = [
             words for words, passage in task.notes if stands_in(words, passage, prompt.section)
         ]

@@ -308,12 +308,12 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
     path = _yaml_of(model)
     if not model or not path.exists():
         return []
-    table = (files.read_yaml(path).get("ask") or {}).get("best") or []
+    table = files.read_yaml(path).get("ask") or {}
     try:
-        best = sorted((int(tokens), str(agent)) for tokens, agent in table)
-    except (TypeError, ValueError):
+        best = sorted((int(tokens), str(agent)) for tokens, agent in table.get("best") or ())
+    except (AttributeError, TypeError, ValueError):
         raise UserError(
-            f"{path}: ask.best must be a list of [tokens, agent], not {table!r}."
+            f"{path}: ask.best must be a list of [tokens, agent], and ask is {table!r}."
         ) from None
     for _, agent in best:
         find(agent)

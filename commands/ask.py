@@ -29,7 +29,8 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean
-from config.options import EMBEDDED, READER, AskConfig, EvalConfig
+from config.options import EMBEDDED, AskConfig, EvalConfig
+from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
 from engines.local import answerer
@@ -217,7 +218,7 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
         agent, why = named[find.find(name).name], "best at this length where it was measured"
         if tokens > longest:
             why = f"best at {longest:,} tokens, the longest that was measured"
-    elif policy != READER and find.trained_agent(policy):  # the reader is as it came
+    elif str(policy) not in PACKAGED and find.trained_agent(policy):  # those are as they came
         why = "the agent that the model was trained with"
     elif tokens <= window // 2:
         agent, why = named["full"], "since it fits half a window; nothing was measured"

@@ -50,7 +50,12 @@ def dry_run(
     from commands.train import check, check_folder, train
     from tasks.sources import training_tasks
 
-    check(TrainingSetup.of(run, config, agent), here=False)
+    setup = TrainingSetup.of(run, config, agent)
+    check(setup, here=False)
+    run, config = setup.run, setup.training
+    if run.adapter:
+        say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
+        run = replace(run, adapter="")
     folder = files.run_path(run.runs, run.name) if run.name else None
     if folder:
         check_folder(folder, resume)

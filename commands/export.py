@@ -67,8 +67,8 @@ def export(
         _write_export(saved[step], stored, temporary, adapter, dtype)
         # the questions of this run, and those that what it started from was trained on before
         run = stored["run"]
-        base = settings_folder(run.get("model") or EMBEDDED)
-        before = filter(None, (base, run.get("adapter")))
+        before = filter(None, (run.get("model") or EMBEDDED, run.get("adapter")))
+        before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
         if adapter.is_dir():

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 
 from agents import find
 from config.errors import UserError
-from data import Task, seed_of
+from data import Task, places, seed_of
 from grpo import GRPO
 from memagent import Agent, Finish, Group, Prompt, Trajectory, Turn
 from models import ranks
@@ -34,6 +34,8 @@ from tokens.trie import sort_by_prefix
 
 KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
 SHARE = 0.1  # of the tasks, for an agent of `also` that names none
+Shown = tuple[list[Group], list[Row], list[str]]  # demonstrated: one trajectory a group; kinds
+ATTEMPTS, BEYOND = 10, 10**6  # at a step with tasks that can be demonstrated; steps between them
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -58,8 +60,11 @@ def demonstration(agent: Agent, task: Task, mistake: str = "") -> Trajectory | N
             return None
         trajectory.turns.append(turn)
         prompt = advance(agent, steps, turn)
-    read = trajectory.turns[-1].prompt.text
-    return trajectory if all(words in read for words, _ in task.notes) else None
+    pieces = trajectory.turns[-1].prompt.pieces
+    # not in the question or the template, which may have the words too
+    read = [text for text, constant in pieces if not constant and text != task.question]
+    noted = (any(words in text for text in read) for words, _ in task.notes)
+    return trajectory if all(noted) else None
 
 
 def kind_of(prompt: Prompt, text: str) -> str:
@@ -141,34 +146,60 @@ class SFT(GRPO):
         """
         step, clock = self.done_steps, Clock()
         clock.start("rollout")
-        tasks = self.tasks.batch(step, 0, self.n_tasks)
-        groups, rows, kinds = [], [], []
-        for number, task in enumerate(tasks):
-            rng = random.Random(seed_of(self.config.seed, step, task.id))
-            shown = self.demonstrate(task, tasks[number - 1], rng)
-            if shown is None:
-                continue
-            groups.append(Group(task, [shown]))
-            for turn in chosen_turns(shown, self.config.others, rng):
-                rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0))
-                kinds.append(kind_of(turn.prompt, turn.response))
+        level, tasks, (groups, rows, kinds) = self.draw(step)
         self.groups = ranks.share(groups)
         clock.stop("rollout")
         clock.start("update")
-        self.start_step(len(tasks), len(groups), rows)
+        self.start_step(level, len(tasks), len(groups), rows)
         mine = deal(rows, ranks.world())[ranks.rank()]
         self.update([rows[i] for i in mine], [kinds[i] for i in mine])
         self.done_steps += 1
         clock.stop("update")
         self.add_times(clock.seconds)
 
-    def demonstrate(self, task: Task, other: Task, rng: random.Random) -> Trajectory | None:
-        """Show how one of the agents reads a task, perhaps with a mistake: another task's answer"""
-        (agent,) = rng.choices(self.agents, self.shares)
-        careless = rng.random() < self.config.mistakes and other.answers[0] not in task.answers
-        return demonstration(agent, task, other.answers[0] if careless else "")
+    def draw(self, step: int) -> tuple[int, list[Task], Shown]:
+        """Draw a level of the tasks, each as likely as another, and demonstrate a step's tasks.
 
-    def start_step(self, n_tasks: int, n_shown: int, rows: list[Row]) -> None:
+        Where none of these can be demonstrated, those of a step far beyond the last take their
+        place: not of the next one, which would train on them as well.
+        """
+        rng = random.Random(seed_of(self.config.seed, "level", step))
+        level, sizes = rng.randint(0, self.tasks.levels), self.config.tasks_per_step
+        n = sizes[min(level, len(sizes) - 1)]
+        for attempt in range(ATTEMPTS):
+            tasks = self.tasks.batch(step + attempt * BEYOND, level, n)
+            if (shown := self.shown(step, tasks))[0]:
+                break
+        return level, tasks, shown
+
+    def shown(self, step: int, tasks: Sequence[Task]) -> Shown:
+        """Demonstrate tasks; return groups of one trajectory, rows to train on, and their kinds."""
+        groups, rows, kinds = [], [], []
+        for number, task in enumerate(tasks):
+            rng = random.Random(seed_of(self.config.seed, step, task.id))
+            trajectory = self.demonstrate(task, tasks[number - 1], rng)
+            if trajectory is None:
+                continue
+            self.grade(trajectory)
+            groups.append(Group(task, [trajectory]))
+            for turn in chosen_turns(trajectory, self.config.others, rng):
+                rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0))
+                kinds.append(kind_of(turn.prompt, turn.response))
+        return groups, rows, kinds
+
+    def demonstrate(self, task: Task, other: Task, rng: random.Random) -> Trajectory | None:
+        """Show how one of the agents reads a task, perhaps with a mistake: another task's answer.
+
+        One that holds what is to be noted would not look mistaken.
+        """
+        (agent,) = rng.choices(self.agents, self.shares)
+        mistake = other.answers[0] if rng.random() < self.config.mistakes else ""
+        right = (*task.answers, *(words for words, _ in task.notes))
+        if any(any(places(words, mistake)) for words in right):
+            mistake = ""
+        return demonstration(agent, task, mistake)
+
+    def start_step(self, level: int, n_tasks: int, n_shown: int, rows: list[Row]) -> None:
         """Start the metrics of a step. UserError if none of its tasks could be demonstrated."""
         n = {
             "tasks": n_tasks,
@@ -184,7 +215,7 @@ class SFT(GRPO):
                 "stands."
             )
         lr = self.learning_rate(self.done_steps)
-        self.metrics = {"step": self.done_steps, "level": 0, "lr": lr} | n
+        self.metrics = {"step": self.done_steps, "level": level, "lr": lr} | n
 
     def update(self, rows: list[Row], kinds: list[str]) -> None:
         """Take one optimizer step on this rank's rows (a collective).

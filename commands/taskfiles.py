@@ -19,6 +19,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.files import make_folder
 from config.options import EMBEDDED, EvalConfig
+from config.realmodels import base_of
 from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
@@ -135,7 +136,7 @@ def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code
     `config` says which, as for `eval --suite ruler`.
     """
     config = hub.pinned(config, _say)
-    codec = Codec.load(ready(tokenizer or EMBEDDED), trust_remote_code=trust_remote_code)
+    codec = Codec.load(ready(base_of(tokenizer or EMBEDDED)), trust_remote_code=trust_remote_code)
     _, columns = suites.columns_of(config, lambda: codec)
     make_folder(out)
     for column in columns:

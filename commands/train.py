@@ -29,6 +29,7 @@ from config import files
 from config.errors import UserError
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
+from config.realmodels import base_of
 from config.terminal import bar
 from engines import vllm_colocated
 from engines.open import open_sampler
@@ -117,7 +118,6 @@ def rewarded(agent: Agent, reward: Reward | None) -> Agent:
     if reward is None:
         return agent
     agent = copy.copy(agent)
-    # type: ignore[method-assign]
     agent.reward = lambda trajectory, outcome="exact": reward(trajectory)
     return agent
 
@@ -204,7 +204,7 @@ def train(
             sections = {"run": run, find.section_of(config): config, "agent": agent.config}
             _check_same(folder, **sections)
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
-    ready(run.model)
+    ready(base_of(run.model))
     rest = folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)

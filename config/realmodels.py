@@ -75,6 +75,7 @@ def adapter_config(folder: str | Path) -> dict:
         text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
         saved = json.loads(text)
         targets = saved["target_modules"]
+        _refuse_others(folder, saved)
         return {
             "r": int(saved["r"]),
             "lora_alpha": float(saved["lora_alpha"]),
@@ -83,6 +84,22 @@ def adapter_config(folder: str | Path) -> dict:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} holds no LoRA adapters: {first_line(error)}.") from error
+
+
+# settings of peft that change what adapters compute, and that are not taken over
+OTHERWISE = (
+    "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias",
+    "fan_in_fan_out", "layers_to_transform", "layer_replication", "target_parameters",
+)  # fmt: skip
+
+
+def _refuse_others(folder: str | Path, saved: dict) -> None:
+    """Raise UserError for adapters that are no plain LoRA: they would be computed wrongly."""
+    given = [name for name in OTHERWISE if saved.get(name)]
+    given += ["bias"] if saved.get("bias", "none") != "none" else []
+    if (kind := saved.get("peft_type", "LORA")) != "LORA" or given:
+        what = f"of the type {kind}" if kind != "LORA" else f"with {', '.join(given)}"
+        raise UserError(f"The adapters in {folder} are {what}: only plain LoRA can be loaded.")
 
 
 def base_of(model: str | Path) -> str | Path:

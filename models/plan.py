@@ -18,7 +18,7 @@ from pathlib import Path
 
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
-from config.realmodels import is_gguf
+from config.realmodels import base_of, is_gguf
 from memagent import Agent
 
 GIB = 2**30
@@ -112,7 +112,7 @@ def geometry(model: str, download: bool = True) -> Geometry:
     download: fetch that file (a few kilobytes); else only what was downloaded before counts.
     UserError where the sizes cannot be read.
     """
-    if model in SIZES:
+    if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
     try:
         config = _read_config(model, download)

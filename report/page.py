@@ -126,8 +126,8 @@ def _accuracy(summary: dict) -> Section:
         f"Accuracy by {esc(summary['unit'])}",
         _figures(plots.accuracy(summary, lambda question: _tables_about(summary, question))),
         f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions, or over "
-        "documents that several share; Wilson's where all agree). Failures, and answers that are empty or without the form that was asked "
-        "for, count as wrong.",
+        "documents that several share; Wilson's where all agree). Failures, and answers that are "
+        "empty or without the form that was asked for, count as wrong.",
     )
 
 

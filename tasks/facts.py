@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError
-from data import Task, normalize_answer
+from data import Task, normalize_answer, places
 from tasks.readers import Passage, Record, parsed, pool_of
 
 # relation -> its question about a subject; any other is "What is the RELATION of SUBJECT?"
@@ -145,7 +145,7 @@ def _stated(
     ]
     found += [(q, answer, document[k]) for q, answer, k in _steps(record, task, len(document))]
     for question, answer, passage in found:
-        told = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", passage[1])
+        told = any(places(answer, passage[1]))
         asked = f" {normalize_answer(answer)} " in f" {normalize_answer(question)} "
         if told and not asked:
             yield question, answer, passage

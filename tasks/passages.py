@@ -91,7 +91,8 @@ def make_tasks(
     Questions are chosen by the seed alone, other passages by (seed, id), and places by (seed, id,
     n_documents). UserError: no such questions, or too few passages for n_items of them.
     together: at most so many questions share one document (`_blocks`), whose sections are then
-    computed once for all of them; the sets of several lengths no longer have the same questions.
+    computed once for all of them; the sets of several lengths no longer have the same questions,
+    and where few fit together there are fewer than n_items. UserError: none do.
     """
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
@@ -106,8 +107,9 @@ def make_tasks(
     if together > 1:
         blocks = _blocks(chosen, filler, n_documents, together)
         made = (task for block in blocks for task in filler.shared(block, n_documents, seed))
-        return with_own_pool(list(islice(made, n_items)), filler.passages)
-    for task in chosen:
+        if tasks := list(islice(made, n_items)):  # which may be fewer than there are questions
+            return with_own_pool(tasks, filler.passages)
+    for task in chosen if together == 1 else ():
         if len(tasks) == n_items:
             break
         others = filler.others([task], longest - 1, seed)

@@ -93,8 +93,8 @@ class MixedTasks:
 
     The part of a list in a step is a stretch of its tasks, shuffled as by `FileTasks` and laid in a
     circle: every task is as likely as another, none occurs twice, and documents are whole but for
-    the first and the last of the stretch. Ids get the number of their list: those of several files
-    may be the same.
+    the first and the last of the stretch. What a short list lacks comes from the others. Ids get
+    the number of their list: those of several files may be the same.
     """
 
     levels = 0
@@ -108,17 +108,29 @@ class MixedTasks:
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         rng = random.Random(seed_of(self.seed, "mixture", step))
-        drawn = rng.choices(range(len(self.lists)), self.weights, k=n)
+        if n > (most := sum(map(len, self.lists))):
+            sizes = f"A step wants {n} tasks and the files have {most}"
+            raise UserError(f"{sizes}; lower --tasks-per-step.")
+        drawn = self._counts(rng, n)
         parts = []
-        for k, tasks in enumerate(self.lists):
-            if (count := drawn.count(k)) > len(tasks):
-                raise UserError(
-                    f"A step wants {count} tasks of a list of {len(tasks)}; lower --tasks-per-step."
-                )
+        for k, (tasks, count) in enumerate(zip(self.lists, drawn, strict=True)):
             circle = 2 * _shuffled(self.documents[k], rng)
             start = rng.randrange(len(tasks))
             parts += by_document(circle[start : start + count])
         return [task for part in rng.sample(parts, len(parts)) for task in part]
+
+    def _counts(self, rng: random.Random, n: int) -> list[int]:
+        """Draw how many of n tasks come from each list: no more than it has, then from others."""
+        counts = [0] * len(self.lists)
+        while missing := n - sum(counts):
+            room = [len(tasks) - count for tasks, count in zip(self.lists, counts, strict=True)]
+            weights = [w if left else 0.0 for w, left in zip(self.weights, room, strict=True)]
+            drawn = rng.choices(range(len(counts)), weights, k=missing)
+            counts = [
+                count + min(drawn.count(k), left)
+                for k, (count, left) in enumerate(zip(counts, room, strict=True))
+            ]
+        return counts
 
 
 def parts_of(data: str) -> list[tuple[str, float]]:

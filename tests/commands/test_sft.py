@@ -1,4 +1,6 @@
 import csv
+import gzip
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -15,12 +17,11 @@ from cli import app
 from commands import train
 from commands.sft import SFT, chosen_turns, deal, demonstration, kind_of, token_weights
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from data import Pool, Task, stands_in
 from embedded import tiny
 from engines.hf import TransformersEngine
 from memagent import NO_MEMORY
-from models import ranks
 from models.load import load_model
 from models.logprobs import Row
 from report.page import write_report
@@ -91,16 +92,25 @@ def test_notes_are_the_answer_or_the_name_that_leads_to_it():
     )
     assert [words for words, _ in task.notes] == ["Nora Berg", "Lima"]
     # nothing to copy: yes and no, or evidence that is not known
-    assert passages(["It is so."], answer="yes").notes == ()
+    for answer in ("yes", "No"):  # what compares two paragraphs stands in neither
+        assert passages(["It is so: yes. No, he said."], answer=answer).notes == ()
+    assert passages(["Eve is known in Lima."], answer="no").notes == ()
+    assert passages(["Eve is known in Lima."], answer="now").notes == ()  # whole words
     assert replace(task, gold=()).notes == ()
 
 
 def test_words_count_only_where_the_passage_has_them():
     passage = "In 1922 the bridge of Lima was opened by Nora Berg."
     assert stands_in("1922", passage, f"Document 2:\n{passage}")
-    assert stands_in("1922", passage, "In 1922 the bridge of")  # the section ends here
+    assert stands_in("1922", passage, "In 1922 the bridge of Lima was")  # the section ends here
+    assert stands_in("Nora Berg", passage, "of Lima was opened by Nora Berg.")  # or begins
     assert not stands_in("1922", passage, "Born in 1922, she wrote.")
+    assert not stands_in("1922", passage, "In 1922 she wrote.")  # too little of the passage
     assert not stands_in("1922", passage, "the bridge of Lima was opened by Nora Berg.")
+    short = "Nora Berg died in Lima."  # no words of it have 20 characters on a side: all of it
+    assert stands_in("Lima", short, f"She wrote. {short} Otto")
+    assert not stands_in("Lima", short, "A man was born in Lima.")
+    assert not stands_in("Nora Berg", short, "Nora Berg was a singer.")
 
 
 def test_a_task_that_cannot_be_demonstrated_has_no_demonstration(codec):
@@ -192,7 +202,9 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, codec)
     assert {"first_changed", "first_kept", "first_answer"} <= rows_of(whole)[0].keys()
     stored = yaml.safe_load((whole / "config.yaml").read_text())
     assert {*stored} == {"run", "sft", "agent"} and find.begun(whole)["sft"]["steps"] == 6
-    # its report shows the loss
+    # its report shows the loss, and what was shown counts as right
+    with gzip.open(whole / "trajectories.jsonl.gz", "rt") as file:
+        assert {json.loads(line)["reward"] for line in file} == {1.0}
     write_summary(whole / "summary.json", summary(whole))
     page = write_report(whole).read_text()
     assert "Loss by training step" in page and "6 steps on demonstrations" in page
@@ -269,7 +281,7 @@ def test_rows_are_dealt_by_their_tokens_and_neighbours_stay_together():
     whole = len(build_trie([row.prompt_ids + row.response_ids for row in rows]))
     assert sum(tokens) <= whole + 50  # one section at most is in both
     assert deal(rows[:1], 3) == [[], [0], []]
-    assert sorted(map(len, deal([rows[0]] * 2, 2))) in ([0, 2], [1, 1])
+    assert deal([rows[0]] * 2, 2) == [[], [0, 1]]  # the same row is computed once
 
 
 def test_mixtures_draw_by_weight_and_never_one_task_twice():
@@ -285,6 +297,59 @@ def test_mixtures_draw_by_weight_and_never_one_task_twice():
     ]
     with pytest.raises(UserError, match="positive number"):
         parts_of("a=0,b=1")
+    # what a short list lacks comes from the other
+    short = MixedTasks([lists[0][:6], lists[1]], [0.5, 0.5], seed=0)
+    for step in range(50):
+        batch = short.batch(step, 0, 20)
+        assert len({task.id for task in batch}) == 20
+        assert sum(task.kind == "one_fact" for task in batch) <= 6
+    with pytest.raises(UserError, match="wants 50 tasks and the files have 46"):
+        short.batch(0, 0, 50)
+
+
+class Dull:
+    """Tasks of which a step's can be demonstrated in every fourth place only."""
+
+    levels = 2
+
+    def __init__(self, never=False):
+        self.never = never
+
+    def batch(self, step, level, n):
+        tasks = worlds.make_tasks(step % 1000, n, 2 + level, "one_fact")
+        dull = self.never or (step < 10**6 and step % 4)
+        return [replace(task, gold=()) if dull else task for task in tasks]
+
+
+def test_a_step_that_cannot_be_demonstrated_takes_other_tasks(codec):
+    model = random_policy(codec)
+    config = SFTConfig(tasks_per_step=(2, 3, 4), mistakes=0.0)
+    module = SFT(model, TransformersEngine(model, codec), AGENT, Dull(), config)
+    levels = set()
+    for step in range(40):
+        level, tasks, (groups, rows, kinds) = module.draw(step)
+        assert len(groups) == len(tasks) == level + 2 and len(rows) == len(kinds) > 0
+        assert all(len(group.trajectories[0].turns) > level for group in groups)
+        assert module.draw(step)[1] == tasks  # so that a resumed run draws the same
+        levels.add(level)
+    assert levels == {0, 1, 2}  # all lengths
+    module.tasks = Dull(never=True)
+    level, tasks, (groups, rows, _) = module.draw(0)
+    with pytest.raises(UserError, match="None of the tasks of step 0 can be demonstrated"):
+        module.start_step(level, len(tasks), len(groups), rows)
+
+
+def test_a_mistake_does_not_hold_what_is_to_be_noted(codec):
+    model = random_policy(codec)
+    agent = tiny.agent(chunk_tokens=80, memory_tokens=32, final_tokens=40)
+    module = SFT(model, TransformersEngine(model, codec), agent, None, SFTConfig(mistakes=1.0))
+    for wrong, mistaken in (("New York", False), ("Oslo", True), ("Yorkshire", True)):
+        pool = Pool(["a", "b"], ["Nothing is here. " * 6, "Anna was born in York, far."])
+        task = Task("t", "Where?", ("York",), pool=pool, order=(0, 1), gold=(1,))
+        other = replace(task, answers=(wrong,))
+        trajectory = module.demonstrate(task, other, random.Random(0))
+        assert trajectory is not None
+        assert any(not turn.trained for turn in trajectory.turns) is mistaken, wrong
 
 
 def test_several_agents_share_the_tasks(codec):
@@ -299,4 +364,3 @@ def test_several_agents_share_the_tasks(codec):
     assert 30 < whole < 72
     with pytest.raises(UserError, match="must leave something"):
         SFT(model, module.engine, AGENT, None, SFTConfig(also=("full=0.6", "none=0.5")))
-    assert ranks.world() == 1 and EMBEDDED.exists()

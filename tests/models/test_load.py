@@ -11,7 +11,7 @@ from commands.dryrun import made_up
 from config import options
 from config.errors import UserError
 from config.options import EvalConfig, GRPOConfig, RunConfig
-from config.realmodels import base_of, is_adapter
+from config.realmodels import adapter_config, base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
 from engines.open import fingerprint
@@ -216,6 +216,24 @@ def test_training_goes_on_from_adapters_named_as_the_model(codec, tmp_path):
     assert setup.training.lora_rank == 4
     with pytest.raises(UserError, match="not as both"):
         TrainingSetup.of(replace(run, adapter=str(folder)), GRPOConfig(), tiny.agent())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"use_rslora": True}, "with use_rslora"), ({"bias": "all"}, "with bias"),
+     ({"rank_pattern": {"q_proj": 8}}, "with rank_pattern"), ({"peft_type": "IA3"}, "of the type")],
+)  # fmt: skip
+def test_adapters_that_are_no_plain_lora_are_refused(codec, tmp_path, change, said):
+    """Their tensors would fit, and the scale or the sum would be another."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    random_policy(codec).save_pretrained(base)
+    with_lora(load_model(base, device="cpu"), GRPOConfig(lora_rank=4)).save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    saved = json.loads(path.read_text())
+    assert adapter_config(folder)["r"] == 4
+    path.write_text(json.dumps(saved | change))
+    with pytest.raises(UserError, match=said):
+        adapter_config(folder)
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,18 +22,20 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands.dryrun import _stand_in, made_up
+from commands.dryrun import _stand_in, dry_run, made_up
+from commands.taskfiles import build_ruler
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
 from config.options import EvalConfig, GRPOConfig, RunConfig
-from config.realmodels import PACKAGED, Packaged, cache_folder
+from config.realmodels import PACKAGED, Packaged, adapter_config, cache_folder
 from engines.open import fingerprint
 from models import convert as conversion
-from models import packaged
+from models import packaged, plan
 from models.load import load_model
 from models.plan import geometry
 from models.setup import Setup
+from tasks import seen
 
 ROOT = Path(__file__).parents[2]
 
@@ -327,6 +330,53 @@ def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
     assert folder / "adapter" / "README.md" in written
     for path in written:
         assert str(cache_folder()) not in path.read_text(), path
+
+
+# ---------------------------------------------------------------- adapters of the repository
+
+
+@pytest.fixture
+def ours(wheel, tmp_path, monkeypatch):
+    """Adapters that come with the repository under a name of their own, with a packaged base."""
+    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
+    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2)
+    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
+    folder = train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+    seen.add_trained_on(folder / "adapter", {}, 0, [("0123456789abcdef", "q")])
+    monkeypatch.setitem(realmodels.ADAPTERS, "ours", folder / "adapter")
+    return folder / "adapter"
+
+
+def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path, monkeypatch):
+    agent = find.resolve("default", "ours", {}, {})[1]
+    assert agent.config.chunk_tokens == 96 and find.trained_agent("ours") == "memagent"
+    monkeypatch.setitem(plan.SIZES, "tiny", plan.SIZES["smollm2"])
+    assert geometry("ours") == geometry("tiny")
+    assert "adapters of tiny" in packaged.at_hand()["ours"]
+    assert seen.trained_on(realmodels.settings_folder("ours"))
+    # trained further, it keeps the base's name and what was trained on before
+    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
+    run = RunConfig(name="b", runs=str(tmp_path), model="ours", lengths=(1,), device="cpu")
+    more = train(run, grpo, agent, reward=made_up)
+    assert adapter_config(more / "adapter") == adapter_config(ours)
+    assert "0123456789abcdef" in seen.trained_on(more / "model")
+    said = []
+    dry_run(replace(run, name="c"), grpo, agent, said.append)
+    assert any("New adapters of rank 2 stand in for those in ours" in line for line in said)
+    ruler = EvalConfig(suite="ruler", lengths=(2048,), n=1, ruler_tasks=("niah_single_1",))
+    build_ruler(tmp_path / "set", ruler, "ours", False)
+    assert len([*(tmp_path / "set").iterdir()]) == 1
+
+
+def test_the_base_of_adapters_is_converted_before_ranks_start(ours, cache, tmp_path, monkeypatch):
+    shutil.rmtree(cache)
+    asked = []
+    monkeypatch.setattr(
+        "models.ranks.launch", lambda *_: asked.append(1) or list(cache.glob("models/*"))
+    )
+    run = RunConfig(name="d", runs=str(tmp_path), model="ours", device="cpu", devices=2)
+    found = train(run, GRPOConfig(steps=1), find.resolve("default", "ours", {}, {})[1])
+    assert asked and [path.name for path in found if path.name.startswith("tiny-")]
 
 
 # ---------------------------------------------------------------- smollm2
