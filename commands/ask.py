@@ -33,6 +33,7 @@ from config.options import EMBEDDED, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
+from engines.endpoint import Terms
 from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
@@ -81,6 +82,7 @@ class Reading:
     question: str
     said: str  # who answers
     window: int | None  # of a server that does not say
+    keyed: bool = False  # whether the server may have the API key
     agent: Agent | None = None
     folder: Path | None = None
 
@@ -105,7 +107,8 @@ def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool 
     agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
     for remark in reading.document.remarks:
         _say(remark, "dim")
-    engine = open_reader(_evaluation(reading.config), agents, window=reading.window)
+    terms = Terms(keyed=reading.keyed)
+    engine = open_reader(_evaluation(reading.config), agents, window=reading.window, terms=terms)
     with contextlib.closing(engine):
         if reading.agent is None:
             _choose(reading, how, engine, agents)
@@ -137,7 +140,7 @@ def _new(words: Sequence[str], config: AskConfig) -> Reading:
     document = documents.read(paths)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
-    return Reading(config, document, question, who.said, who.window)
+    return Reading(config, document, question, who.said, who.window, who.keyed)
 
 
 def _free(folder: Path) -> None:
@@ -165,6 +168,8 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
         plain = json.loads(path.read_text(encoding="utf-8"))
         document, question = Document.of(plain["document"]), plain["question"]
         said, window = plain["said"], plain["window"]
+        # earlier versions kept only in words whether it was found or named
+        keyed = plain.get("keyed", " of the Ollama on " not in said)
     except OSError as error:
         raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -176,7 +181,8 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
     if not name:
         raise UserError(f"{folder / 'config.yaml'} names no agent: ask anew under another --name.")
     agent = find.make(name, stored.get("agent", {}))
-    return Reading(config, document, question, said, window, find.with_state(agent, policy), folder)
+    agent = find.with_state(agent, policy)
+    return Reading(config, document, question, said, window, bool(keyed), agent, folder)
 
 
 def _evaluation(config: AskConfig) -> EvalConfig:
@@ -269,6 +275,7 @@ def _begin(reading: Reading) -> None:
         "question": reading.question,
         "said": reading.said,
         "window": reading.window,
+        "keyed": reading.keyed,
         "document": reading.document.plain(),
     }
     agent = reading.agent

@@ -1,7 +1,7 @@
 """Any OpenAI-compatible server as an engine: `vllm serve` and others, one or several replicas.
 
-Holds: `EndpointEngine`, for evaluation and `ask`. Leaves out: training (a server has weights of its
-own), streaming, proxies (none is used).
+Holds: `EndpointEngine`, for evaluation and `ask`; `Terms`. Leaves out: training (a server has
+weights of its own), streaming, proxies (none is used).
 Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: eval.py.
 
 Threads wait for the answers, one request and one connection each:
@@ -124,6 +124,18 @@ def _check_url(url: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How servers are asked, whatever they are asked."""
+
+    timeout_s: float = 600
+    """longest silence of a server that has a request"""
+    patience_s: float = 600
+    """how long a request is tried again after its first failure"""
+    keyed: bool = True
+    """send the API key; never to a server that the user has not named"""
+
+
 class EndpointEngine:
     """An engine that sends its prompts to servers which speak OpenAI's protocol.
 
@@ -134,11 +146,9 @@ class EndpointEngine:
     the model's own, or `Characters` if that is not known; then `chat` must be True, and the server
     refuses prompts that are too long, since their length here is an estimate. window: most tokens
     of a prompt and its response, never more than the servers report. concurrency: most requests in
-    flight, at all replicas together. timeout_s: longest silence of a server that has a request.
-    patience_s: how long a request is tried again after its first failure. chat: False sends token
-    ids to /completions and takes the ids that vLLM returns; True sends text to /chat/completions,
-    where the server applies its own chat template, for servers that know no ids. If a server
-    returns text alone, the codec encodes it.
+    flight, at all replicas together. chat: False sends token ids to /completions and takes the ids
+    that vLLM returns; True sends text to /chat/completions, where the server applies its own chat
+    template, for servers that know no ids. If a server returns text alone, the codec encodes it.
 
     UserError if a server does not answer or does not serve the model.
     """
@@ -150,11 +160,11 @@ class EndpointEngine:
         codec: Codec,
         window: int | None = None,
         concurrency: int = 64,
-        timeout_s: float = 600,
-        patience_s: float = 600,
         chat: bool = False,
+        terms: Terms = Terms(),
     ):
         self.urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
+        timeout_s, patience_s = terms.timeout_s, terms.patience_s
         if not self.urls or concurrency < 1 or not timeout_s > 0 or not patience_s >= 0:
             raise UserError(
                 "An endpoint needs a URL, concurrency >= 1, timeout_s > 0 and patience_s >= 0."
@@ -163,8 +173,8 @@ class EndpointEngine:
             _check_url(url)
         self.codec, self.model, self.window = codec, model, window
         self.concurrency, self.chat = concurrency, chat
-        self.timeout_s, self.patience_s = timeout_s, patience_s
-        self._secret = os.environ.get(API_KEY, "").strip()
+        self.terms = terms
+        self._secret = os.environ.get(API_KEY, "").strip() if terms.keyed else ""
         if not re.fullmatch(r"[!-~]*", self._secret):  # http.client would quote it in its error
             raise UserError(
                 f"The environment variable {API_KEY} holds characters that no API key has."
@@ -313,7 +323,7 @@ class EndpointEngine:
             result = None
             try:
                 if not self._given_up(key):
-                    result = self._ask(path, body, _answer, self.patience_s, key)
+                    result = self._ask(path, body, _answer, self.terms.patience_s, key)
             except BaseException as error:  # the thread's last frame: `step` raises it again
                 result = error
             self._finished.put((key, result))
@@ -400,10 +410,10 @@ class EndpointEngine:
         headers = {"Connection": "close", "Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(parts.hostname, parts.port, timeout=min(CONNECT_S, self.timeout_s))
+        connection = kind(parts.hostname, parts.port, timeout=min(CONNECT_S, self.terms.timeout_s))
         try:
             connection.connect()
-            connection.sock.settimeout(self.timeout_s)
+            connection.sock.settimeout(self.terms.timeout_s)
             with self._changed:
                 if self._given_up(key):
                     raise _Failed("given up")
@@ -434,7 +444,11 @@ class EndpointEngine:
         text = _error_text(raw)
         why = f"HTTP {status}: {text}" if text else f"HTTP {status}"
         if status in (401, 403):
-            why += f" (the key is taken from the environment variable {API_KEY})"
+            why += (
+                f" (the key is taken from the environment variable {API_KEY})"
+                if self.terms.keyed
+                else " (no key is sent to a server that was found here: name it by --endpoint)"
+            )
         seconds = re.fullmatch(r"\d{1,6}", retry_after)
         return _Failed(
             why,

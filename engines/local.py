@@ -38,6 +38,7 @@ class Answerer:
     endpoint: tuple[str, ...] = ()
     served_as: str = ""
     window: int | None = None  # None: whatever the engine finds
+    keyed: bool = False  # a server that the user named, which may have the API key
 
 
 def answerer(config: AskConfig) -> Answerer:
@@ -45,13 +46,13 @@ def answerer(config: AskConfig) -> Answerer:
     model = str(EMBEDDED) if config.model == TINY else config.model
     if config.endpoint:
         said = f"{config.served_as or 'the model'} at {', '.join(config.endpoint)} (--endpoint)"
-        return Answerer(said, model, config.endpoint, config.served_as)
+        return Answerer(said, model, config.endpoint, config.served_as, keyed=True)
     if config.model:
         name = "the embedded policy" if model == str(EMBEDDED) else config.model
         return Answerer(f"{name} on this machine (--model)", model)
     if url := os.environ.get(BASE_URL, "").strip():
         said = f"{config.served_as or 'the model'} at {clean(url)} (no --endpoint; {BASE_URL})"
-        return Answerer(said, endpoint=(url,), served_as=config.served_as)
+        return Answerer(said, endpoint=(url,), served_as=config.served_as, keyed=True)
     if found := _ollama(config.served_as):
         return found
     missing = f"no --endpoint, no {BASE_URL}, no Ollama"

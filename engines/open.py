@@ -22,6 +22,7 @@ from models.plan import GRAPHS_GIB, geometry, plan
 from models.setup import Setup, TrainingSetup
 
 if TYPE_CHECKING:  # torch comes with it
+    from engines.endpoint import Terms
     from rollout import Engine
     from tokens.codec import Codec
 
@@ -68,22 +69,26 @@ def open_engine(
 
 
 def open_endpoint(
-    config: EvalConfig, served_as: str, thinking: bool, window: int | None = None
+    config: EvalConfig,
+    served_as: str,
+    thinking: bool,
+    window: int | None = None,
+    terms: Terms | None = None,
 ) -> Engine:
     """Open an engine over servers of an OpenAI-compatible protocol.
 
     config.model is only where the tokenizer comes from; without it text is sent and lengths are
     estimated. served_as: the model's name at the servers. window: theirs, where they do not say.
+    terms: None = those of an evaluation, which waits for long.
     """
-    from engines.endpoint import EndpointEngine
+    from engines.endpoint import EndpointEngine, Terms
     from tokens.codec import Characters
 
     setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code)
     codec: Codec = setup.codec() if config.model else Characters()
     chat = config.chat or not config.model
-    return EndpointEngine(
-        config.endpoint, served_as, codec, window, concurrency=config.in_flight, chat=chat
-    )
+    urls, terms = config.endpoint, terms or Terms()
+    return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
 
 
 def open_reader(
@@ -91,15 +96,16 @@ def open_reader(
     agents: Sequence[Agent],
     untrained: bool = False,
     window: int | None = None,
+    terms: Terms | None = None,
 ) -> Engine:
     """Open the engine that answers agents, with the one or the other weights of an evaluation.
 
-    window: of an endpoint whose server does not say.
+    window: of an endpoint whose server does not say. terms: see `open_endpoint`.
     """
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
-        return open_endpoint(config, name, thinking, window)
+        return open_endpoint(config, name, thinking, window, terms)
     setup = Setup.of_evaluation(config, agents, untrained)
     return open_engine(setup, config.engine, config.in_flight, config.kv_gib)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from test_documents import pdf
-from test_endpoint import Server
+from test_endpoint import SECRET, Server
 from typer.testing import CliRunner
 
 import cli
@@ -188,8 +188,8 @@ SLOW = "--model tiny --agent memagent --chunk-tokens 12 --temperature 1".split()
 def interrupted(monkeypatch, after, error=KeyboardInterrupt):
     """Let the policy make so many turns, then stop as Ctrl-C does."""
 
-    def opened(config, agents, window=None):
-        engine = open_reader(config, agents, window=window)
+    def opened(config, agents, **more):
+        engine = open_reader(config, agents, **more)
         step, made = engine.step, []
 
         def stop():
@@ -385,6 +385,32 @@ def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, codec):
     assert "in sections of 1,024 tokens for its window of 3,072" in said
     sent = [body["messages"][0]["content"] for body in server.bodies]
     assert len(sent) > 18 and max(len(text) for text in sent) < 4 * 1024 + 2000
+    server.stop()
+
+
+def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch, codec):
+    server = Server(codec, ids=False)
+    Path("a.txt").write_text("Anna reached Lima. " * 900)
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv(local.HOST, server.url.split("/")[2])
+    asking, keys = ("a.txt", "Where?", "--agent", "memagent", "--name"), server.keys
+    for named, words in ((False, ()), (True, ("--endpoint", server.url)), (True, ())):
+        name = f"r{len(list(Path('runs').glob('*')))}"
+        if named and not words:
+            monkeypatch.setenv(local.BASE_URL, server.url)
+        expected, _ = {f"Bearer {SECRET}" if named else None}, keys.clear()
+        with monkeypatch.context() as patch:
+            interrupted(patch, 2)
+            run(*asking, name, *words, code=130)
+        assert keys == expected and len(turns_of(name)) == 2
+        keys.clear()
+        run("--resume", "--name", name)
+        assert keys == expected
+        path = Path("runs", name, "document.json")  # as earlier versions wrote it
+        path.write_text(re.sub(r', "keyed": \w+', "", path.read_text()))
+        keys.clear()
+        run("--resume", "--name", name)
+        assert keys == expected
     server.stop()
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from config import options
 from config.errors import UserError
 from embedded import tiny
 from engines import endpoint
-from engines.endpoint import EndpointEngine
+from engines.endpoint import EndpointEngine, Terms
 from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
 from rollout import Sampling, follow, rollout
@@ -84,7 +85,8 @@ class Server:
                 if server.window:
                     card["max_model_len"] = server.window
                 cards = [card] if server.name else [{"id": "a"}, {"id": "b"}]
-                self.send(200, {"object": "list", "data": cards})
+                models = [{"name": card["id"]} for card in cards]  # as an Ollama lists them
+                self.send(200, {"object": "list", "data": cards, "models": models})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -166,8 +168,9 @@ def serve(codec, monkeypatch):
 
     def engine(*servers, model="m", **settings):
         urls = [server.url for server in servers]
-        urls, settings = urls if len(urls) > 1 else urls[0], {"patience_s": 10} | settings
-        made.append(EndpointEngine(urls, model, codec, **settings))
+        urls, terms = urls if len(urls) > 1 else urls[0], {"patience_s": 10}
+        terms |= {f.name: settings.pop(f.name) for f in fields(Terms) if f.name in settings}
+        made.append(EndpointEngine(urls, model, codec, terms=Terms(**terms), **settings))
         return made[-1]
 
     server.engine = engine
@@ -463,6 +466,17 @@ def test_the_key_is_sent_and_never_shown(codec, serve, monkeypatch, capfd, caplo
     assert not one(serve.engine(server)).error and server.keys == {None}
 
 
+def test_a_server_that_was_not_named_never_sees_the_key(serve, monkeypatch):
+    server = serve()
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    engine = serve.engine(server, keyed=False)
+    assert not one(engine).error and server.keys == {None}
+    server.always = (401, b"")
+    assert "no key is sent" in one(engine).error
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n{SECRET}")  # not even looked at
+    serve.engine(server, keyed=False)
+
+
 def test_proxies_are_not_asked(serve, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -500,8 +514,12 @@ def test_urls_that_cannot_be(codec, url):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"urls": []}, {"concurrency": 0}, {"timeout_s": 0}, {"patience_s": float("nan")}]
-)
+    "wrong",
+    [
+        {"urls": []}, {"concurrency": 0}, {"terms": Terms(timeout_s=0)},
+        {"terms": Terms(patience_s=float("nan"))},
+    ],
+)  # fmt: skip
 def test_settings_that_cannot_be(codec, wrong):
     with pytest.raises(UserError):
         EndpointEngine(**({"urls": "http://127.0.0.1:9", "model": "m", "codec": codec} | wrong))
