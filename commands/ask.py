@@ -33,7 +33,7 @@ from config.options import EMBEDDED, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
-from engines.endpoint import Terms
+from engines.endpoint import SHORT_OF_MEMORY, Terms
 from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
@@ -48,6 +48,8 @@ from tasks.pages import Places
 
 SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
+PATIENCE_S = 30
+"""How long a request is tried again that a server fails: somebody waits."""
 LONG_PROMPT = 4096
 """Tokens of a single prompt from which on its time is estimated before it is read."""
 TRIAL = 512
@@ -107,7 +109,12 @@ def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool 
     agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
     for remark in reading.document.remarks:
         _say(remark, "dim")
-    terms = Terms(keyed=reading.keyed)
+    terms = Terms(
+        patience_s=PATIENCE_S,
+        memory_is_final=True,
+        keyed=reading.keyed,
+        tell=lambda words: _say(words, "yellow"),
+    )
     engine = open_reader(_evaluation(reading.config), agents, window=reading.window, terms=terms)
     with contextlib.closing(engine):
         if reading.agent is None:
@@ -342,11 +349,19 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
             typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
             raise typer.Exit(130) from None
         except UserError as error:
-            if not n_read:
-                raise
-            done = f"{n_read:,} of {_sections(len(sections))} are kept"
-            raise UserError(f"{error} {done}; go on with: {reading.again}.") from error
+            raise UserError(_stopped(error, reading, n_read, len(sections))) from error
     _end(reading, agent, turn, trace)
+
+
+def _stopped(error: UserError, reading: Reading, n_read: int, n: int) -> str:
+    """Say why a reading has ended and what to do, with n_read of n sections read."""
+    parts = []
+    if n_read:
+        parts = [f"{n_read:,} of {_sections(n)} are kept; go on with: {reading.again}"]
+    if reading.config.endpoint and SHORT_OF_MEMORY.search(str(error)):
+        parts.append("to ask a smaller model anew, name it by --served-as")
+    advice = "; ".join(parts)
+    return f"{error} {advice[0].upper()}{advice[1:]}." if advice else str(error)
 
 
 def _sections(n: int) -> str:

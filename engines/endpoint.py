@@ -43,12 +43,16 @@ AVOID_S = 5.0
 """How long a replica that failed gets no request while there is another one."""
 CONNECT_S = 10.0
 """Longest wait for a connection."""
+ASKED_S = 600.0
+"""How long a request waits for a server that says when to try again (Retry-After), at least."""
 READY_S = 30.0
 """How long a server that does not answer yet is tried again when an engine is opened."""
 API_KEY = "OPENAI_API_KEY"
 """Name of the environment variable with the API key; it may be unset."""
 RETRIED = {408, 409, 425, 429}
 """HTTP statuses that are tried again, as are all from 500 on."""
+SHORT_OF_MEMORY = re.compile(r"\bmemory\b", re.IGNORECASE)
+"""How Ollama, llama.cpp and CUDA say that a model does not fit the machine."""
 NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp and OpenAI say that prompt and response do not fit."""
 
@@ -132,8 +136,12 @@ class Terms:
     """longest silence of a server that has a request"""
     patience_s: float = 600
     """how long a request is tried again after its first failure"""
+    memory_is_final: bool = False
+    """a server that is short of memory is not asked again: someone waits who can change that"""
     keyed: bool = True
     """send the API key; never to a server that the user has not named"""
+    tell: Callable[[str], None] = lambda words: None
+    """called, in the thread of a request, when it has failed once and will be tried again"""
 
 
 class EndpointEngine:
@@ -355,11 +363,15 @@ class EndpointEngine:
                 now, tries, last = time.monotonic(), tries + 1, chosen
                 began = began or now
                 wait_s = self._wait_after(failure, tries, chosen, allowed, now)
+                if key and failure.wait_s:
+                    patience_s = max(patience_s, ASKED_S)
                 if not failure.retry or now - began + wait_s > patience_s:
                     after = f" after {tries} tries in {now - began:.0f} s" if tries > 1 else ""
                     raise _Failed(
                         f"{self.urls[chosen]}{path}{after}: {failure}", full=failure.full
                     ) from None
+                if tries == 1 and not self._given_up(key):
+                    self.terms.tell(f"{self.urls[chosen]}{path}: {failure}; trying again.")
             finally:
                 with self._changed:
                     self._load[chosen] -= 1
@@ -450,9 +462,10 @@ class EndpointEngine:
                 else " (no key is sent to a server that was found here: name it by --endpoint)"
             )
         seconds = re.fullmatch(r"\d{1,6}", retry_after)
+        final = self.terms.memory_is_final and SHORT_OF_MEMORY.search(text)
         return _Failed(
             why,
-            retry=status in RETRIED or status >= 500,
+            retry=(status in RETRIED or status >= 500) and not final,
             wait_s=float(seconds[0]) if seconds else 0.0,
             full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
         )

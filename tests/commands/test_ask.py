@@ -21,7 +21,7 @@ from commands.ask import How
 from config.errors import UserError
 from config.options import EMBEDDED, READER, AskConfig, EvalConfig
 from embedded import tiny
-from engines import local
+from engines import endpoint, local
 from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
@@ -385,6 +385,28 @@ def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, codec):
     assert "in sections of 1,024 tokens for its window of 3,072" in said
     sent = [body["messages"][0]["content"] for body in server.bodies]
     assert len(sent) > 18 and max(len(text) for text in sent) < 4 * 1024 + 2000
+    server.stop()
+
+
+def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypatch, codec):
+    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
+    monkeypatch.setattr(commands_ask, "PATIENCE_S", 0.5)
+    server = Server(codec, ids=False)
+    Path("a.txt").write_text("Anna reached Lima. " * 900)
+    monkeypatch.setenv(local.HOST, server.url.split("/")[2])
+    asking = ("a.txt", "Where?", "--agent", "memagent", "--name")
+    busy, few = (500, {"error": "model is loading"}), "requires more system memory (5.6 GiB)"
+    server.faults = ["", busy, busy]
+    said = run(*asking, "a")
+    assert said.count("HTTP 500: model is loading; trying again.") == 1 and "answer: " in said
+    server.faults, before = ["", (500, {"error": f"model {few} than is there"})], len(server.bodies)
+    said = run(*asking, "b", code=2).splitlines()[-1]
+    assert len(server.bodies) == before + 2 and "trying" not in said
+    assert few in said and "ask --resume --name b; to ask a smaller model anew" in said
+    assert said.endswith("name it by --served-as.")
+    server.always = busy
+    said = run(*asking, "c", code=2)
+    assert "trying again." in said and re.search(r"after \d+ tries in \d+ s: HTTP 500", said)
     server.stop()
 
 

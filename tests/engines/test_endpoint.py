@@ -427,6 +427,26 @@ def test_a_failure_that_no_retry_mends_is_a_value(serve, fault, finish, says, tr
     assert not one(engine).error  # the engine goes on
 
 
+def test_the_first_failure_is_told_and_where_someone_waits_a_lack_of_memory_is_final(serve):
+    server, told = serve(), []
+    short = (500, message("model requires more system memory (5.6 GiB) than is available"))
+    server.faults = [(503, message("busy")), "drop", "", short, "", short]
+    engine = serve.engine(server, memory_is_final=True, tell=told.append)
+    assert not one(engine).error and len(server.bodies) == 3
+    assert told == [f"{server.url}/completions: HTTP 503: busy; trying again."]
+    assert "more system memory" in one(engine).error and len(server.bodies) == 4
+    assert not one(engine).error and len(told) == 1
+    assert not one(serve.engine(server)).error and len(server.bodies) == 7  # an evaluation waits
+    server.faults = [(429, {}, [("Retry-After", "1")])]
+    assert not one(serve.engine(server, patience_s=0.5)).error  # it says when
+    server.always = "hang"  # what is given up is not tried again
+    with engine.awake():
+        engine.add(Prompt((("Anna", False),), 8))
+        time.sleep(0.1)
+    time.sleep(0.2)
+    assert len(told) == 1
+
+
 def test_a_bug_of_the_engine_is_raised(serve, monkeypatch):
     monkeypatch.setattr(endpoint, "_answer", lambda reply: 1 / 0)
     with pytest.raises(ZeroDivisionError):
