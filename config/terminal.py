@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from config.errors import clean
+
 console = Console(highlight=False)
 
 
@@ -35,11 +37,16 @@ class Rate(ProgressColumn):
 class Elided(TextColumn):
     """Show text that ends in an ellipsis where the terminal is too narrow; numbers never do."""
 
-    def __init__(self, text: str):
-        super().__init__(text, table_column=Column(no_wrap=False))  # such columns shrink first
+    def __init__(self, text: str, plain: bool = False):
+        """plain: no markup, and nothing that steers the terminal; for text of a foreign file."""
+        # such columns shrink first
+        super().__init__(text, markup=not plain, table_column=Column(no_wrap=False))
+        self.plain = plain
 
     def render(self, task) -> Text:
         text = super().render(task)
+        if self.plain:
+            text = Text(clean(text.plain).replace("\n", " "))
         text.no_wrap, text.overflow = True, "ellipsis"
         return text
 
@@ -50,7 +57,7 @@ WIDE = 120  # columns of a terminal with room for everything
 def bar(unit: str, to: Console = console) -> Progress:
     """Make a progress bar for items counted in `unit`.
 
-    `fields[note]` is free text behind it, the most important part first. On a narrow terminal the
+    `fields[note]` is any text behind it, without markup, the most important part first. On a narrow terminal the
     bar is short, and unit and elapsed time are omitted.
     """
     wide = to.width >= WIDE
@@ -67,7 +74,7 @@ def bar(unit: str, to: Console = console) -> Progress:
         *([TimeElapsedColumn(table_column=whole())] if wide else []),
         TimeRemainingColumn(table_column=whole()),
         TextColumn("left"),
-        Elided("{task.fields[note]}"),
+        Elided("{task.fields[note]}", plain=True),
         console=to,
         refresh_per_second=2,
         speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them

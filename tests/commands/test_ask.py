@@ -20,6 +20,7 @@ from commands import ask as commands_ask
 from commands.ask import How
 from config.errors import UserError
 from config.options import EMBEDDED, READER, AskConfig, EvalConfig
+from config.terminal import bar
 from embedded import tiny
 from engines import endpoint, local
 from engines.local import answerer
@@ -124,6 +125,27 @@ def test_an_answer_whose_words_the_document_does_not_hold_is_marked(monkeypatch,
         scripted(monkeypatch, codec, lambda p, answer=answer: f"\\boxed{{{answer}}}")
         said = run("a.txt", "Where?", "--model", "tiny", "--final-tokens", 99)
         assert words in said and ("words stand" in said) == bool(words)
+
+
+def test_names_in_a_file_are_no_markup_in_a_terminal(monkeypatch, codec):
+    Path("d/[").mkdir(parents=True)
+    Path("d/[/sources] \x1b[31m.txt").write_text("Anna reached Lima.")
+    Path("d/b.txt").write_text("Anna reached Lima.")
+    for name, value in (("_force_terminal", True), ("is_interactive", True), ("_width", 160)):
+        monkeypatch.setattr(commands_ask.console, name, value)
+    monkeypatch.setenv("TERM", "xterm")
+    bars = []
+    monkeypatch.setattr(commands_ask, "bar", lambda unit: bars.append(bar(unit)) or bars[-1])
+
+    def script(prompt):
+        bars[0].refresh()  # as it does by itself twice a second
+        return "Lima"
+
+    scripted(monkeypatch, codec, script)
+    asking = "--model tiny --agent memagent --chunk-tokens 4 --memory-tokens 99 --final-tokens 99"
+    result = CliRunner().invoke(cli.app, ["ask", "d", "Where?", *asking.split()])
+    assert result.exit_code == 0 and "read: [/sources] \ufffd[31m.txt" in result.output, result
+    assert "\x1b[31m." not in result.output
 
 
 def test_standard_input_is_a_document(monkeypatch, codec):

@@ -34,3 +34,13 @@ def test_every_number_is_whole_at_every_width(width, description, note):
         assert "0:58:25" in line.replace("0:58:26", "0:58:25") and "questions" in line
     if width >= 80 and description == "training":
         assert "reward 0.83" in line and description in line
+
+
+@pytest.mark.parametrize("note", ["Notes [/sources]", "[red] and [link=x]", "[bold]\\[x]"])
+def test_a_note_is_shown_as_it_is_and_steers_no_terminal(note):
+    console = Console(width=WIDE, file=io.StringIO(), force_terminal=True)
+    progress = bar("sections", console)
+    progress.add_task("reading", total=3, note=f"{note}\n\x1b[31m\x9b2J")
+    console.print(progress.make_tasks_table(progress.tasks))
+    shown = console.file.getvalue()
+    assert f"{note} \ufffd[31m\ufffd2J" in shown and "\x1b[31m" not in shown
