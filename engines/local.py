@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from config.errors import clean
+from config.errors import UserError, clean
 from config.options import EMBEDDED, READER, READER_TITLE, TINY, AskConfig
 
 BASE_URL = "OPENAI_BASE_URL"
@@ -42,12 +42,16 @@ class Answerer:
 
 
 def answerer(config: AskConfig) -> Answerer:
-    """Return who answers: --endpoint, --model, OPENAI_BASE_URL, a running Ollama, our reader."""
+    """Return who answers: --endpoint, --model, OPENAI_BASE_URL, a running Ollama, our reader.
+
+    UserError: a server's settings are given, and no server answers.
+    """
     model = str(EMBEDDED) if config.model == TINY else config.model
     if config.endpoint:
         said = f"{config.served_as or 'the model'} at {', '.join(config.endpoint)} (--endpoint)"
         return Answerer(said, model, config.endpoint, config.served_as, keyed=True)
     if config.model:
+        _check_no_server(config, "--model answers on this machine")
         name = "the embedded policy" if model == str(EMBEDDED) else config.model
         return Answerer(f"{name} on this machine (--model)", model)
     if url := os.environ.get(BASE_URL, "").strip():
@@ -56,7 +60,17 @@ def answerer(config: AskConfig) -> Answerer:
     if found := _ollama(config.served_as):
         return found
     missing = f"no --endpoint, no {BASE_URL}, no Ollama"
+    _check_no_server(config, f"there is none: {missing} with a chat model is running")
     return Answerer(f"{READER_TITLE} on this machine ({missing})", READER)
+
+
+def _check_no_server(config: AskConfig, why: str) -> None:
+    """Raise a UserError for a setting that only a server could heed."""
+    given = {"--served-as": config.served_as, "--chat": config.chat}
+    if flag := next((name for name, value in given.items() if value), ""):
+        raise UserError(
+            f"{flag} is about a server, and {why}; leave it out, or name a server by --endpoint."
+        )
 
 
 # ---------------------------------------------------------------- Ollama

@@ -19,7 +19,7 @@ from agents import find
 from commands import ask as commands_ask
 from commands.ask import How
 from config.errors import UserError
-from config.options import EMBEDDED, READER, AskConfig, EvalConfig
+from config.options import EMBEDDED, READER, READER_TITLE, AskConfig, EvalConfig
 from config.terminal import bar
 from embedded import tiny
 from engines import endpoint, local
@@ -180,6 +180,12 @@ def test_a_folder_and_a_file_are_one_document(monkeypatch, codec):
         (("a.txt", "Where?", "--name", ".."), "--name"),
         (("a.txt", "Where?", "--name", "other"), "another run"),
         (("a.txt", "Where?", "--temperature", "-1"), "temperature"),
+        (("a.txt", "Where?", "--served-as", "llama3"), "--served-as is about a server, and there"),
+        (("a.txt", "Where?", "--chat"), "--chat is about a server, and there is none"),
+        (
+            ("a.txt", "Where?", "--model", "tiny", "--served-as", "m"),
+            "and --model answers on this machine",
+        ),
         (("--resume",), "--name"),
         (("--resume", "--name", "nothing"), "no reading to go on with"),
         (("a.txt", "Where?", "--resume", "--name", "x"), "leave a.txt out"),
@@ -376,7 +382,7 @@ def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
     found = answerer(AskConfig())
     assert (found.model, found.endpoint) == (READER, ())
     assert found.said == (
-        "SmolLM2 reader on this machine (no --endpoint, no OPENAI_BASE_URL, no Ollama)"
+        f"{READER_TITLE} on this machine (no --endpoint, no OPENAI_BASE_URL, no Ollama)"
     )
 
 
