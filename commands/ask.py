@@ -123,11 +123,14 @@ def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool 
         if axes := find.axes(reading.agent, compat=how.compat):
             _say(axes)
         _say_notes(reading.config)
-        if reading.folder is None:
-            _begin(reading)
+        new = reading.folder is None
+        if new:
+            reading.folder = _folder(reading)
         with Rows(reading.folder / "turns.jsonl") as rows:
             if not rows.claim("reading"):
                 raise UserError(f"{reading.folder} is being read by another process.")
+            if new:
+                _begin(reading)
             _read(reading, engine, rows)
 
 
@@ -267,17 +270,34 @@ def _say_notes(config: AskConfig) -> None:
         )
 
 
-def _begin(reading: Reading) -> None:
-    """Make the folder of a reading, from which it can be gone on with."""
-    if not reading.config.name:
-        name = stem = f"ask-{datetime.now():%Y%m%d-%H%M%S}"
-        number = 1
-        while Path(reading.config.runs, name).exists():
+def _folder(reading: Reading) -> Path:
+    """Make the folder of a reading: of its name, or a new one that no other process has made."""
+    runs, name = reading.config.runs, reading.config.name
+    if name:
+        folder = files.run_path(runs, name)
+        _free(folder)
+        files.make_folder(folder)
+        return folder
+    stem, number = f"ask-{datetime.now():%Y%m%d-%H%M%S}", 1
+    files.make_folder(Path(runs))
+    while True:
+        name = f"{stem}-{number}" if number > 1 else stem
+        folder = files.run_path(runs, name)
+        try:
+            folder.mkdir()
+        except FileExistsError:
             number += 1
-            name = f"{stem}-{number}"
+            continue
+        except OSError as error:
+            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
         reading.config = replace(reading.config, name=name)
-    folder = reading.folder = files.run_path(reading.config.runs, reading.config.name)
-    files.make_folder(folder)
+        return folder
+
+
+def _begin(reading: Reading) -> None:
+    """Write down a reading whose folder is claimed, so that it can be gone on with."""
+    folder = reading.folder
+    _free(folder)  # another process may have begun, and ended, since its name was looked at
     plain = {
         "question": reading.question,
         "said": reading.said,

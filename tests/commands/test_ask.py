@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from dataclasses import asdict
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -305,6 +306,64 @@ def test_a_reading_is_read_by_one_process_at_a_time(monkeypatch, codec):
         run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
     monkeypatch.setattr("report.rows.Rows.claim", lambda rows, name: False)
     assert "by another process" in run("--resume", "--name", "x", code=2)
+
+
+def during_the_opening(patch, action):
+    """Do something when a reading opens its engine: after its name was looked at."""
+
+    def opened(config, agents, **more):
+        patch.undo()
+        action()
+        return open_reader(config, agents, **more)
+
+    patch.setattr(commands_ask, "open_reader", opened)
+
+
+def kept(name):
+    return {path.name: path.read_bytes() for path in sorted(Path("runs", name).glob("*"))}
+
+
+def test_two_readings_that_take_one_name_leave_each_other_whole(monkeypatch):
+    Path("a.txt").write_text(READ)
+    Path("b.txt").write_text("Ida reached Nice.")
+    whole = {}
+    with pytest.MonkeyPatch.context() as patch:
+
+        def first():
+            with pytest.MonkeyPatch.context() as inner:
+                interrupted(inner, 2)
+                run("a.txt", "Where is Anna?", *SLOW, "--name", "x", code=130)
+            whole.update(kept("x"))
+
+        during_the_opening(patch, first)
+        said = run("b.txt", "Where is Ida?", "--model", "tiny", "--name", "x", code=2)
+    assert "holds a reading" in said and kept("x") == whole
+    assert "answer: " in run("--resume", "--name", "x")
+    monkeypatch.setattr("report.rows.Rows.claim", lambda rows, name: False)  # it still reads
+    assert "by another process" in run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
+    assert not {"config.yaml", "document.json"} & kept("y").keys()
+
+
+def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
+    Path("a.txt").write_text("Anna reached Lima.")
+    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
+    exists = Path.exists  # as for a process that looks before the other one has made its folder
+    monkeypatch.setattr(
+        Path, "exists", lambda path: not path.name.startswith("ask-") and exists(path)
+    )
+
+    class Clock:
+        @staticmethod
+        def now():
+            return datetime(2026, 11, 23)
+
+    monkeypatch.setattr(commands_ask, "datetime", Clock)
+    for question in ("Where?", "Who?"):
+        run("a.txt", question, "--model", "tiny", "--final-tokens", 99)
+    folders = sorted(Path("runs").iterdir())
+    assert [folder.name for folder in folders] == ["ask-20261123-000000", "ask-20261123-000000-2"]
+    asked = [json.loads((folder / "document.json").read_text())["question"] for folder in folders]
+    assert asked == ["Where?", "Who?"]
 
 
 def test_a_replay_gives_the_recorded_tokens_and_then_asks(codec):
