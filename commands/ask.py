@@ -28,7 +28,7 @@ from rich.text import Text as Styled
 
 from agents import find
 from config import files
-from config.errors import UserError, clean
+from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
@@ -143,14 +143,34 @@ def _new(words: Sequence[str], config: AskConfig) -> Reading:
     *paths, question = words
     if not question.strip():
         raise UserError("The question is empty: it comes last, after the files.")
-    if Path(question).suffix and files.is_file(question):
+    if Path(question).suffix and _is_file(question):
         raise UserError(f"{question} is a file: the question comes last.")
+    _check_encoding(question)
     if config.name:
         _free(files.run_path(config.runs, config.name))
     document = documents.read(paths)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     return Reading(config, document, question, who.said, who.window, who.keyed)
+
+
+def _is_file(words: str) -> bool:
+    """Tell whether words are the name of a file; what the system takes for no name is none."""
+    try:
+        return files.is_file(words)
+    except UserError:
+        return False
+
+
+def _check_encoding(question: str) -> None:
+    """Raise a UserError for a question with half characters, which no tokenizer reads."""
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"The question is not in UTF-8 ({clip(clean(question), 200)}): type it in a terminal "
+            "whose encoding is UTF-8."
+        ) from None
 
 
 def _free(folder: Path) -> None:

@@ -158,6 +158,14 @@ def test_standard_input_is_a_document(monkeypatch, codec):
     assert "binary" in run("-", *asking, input=b"\0\1\2", code=2)
 
 
+def test_a_long_question_is_no_name_of_a_file(monkeypatch, codec):
+    Path("a.txt").write_text("Anna reached Lima.")
+    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
+    question = "Anna has left. " * 30 + "Where is she?"
+    for words in (question, question.replace("Anna", "x/Anna"), "Where? " + "\u00e9" * 200 + ".x"):
+        assert "answer: Lima" in run("a.txt", words, "--model", "tiny", "--final-tokens", 99)
+
+
 def test_a_folder_and_a_file_are_one_document(monkeypatch, codec):
     scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
     Path("d").mkdir()
@@ -175,6 +183,8 @@ def test_a_folder_and_a_file_are_one_document(monkeypatch, codec):
         (("a.txt",), "ask FILE"),
         (("a.txt", " "), "question is empty"),
         (("Where?", "a.txt"), "the question comes last"),
+        (("a.txt", "Where is the caf\udce9?"), "is not in UTF-8 (Where is the caf\ufffd?): "),
+        (("a.txt", "Where is the .caf\ud800?"), "is not in UTF-8"),
         (("b.bin", "Where?"), "b.bin is a binary file"),
         (("empty.txt", "Where?"), "empty.txt is empty"),
         (("scan.pdf", "Where?"), "as scans do"),
