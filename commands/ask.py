@@ -389,8 +389,18 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
             typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
             raise typer.Exit(130) from None
         except UserError as error:
+            if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
+                raise UserError(_too_long(error, reading)) from error
             raise UserError(_stopped(error, reading, n_read, len(sections))) from error
     _end(reading, agent, turn, trace)
+
+
+def _too_long(error: UserError, reading: Reading) -> str:
+    """Say that a prompt was longer than the window, and how to read in shorter ones."""
+    agent, less = reading.agent, f"--agent {find.DEFAULT}, which reads section by section"
+    if agent.by_section:
+        less = f"a smaller --chunk-tokens, such as {max(1, agent.config.chunk_tokens // 2)}"
+    return f"{error} Ask anew with {less}, and under another --name."
 
 
 def _stopped(error: UserError, reading: Reading, n_read: int, n: int) -> str:

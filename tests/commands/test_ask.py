@@ -507,6 +507,27 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     server.stop()
 
 
+def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(monkeypatch, codec):
+    server = Server(codec, ids=False)
+    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+    asking = ("Where?", "--endpoint", server.url, "--name")
+    full = (400, {"error": {"message": "This model's maximum context length is 4096 tokens."}})
+    server.faults = ["", full]
+    said = run("a.txt", *asking, "x", "--agent", "memagent", code=2).splitlines()[-1]
+    assert "context length is 4096" in said and "--resume" not in said
+    assert said.endswith("such as 1024, and under another --name.")
+    server.faults = [full]
+    said = run("--resume", "--name", "x", code=2)
+    assert "a smaller --chunk-tokens, such as 1024" in said
+    server.always = full  # the two prompts on trial as well
+    said = run("a.txt", *asking, "y", "--agent", "full", code=2)
+    assert "Ask anew with --agent memagent, which reads section by section" in said
+    server.always = ""
+    smaller = ("--agent", "memagent", "--chunk-tokens", 1024)
+    assert "answer: " in run("a.txt", *asking, "z", *smaller)
+    server.stop()
+
+
 def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch, codec):
     server = Server(codec, ids=False)
     Path("a.txt").write_text("Anna reached Lima. " * 900)
