@@ -29,7 +29,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, AskConfig, EvalConfig
+from config.options import EMBEDDED, AskConfig, EvalConfig, hints_of
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
@@ -227,6 +227,10 @@ def _made(name: str, config: AskConfig, how: How) -> Agent:
     policy = find.model_or_default(config.model, config.endpoint)
     theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})
     settings = {"max_sections": None} | theirs | how.settings
+    known = find.of_model(policy) | find.preset_of(how.preset, name)["agent"] | settings
+    if config.endpoint and "empty" not in known and "empty" in hints_of(find.find(name).Config):
+        # a server's model that thinks for too long says nothing: what was noted is not lost by it
+        settings["empty"] = "keep"
     return find.with_state(find.resolve(how.preset, policy, {}, settings, name)[1], policy)
 
 

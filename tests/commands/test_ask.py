@@ -28,7 +28,7 @@ from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
 from engines.scripted import ScriptedEngine
-from memagent import Finish, Turn
+from memagent import NO_MEMORY, Finish, Turn
 from tokens.codec import Characters
 
 NOBODY = "127.0.0.1:1"  # where no Ollama listens
@@ -563,9 +563,30 @@ def test_the_embedded_policys_settings_are_never_used_with_an_endpoint(monkeypat
         said = run("a.txt", "Where?", "--agent", "memagent", "--name", name, *words)
         stored = find.stored_settings(Path("runs", name, "config.yaml"))
         defaults = asdict(find.make("memagent", {}).config)
-        assert {k: v for k, v in stored["agent"].items()} == defaults
+        assert stored["agent"] == defaults | {"empty": "keep"}
         assert "embedded" not in said and "estimated" in said and "about 5,700 tokens" in said
     assert all("prompt" not in body for body in server.bodies)
+    server.stop()
+
+
+def test_a_model_that_thinks_for_too_long_loses_nothing_that_was_noted(monkeypatch, codec):
+    server = Server(codec, ids=False)
+    Path("a.txt").write_text("Anna reached Lima. " * 900)
+    silent = {"message": {"content": "", "reasoning": "hm"}, "finish_reason": "length"}
+    asking = ("a.txt", "Where?", "--endpoint", server.url)
+    memories = {}
+    for name, more in (
+        ("agent", ("--agent", "memagent")),
+        ("preset", ("--preset", "paper")),
+        ("said", ("--agent", "memagent", "--empty", "placeholder")),
+    ):
+        server.faults = ["", {"choices": [silent]}]
+        run(*asking, *more, "--name", name, "--chunk-tokens", 2048)
+        assert [turn["response"] for turn in turns_of(name)][1] == ""
+        memories[name] = turns_of(name)[2]["memory"]
+    assert "Anna joined" in memories["agent"]
+    assert memories["said"] == memories["preset"] == NO_MEMORY
+    run(*asking, "--agent", "full")  # has no such setting
     server.stop()
 
 
