@@ -497,8 +497,10 @@ def _trial(engine: Engine, agent: Agent, task: Task) -> float | None:
         begun = time.perf_counter()
         text = engine.codec.decode(ids[-most:])
         engine.add(Prompt(((text, False),), 1), Sampling(0.0), 0)
-        while not engine.step():
+        while not (done := engine.step()):
             pass
+        if done[0][1].finish is Finish.ERROR:  # one wait for a server that is gone is enough
+            raise UserError(f"The prompt on trial could not be answered: {done[0][1].error}.")
         seconds = time.perf_counter() - begun
     return seconds * n / TRIAL
 

@@ -57,8 +57,8 @@ WIDE = 120  # columns of a terminal with room for everything
 def bar(unit: str, to: Console = console) -> Progress:
     """Make a progress bar for items counted in `unit`.
 
-    `fields[note]` is any text behind it, without markup, the most important part first. On a narrow terminal the
-    bar is short, and unit and elapsed time are omitted.
+    `fields[note]` is any text behind it, without markup, the most important part first. On a
+    narrow terminal the bar is short, and unit and elapsed time are omitted.
     """
     wide = to.width >= WIDE
 

@@ -504,6 +504,11 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     server.always = busy
     said = run(*asking, "c", code=2)
     assert "trying again." in said and re.search(r"after \d+ tries in \d+ s: HTTP 500", said)
+    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+    server.always = (500, {"error": f"model {few} than is there"})
+    before = len(server.bodies)  # of a long prompt the trial alone
+    said = run("a.txt", "Where?", "--agent", "full", "--endpoint", server.url, code=2)
+    assert "on trial" in said and "by --served-as." in said and len(server.bodies) == before + 1
     server.stop()
 
 
