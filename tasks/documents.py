@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -39,9 +40,15 @@ from config.errors import UserError, clip, first_line
 from config.files import is_file
 from data import normalize_answer
 
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup, Tag
+
 STDIN = "-"
 UNPACKED = 1 << 28
-"""Most bytes that are unpacked from one compressed file."""
+"""Most bytes of text that are unpacked from one file."""
+LARGEST = 1 << 30
+"""Most bytes of a file, of which pictures may be the most."""
+SNIFFED = 1 << 16  # bytes that tell whether the rest is worth loading
 BETWEEN = "\n\n"  # pages, chapters and files
 
 Range = tuple[int, int]  # characters of a document, from the first to before the last
@@ -527,13 +534,15 @@ def _counted(numbers: Sequence[int]) -> str:
 
 # ---------------------------------------------------------------- HTML
 
-LEFT_OUT = ("script", "style", "noscript", "template", "nav", "head", "svg", "iframe", "button",
-            "select", "dialog")  # fmt: skip
-BLOCKS = (
-    "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
-    "footer form h1 h2 h3 h4 h5 h6 header hr li main ol p pre section summary table tbody tfoot "
-    "thead tr ul"
-).split()
+LEFT_OUT = {"script", "style", "noscript", "template", "nav", "title", "svg", "iframe", "button",
+            "select", "dialog"}  # fmt: skip
+BLOCKS = frozenset(
+    (
+        "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
+        "footer form h1 h2 h3 h4 h5 h6 header hr li main ol p pre section summary table tbody "
+        "tfoot thead tr ul"
+    ).split()
+)
 
 
 def text_of_html(markup: str) -> tuple[str, str]:
@@ -541,30 +550,60 @@ def text_of_html(markup: str) -> tuple[str, str]:
 
     Scripts, styles, navigation and what is hidden are left out.
     """
+    soup = _tree(markup)
+    title = " ".join(soup.title.get_text().split()) if soup.title else ""
+    # a single blank is left of what stood between two tags; lines of a <pre> keep theirs
+    text = "".join(_strings(soup))
+    lines = [re.sub(r"^ (?! )", "", line.rstrip()) for line in text.split("\n")]
+    return title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _tree(markup: str) -> BeautifulSoup:
     import warnings
 
-    from bs4 import BeautifulSoup, NavigableString, XMLParsedAsHTMLWarning
+    from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
+
+    class Tree(BeautifulSoup):
+        def _linkage_fixer(self, el):
+            """Repair nothing: html.parser only appends, and a look at all ancestors of each tag
+            takes minutes where thousands of <p> are left open."""
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
-        soup = BeautifulSoup(markup, "html.parser")
-    title = " ".join(soup.title.get_text().split()) if soup.title else ""
-    for tag in soup.select(f"{', '.join(LEFT_OUT)}, [hidden], [role=navigation]"):
-        tag.decompose()
-    kept = {id(string) for pre in soup("pre") for string in pre.find_all(string=True)}
-    for string in soup.find_all(string=True):
-        if type(string) is NavigableString and id(string) not in kept:
-            string.replace_with(re.sub(r"\s+", " ", string))
-    for tag in soup("br"):
-        tag.replace_with("\n")
-    for tag in soup(BLOCKS):
-        tag.insert_before("\n")
-        tag.insert_after("\n")
-    for cell in soup(("td", "th")):
-        cell.insert_after("\t")
-    # a single blank is left of what stood between two tags; lines of a <pre> keep theirs
-    lines = [re.sub(r"^ (?! )", "", line.rstrip()) for line in soup.get_text().split("\n")]
-    return title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+        return Tree(markup, "html.parser")
+
+
+def _strings(soup: BeautifulSoup) -> Iterator[str]:
+    """Yield the text of a tree and the breaks in it: one walk, however deep the tree is."""
+    from bs4 import CData, NavigableString, Tag
+
+    waiting: list[tuple[object, bool]] = [(soup, False)]  # and whether blanks and lines are kept
+    while waiting:
+        element, kept = waiting.pop()
+        if isinstance(element, Tag):
+            if _is_left_out(element):
+                continue
+            before, after = _breaks(element.name)
+            yield before
+            kept = kept or element.name == "pre"
+            waiting.append((after, True))
+            waiting += [(child, kept) for child in reversed(element.contents)]
+        elif type(element) is NavigableString and not kept:
+            yield re.sub(r"\s+", " ", element)
+        elif type(element) in (str, NavigableString, CData):  # no comment, no script
+            yield element
+
+
+def _is_left_out(tag: Tag) -> bool:
+    hidden = "hidden" in tag.attrs or tag.attrs.get("role") == "navigation"
+    return hidden or tag.name in LEFT_OUT
+
+
+def _breaks(name: str) -> tuple[str, str]:
+    """Return what stands before and after a tag of that name."""
+    if name in BLOCKS:
+        return "\n", "\n"
+    return ("\n" if name == "br" else ""), ("\t" if name in ("td", "th") else "")
 
 
 # ---------------------------------------------------------------- docx and epub
