@@ -331,9 +331,13 @@ def _bytes(path: Path) -> bytes:
 
 # ---------------------------------------------------------------- what a file is
 
-HTML = re.compile(
-    rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype html|html)\b", re.I | re.S
+HTML = re.compile(  # atomic: a comment is not tried as part of another one
+    r"\s*+(?:<\?xml[^>]*>)?+(?>\s|<!--.*?-->)*+<(?:!doctype html|html)\b", re.I | re.S
 )
+MARKS = (
+    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"),
+)  # fmt: skip
 OTHERS = (  # first bytes -> what that is, of formats that people take for text
     (b"\xd0\xcf\x11\xe0", "an old Word or Office file: save it as docx or PDF"),
     (b"{\\rtf", "RTF: save it as docx or as text"),
@@ -348,20 +352,44 @@ def contents(content: bytes, name: str) -> Contents:
     """
     if content[:2] == b"\x1f\x8b":
         return contents(_unpacked(content, name), name.removesuffix(".gz"))
-    if b"%PDF-" in content[:1024]:
-        return of_pdf(content, name)
     if content[:4] == b"PK\x03\x04":
         return _of_zip(content, name)
-    for first, what in OTHERS:
-        if content.startswith(first):
-            raise NotText(f"{name} is {what}.")
-    text = decoded(content, name)
-    if HTML.match(content[:4096]) or name.lower().endswith((".html", ".htm", ".xhtml")):
-        title, text = text_of_html(text)
-    else:
-        title = ""
+    if _is_pdf(content):
+        return of_pdf(content, name)
+    _check_form(content[:SNIFFED], name)
+    text, title = decoded(content, name), ""
+    if _is_html(text, name):
+        with _damage(name, "HTML"):
+            title, text = text_of_html(text)
     _check_not_empty(text, name)
     return Contents("file", [(text, 0, "")], title)
+
+
+def _is_pdf(content: bytes) -> bool:
+    """Tell whether a file is a PDF: viewers allow junk before its mark, and texts name the mark."""
+    if b"%PDF-" not in content[:1024] or content.startswith(b"%PDF-"):
+        return content.startswith(b"%PDF-")
+    try:
+        content.decode()
+    except UnicodeError:
+        return True
+    return False
+
+
+def _is_html(text: str, name: str) -> bool:
+    ending = name.lower().endswith((".html", ".htm", ".xhtml"))
+    return ending or bool(HTML.match(text[:4096]))
+
+
+def _check_form(head: bytes, name: str) -> None:
+    """Refuse a file whose first bytes are those of no form that is read."""
+    for first, what in OTHERS:
+        if head.startswith(first):
+            raise NotText(f"{name} is {what}.")
+    packed = head.startswith((b"\x1f\x8b", b"PK\x03\x04")) or b"%PDF-" in head[:1024]
+    wide = any(head.startswith(mark) for mark, _ in MARKS)
+    if b"\0" in head and not packed and not wide:
+        raise NotText(f"{name} is a binary file, not a text.")
 
 
 def _check_not_empty(text: str, name: str) -> None:
@@ -370,15 +398,11 @@ def _check_not_empty(text: str, name: str) -> None:
 
 
 def decoded(content: bytes, name: str) -> str:
-    """Decode a text: UTF-8, or UTF-16 and UTF-32 by their marks.
+    """Decode a text: UTF-8, UTF-16 and UTF-32 by their marks, HTML by what it says of itself.
 
     Nothing is guessed: a wrong guess would put wrong letters before the model in silence.
     """
-    marks = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
-             (b"\xfe\xff", "utf-16"))  # fmt: skip
-    encoding = next((code for mark, code in marks if content.startswith(mark)), "utf-8-sig")
-    if HTML.match(content[:4096]):
-        encoding = _declared(content) or encoding
+    encoding = _encoding(content, _is_html(content[:4096].decode("latin-1"), name))
     try:
         text = content.decode(encoding)
     except LookupError:
@@ -386,7 +410,7 @@ def decoded(content: bytes, name: str) -> str:
             f"{name} says that it is written in {encoding}, which is unknown."
         ) from None
     except UnicodeError as error:
-        if _binary(content) and encoding == "utf-8-sig":
+        if _binary(content) and encoding == "utf-8":
             raise NotText(f"{name} is a binary file, not a text.") from None
         raise UserError(
             f"{name} is no {encoding.removesuffix('-sig').upper()} text "
@@ -398,11 +422,18 @@ def decoded(content: bytes, name: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _declared(content: bytes) -> str:
-    """Return the encoding that a page of HTML names in itself, "" if it names none."""
+def _encoding(content: bytes, markup: bool) -> str:
+    """Return the encoding of a text: by its mark, else what markup names in itself, else UTF-8."""
+    for mark, encoding in MARKS:
+        if content.startswith(mark):
+            return encoding
+    if not markup:
+        return "utf-8"
     from bs4.dammit import EncodingDetector
 
-    return EncodingDetector.find_declared_encoding(content, is_html=True) or ""
+    said = EncodingDetector.find_declared_encoding(content, is_html=True) or "utf-8"
+    # what could be read up to there has one byte a letter, whatever it says
+    return "utf-8" if said.startswith(("utf-16", "utf-32")) else said
 
 
 def _binary(content: bytes) -> bool:
@@ -491,7 +522,7 @@ def of_pdf(content: bytes, name: str) -> Contents:
             if not n:
                 raise UserError(f"{name} has no pages.")
             title = str((reader.metadata or {}).get("/Title") or "")
-            pages, damaged = _pages(reader, n)
+            pages, damaged = _pages(reader, n, name)
     finally:
         log.setLevel(level)
     if not any(text.strip() for text, _, _ in pages):
@@ -504,9 +535,9 @@ def of_pdf(content: bytes, name: str) -> Contents:
     return Contents("page", pages, title, _said_of_pages(name, pages, damaged))
 
 
-def _pages(reader, n: int) -> tuple[list[Piece], list[int]]:
+def _pages(reader, n: int, name: str) -> tuple[list[Piece], list[int]]:
     """Return the text of every page, and the numbers of those that cannot be read."""
-    pages, damaged = [], []
+    pages, damaged, length = [], [], 0
     for number in range(1, n + 1):
         try:
             text = reader.pages[number - 1].extract_text()
@@ -514,6 +545,8 @@ def _pages(reader, n: int) -> tuple[list[Piece], list[int]]:
             text = ""
             damaged.append(number)
         text = text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        length += len(text)
+        _check_size(length, name)
         pages.append((text.strip(), number, ""))
     return pages, damaged
 
@@ -616,6 +649,10 @@ def _of_zip(content: bytes, name: str) -> Contents:
             return of_docx(members, name)
         if "META-INF/container.xml" in members.names:
             return of_epub(members, name)
+        if any(member.startswith(("word/", "xl/", "ppt/")) for member in members.names) or (
+            "mimetype" in members.names and b".opendocument." in members.read("mimetype")
+        ):
+            raise NotText(f"{name} is an office file other than docx: save it as docx or PDF.")
     raise NotText(f"{name} is a zip file, neither docx nor epub: unpack it, and name its folder.")
 
 
@@ -670,24 +707,66 @@ def of_epub(members: Members, name: str) -> Contents:
         title = next(
             (e.text or "" for e in book.iterfind(".//{http://purl.org/dc/elements/1.1/}title")), ""
         )
-        files = {e.attrib["id"]: e.attrib["href"] for e in book.iterfind(".//{*}manifest/{*}item")}
-        chapters: list[Piece] = []
-        for item in book.iterfind(".//{*}spine/{*}itemref"):
-            href = unquote(files[item.attrib["idref"]].partition("#")[0])
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(package), href))
-            heading, text = _chapter(members.read(path))
-            if text:
-                chapters.append((text, len(chapters) + 1, heading))
+        spine = _spine(book, posixpath.dirname(package))
+        if _locked(members) & {*spine}:
+            raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
+        chapters, left_out = _chapters(members, spine)
     if not chapters:
+        if left_out:
+            raise UserError(f"{name} is damaged: no chapter of its {len(spine):,} can be read.")
         raise UserError(f"{name} is empty: there is no text in it.")
-    return Contents("chapter", chapters, title)
+    return Contents("chapter", chapters, title, _said_of_chapters(name, len(spine), left_out))
+
+
+def _spine(book: ElementTree.Element, folder: str) -> list[str]:
+    """Return the members of a book in reading order; one that its manifest lacks by its id."""
+    files = {e.attrib["id"]: e.attrib["href"] for e in book.iterfind(".//{*}manifest/{*}item")}
+    ids = [item.attrib["idref"] for item in book.iterfind(".//{*}spine/{*}itemref")]
+    paths = [unquote(files.get(id, id).partition("#")[0]) for id in ids]
+    return [posixpath.normpath(posixpath.join(folder, path)) for path in paths]
+
+
+def _locked(members: Members) -> set[str]:
+    """Return the members that are encrypted; fonts often are, in books that anyone can read."""
+    if "META-INF/encryption.xml" not in members.names:
+        return set()
+    listed = ElementTree.fromstring(members.read("META-INF/encryption.xml"))
+    uris = (e.attrib.get("URI", "") for e in listed.iterfind(".//{*}CipherReference"))
+    return {posixpath.normpath(unquote(uri)) for uri in uris}
+
+
+def _chapters(members: Members, spine: Sequence[str]) -> tuple[list[Piece], list[str]]:
+    """Return the chapters that hold text, and the members that cannot be read."""
+    chapters: list[Piece] = []
+    left_out = []
+    for path in spine:
+        try:
+            heading, text = _chapter(members.read(path))
+        except UserError:  # too large
+            raise
+        except Exception:  # missing or damaged in any way; it must not take the others with it
+            left_out.append(path)
+            continue
+        if text:
+            chapters.append((text, len(chapters) + 1, heading))
+    return chapters, left_out
+
+
+def _said_of_chapters(name: str, n: int, left_out: Sequence[str]) -> str:
+    if not left_out:
+        return ""
+    are = "is" if len(left_out) == 1 else "are"
+    return (
+        f"{name}: of {n:,} chapters {len(left_out):,} {are} missing, damaged or in no known "
+        f"encoding, and left out: {_few(left_out)}."
+    )
 
 
 def _chapter(content: bytes) -> tuple[str, str]:
-    """Return the first heading and the text of a file of a book."""
-    markup = content.decode(
-        "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace"
-    )
+    """Return the first heading and the text of a file of a book; ValueError if it is no text."""
+    markup = content.decode(_encoding(content, markup=True))
+    if "\0" in markup or _strange(markup):
+        raise ValueError("a binary file")
     _, text = text_of_html(markup)
     heading = re.search(r"<h[1-3][^>]*>(.*?)</h[1-3]>", markup, re.S | re.I)
     return (text_of_html(heading[1])[1].replace("\n", " ") if heading else ""), text

@@ -369,6 +369,15 @@ def test_numbers_in_names_count_as_numbers():
     assert sorted(names, key=natural) == ["b/2", "b/10", "C1", "c9", "c10"]
 
 
+def put(folder: Path, **files: bytes) -> Path:
+    """Write files as `zipped` names them."""
+    for name, content in files.items():
+        path = folder / name.replace("___", ".").replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
 # ---------------------------------------------------------------- where an answer stands
 
 
