@@ -32,7 +32,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from stat import S_ISREG
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -100,13 +101,7 @@ class Document:
                 max(0, bisect_right(starts, start) - 1), max(1, bisect_right(starts, end - 1))
             )
         }
-        parts = [self.parts[k] for k in sorted(found)]
-        named = [
-            (file, part.kind, run)
-            for file, group in groupby(parts, lambda part: part.file)
-            for run in _runs([*group])
-            for part in run[:1]
-        ]
+        named = [(run[0].file, run[0].kind, run) for run in _runs(self.parts, sorted(found))]
         several, said = len({part.file for part in self.parts}) > 1, []
         for file, group in groupby(named[:most], lambda place: place[0]):
             (_, kind, first), *others = group
@@ -196,11 +191,12 @@ def _near(words: Sequence[str], wanted: Sequence[str]) -> list[Range]:
     return found
 
 
-def _runs(parts: Sequence[Part]) -> list[list[Part]]:
-    """Group parts whose numbers follow each other."""
+def _runs(parts: Sequence[Part], chosen: Sequence[int]) -> list[list[Part]]:
+    """Group the chosen parts that follow each other in one file, by place and by number."""
     runs: list[list[Part]] = []
-    for part in parts:
-        if runs and part.number == runs[-1][-1].number + 1:
+    for before, k in zip((-1, *chosen), chosen, strict=False):
+        last, part = runs[-1][-1] if runs else None, parts[k]
+        if last and k == before + 1 and (part.file, part.number) == (last.file, last.number + 1):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -229,6 +225,10 @@ class Contents:
     remark: str = ""
 
 
+Named = tuple[Path, int, Contents]
+"""A file's path as it was given, how many of its last parts are its name, and what it says."""
+
+
 class NotText(UserError):
     """A file of a kind that is never read: in a folder it is left out."""
 
@@ -244,28 +244,32 @@ def read(paths: Sequence[str | Path]) -> Document:
         raise UserError("Name at least one file or folder to read.")
     if [str(path) for path in paths].count(STDIN) > 1:
         raise UserError("Standard input (-) can be read once: name it once.")
-    found: list[tuple[str, Contents]] = []
+    found: list[Named] = []
     remarks: list[str] = []
     for path in map(str, paths):
         if path == STDIN:
-            content = sys.stdin.buffer.read()
-            found.append(("standard input", contents(content, "standard input")))
+            content = _limited(sys.stdin.buffer, "standard input")
+            found.append((Path("standard input"), 1, contents(content, "standard input")))
         elif path and not is_file(path) and Path(path).is_dir():
             files, left_out = _folder(Path(path))
             found += files
             remarks += left_out
         elif path and is_file(path):
-            found.append((Path(path).name, contents(_bytes(Path(path)), path)))
+            found.append((Path(path), 1, contents(_bytes(Path(path), path), path)))
+        elif path and Path(path).exists():  # a pipe, as the shell makes of <(curl ...)
+            content = _bytes(Path(path), path)
+            found.append((Path(path), len(Path(path).parts), contents(content, path)))
         else:
             raise UserError(f"No file at {path or repr(path)}.")
-    remarks += [file.remark for _, file in found if file.remark]
+    remarks += [file.remark for _, _, file in found if file.remark]
     return _together(found, remarks)
 
 
-def _together(found: Sequence[tuple[str, Contents]], remarks: Sequence[str]) -> Document:
-    names = [name for name, _ in found]
+def _together(found: Sequence[Named], remarks: Sequence[str]) -> Document:
+    names = _names([(path, shown) for path, shown, _ in found])
+    files = [file for _, _, file in found]
     texts, parts, length = [], [], 0
-    for name, file in found:
+    for name, file in zip(names, files, strict=True):
         for text, number, label in file.pieces:
             if parts:
                 texts.append(BETWEEN)
@@ -273,12 +277,30 @@ def _together(found: Sequence[tuple[str, Contents]], remarks: Sequence[str]) -> 
             parts.append(Part(length, name, file.kind, number, label))
             texts.append(text)
             length += len(text)
-    title = found[0][1].title or names[0] if len(found) == 1 else f"{len(found):,} files"
+    title = files[0].title or names[0] if len(files) == 1 else f"{len(files):,} files"
     return Document("".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks))
 
 
-def _folder(folder: Path) -> tuple[list[tuple[str, Contents]], list[str]]:
-    """Return the files of a folder by their names in it, and what is said of those left out."""
+def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:
+    """Return the ends of paths, of so many parts each, or of as many more as tell them apart."""
+    shown = [n for _, n in paths]
+    while True:
+        names = [
+            Path(*path.parts[-n:]).as_posix() for (path, _), n in zip(paths, shown, strict=True)
+        ]
+        times = Counter(names)
+        short = [
+            k for k, (path, _) in enumerate(paths)
+            if times[names[k]] > 1 and shown[k] < len(path.parts)
+        ]  # fmt: skip
+        if not short:  # a path that is named twice is called alike twice
+            return names
+        for k in short:
+            shown[k] += 1
+
+
+def _folder(folder: Path) -> tuple[list[Named], list[str]]:
+    """Return the files of a folder, and what is said of those left out."""
     found, left_out = [], []
     for path in _files(folder):
         name = path.relative_to(folder).as_posix()
@@ -286,7 +308,8 @@ def _folder(folder: Path) -> tuple[list[tuple[str, Contents]], list[str]]:
             left_out.append(f"{name} (hidden)")
             continue
         try:
-            found.append((name, contents(_bytes(path), name)))
+            content = _bytes(path, name, regular=True)
+            found.append((path, len(Path(name).parts), contents(content, name)))
         except NotText:
             left_out.append(name)
         except UserError as error:  # its sentence begins with the name
@@ -322,11 +345,28 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces if p]
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, name: str, regular: bool = False) -> bytes:
     try:
-        return path.read_bytes()
+        status = path.stat()
+        if regular and not S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            raise UserError(f"{name} is no regular file.")
+        with path.open("rb") as file:
+            return _limited(file, name, status.st_size)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
+
+
+def _limited(file: BinaryIO, name: str, size: int = 0) -> bytes:
+    """Read at most `LARGEST` bytes, and of what is no text only its beginning.
+
+    size: in bytes, as far as it is known beforehand.
+    """
+    head = file.read(SNIFFED)
+    _check_form(head, name)
+    content = head if size > LARGEST else head + file.read(LARGEST + 1 - len(head))
+    if max(size, len(content)) > LARGEST:
+        raise UserError(f"{name} has more than {LARGEST >> 20:,} MiB: such files are not read.")
+    return content
 
 
 # ---------------------------------------------------------------- what a file is

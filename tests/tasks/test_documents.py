@@ -369,6 +369,9 @@ def test_numbers_in_names_count_as_numbers():
     assert sorted(names, key=natural) == ["b/2", "b/10", "C1", "c9", "c10"]
 
 
+# ---------------------------------------------------------------- files of one name
+
+
 def put(folder: Path, **files: bytes) -> Path:
     """Write files as `zipped` names them."""
     for name, content in files.items():
@@ -376,6 +379,31 @@ def put(folder: Path, **files: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return folder
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    report = pdf("One.", "Two.", "Three.", "Four.")
+    put(tmp_path, y__2023__report___pdf=report, y__2024__report___pdf=report, z___txt=b"Z.")
+    document = read([tmp_path / "y/2023/report.pdf", tmp_path / "y/2024/report.pdf"])
+    pages = [(part.start, part.start + 1) for part in document.parts]
+    assert document.where([pages[2], pages[7]]) == "2023/report.pdf page 3; 2024/report.pdf page 4"
+    document = read([tmp_path / "y/2023", tmp_path / "y/2024", tmp_path / "z.txt"])
+    names = [part.file for part in document.parts]
+    assert names == ["2023/report.pdf"] * 4 + ["2024/report.pdf"] * 4 + ["z.txt"]
+
+
+def test_a_folder_and_one_within_it_are_told_apart(tmp_path):
+    put(tmp_path, a__d__README___md=b"1", b__d__README___md=b"2", README___md=b"3")
+    named = [tmp_path / "a/d", tmp_path / "b/d", tmp_path / "README.md"]
+    names = [part.file for part in read(named).parts]
+    assert names == ["a/d/README.md", "b/d/README.md", f"{tmp_path.name}/README.md"]
+    twice = read([tmp_path / "README.md"] * 2)  # the same path: nothing tells them apart
+    assert [part.file for part in twice.parts] == [str(tmp_path / "README.md")] * 2
+
+
+def test_pages_of_two_files_of_one_name_are_no_run():
+    parts = (Part(0, "a.pdf", "page", 3), Part(1, "a.pdf", "page", 1), Part(2, "a.pdf", "page", 4))
+    assert Document("abc", parts, "").where([(0, 1), (2, 3)]) == "pages 3, 4"
 
 
 # ---------------------------------------------------------------- where an answer stands

@@ -1,13 +1,17 @@
 """Documents that are damaged, locked, endless or not what they seem: each is one sentence."""
 
+import io
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_documents import epub, pdf, put, said, zipped
 
+from config.errors import UserError
 from tasks import documents
 from tasks.documents import contents, read
 
@@ -137,3 +141,41 @@ def test_chapters_that_are_missing_or_unreadable_are_left_out_and_said(monkeypat
         "O/c4 x.xhtml; O/c3 x.xhtml; O/c2 x.xhtml; O/c1 x.xhtml."
     )
     assert "damaged" in said(epub(latin))
+
+
+# ---------------------------------------------------------------- files that are none
+
+
+def test_in_a_folder_pipes_are_left_out(tmp_path):
+    put(tmp_path, a___txt=b"Anna.")
+    os.mkfifo(tmp_path / "pipe")
+    code = f"from tasks.documents import read; print(read([{str(tmp_path)!r}]).remarks[0])"
+    process = [sys.executable, "-c", code]
+    found = subprocess.run(process, cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert found.stdout == f"Left out of {tmp_path}: pipe is no regular file.\n"
+
+
+def test_a_pipe_that_is_named_is_read():
+    end, other = os.pipe()
+    os.write(other, pdf("Anna.", "Boris."))
+    os.close(other)
+    document = read([f"/dev/fd/{end}"])
+    os.close(end)
+    assert document.size() == "2 pages" and document.parts[0].file == f"/dev/fd/{end}"
+
+
+def test_large_files_are_left_unread(tmp_path, monkeypatch):
+    put(tmp_path, a___txt=b"Anna.", large___txt=b"Anna " * (1 << 14), film=b"\0\0\0\x18ftypmp42")
+    for name in ("large.txt", "film"):  # sparse: so large, and nothing on the disk
+        os.truncate(tmp_path / name, 20 << 30)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was loaded"))
+    (remark,) = read([tmp_path]).remarks
+    assert remark == f"Left out of {tmp_path}: film; large.txt has more than 1,024 MiB: " + (
+        "such files are not read."
+    )
+    with pytest.raises(UserError, match=r"large\.txt has more than 1,024 MiB"):
+        read([tmp_path / "large.txt"])
+    monkeypatch.setattr(documents, "LARGEST", 9)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"Anna." * 9)))
+    with pytest.raises(UserError, match="standard input has more than"):
+        read(["-"])
