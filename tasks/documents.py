@@ -23,6 +23,7 @@ import os
 import posixpath
 import re
 import sys
+import unicodedata
 import zipfile
 import zlib
 from bisect import bisect_right
@@ -30,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, BinaryIO
@@ -117,25 +118,25 @@ class Document:
     def find(self, answer: str) -> tuple[list[Range], bool] | None:
         """Return where the words of an answer stand, and whether as the phrase that they are.
 
-        Letters and digits count, in any case. Where the phrase is nowhere, its rarest words near
-        each other do: at least two of them, and at least half. ([], False) if nothing is found;
-        None if there is nothing to look for, as in yes and no.
+        Letters and digits count, in any case and however they are encoded, broken into lines or,
+        in a long answer, run together. Where the phrase is nowhere, its rarest words near each
+        other do: at least two of them, and at least half. ([], False) if nothing is found; None if
+        there is nothing to look for, as in yes and no.
         """
-        wanted = [
-            word for word in _words(answer) if normalize_answer(word)
-        ]  # without articles, which say nothing
+        wanted = _wanted(answer, LETTERS_ALONE)
         if not wanted or normalize_answer(answer) in ("yes", "no"):
             return None
-        words, places = [], []
-        for match in WORD.finditer(self.text):
-            word = match[0].casefold()
-            if word not in ARTICLES:
-                words.append(word)
-                places.append(match.span())
-        if phrases := _phrases(words, wanted):
-            n = len(wanted)
-            return [(places[k][0], places[k + n - 1][1]) for k in phrases], True
-        return [(places[i][0], places[j][1]) for i, j in _near(words, wanted)], False
+        words = [*_words(self.text, LETTERS_ALONE)]
+        phrases = {
+            place for read in _readings(words, self.text) for place in _phrases(read, wanted)
+        }
+        if phrases or (phrases := {*_run_together(words, wanted)}):
+            return sorted(phrases), True
+        wanted = _wanted(answer, WORD)
+        for read in _readings([*_words(self.text, WORD)], self.text):
+            if places := _near(read, wanted):
+                return places, False
+        return [], False
 
     def plain(self) -> dict:
         """Return it as JSON types."""
@@ -148,28 +149,89 @@ class Document:
         return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]))
 
 
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3" + (
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Letters of scripts without blanks between words, and of Korean, whose endings are written on:
+each counts as a word of a phrase."""
+MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a"  # accents of the letter before
+WRITTEN = re.compile(rf"[^\W_](?:[^\W_]|[{MARKS_ON}])*")
 WORD = re.compile(r"[^\W_]+")
+LETTERS_ALONE = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+BREAK = re.compile(r"[-\u2010]\s*\n\s*|\xad\s*")  # within a word, at the end of a line or page
 ARTICLES = {"a", "an", "the"}
 NEAR = 40  # words, within which the words of an answer stand near each other
+RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
+
+Word = tuple[str, int, int]  # as it is compared, and the range of its characters
 
 
-def _words(text: str) -> list[str]:
-    return [match.casefold() for match in WORD.findall(text)]
+def _words(text: str, kind: re.Pattern) -> Iterator[Word]:
+    for match in WRITTEN.finditer(text):
+        start, end = match.span()
+        if match[0].isascii():  # most words, and most of the time
+            yield match[0].lower(), start, end
+            continue
+        written = unicodedata.normalize("NFKC", match[0]).casefold()
+        same = len(written) == end - start  # else each word in it stands for all of it
+        for word in kind.finditer(written):
+            a, b = word.span() if same else (0, end - start)
+            yield word[0], start + a, start + b
 
 
-def _phrases(words: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return the indices in `words` at which `wanted` stands, word for word."""
-    n, first = len(wanted), wanted[0]
-    wanted = list(wanted)
-    return [k for k, word in enumerate(words) if word == first and list(words[k : k + n]) == wanted]
+def _wanted(answer: str, kind: re.Pattern) -> list[str]:
+    """Return the words of an answer without its articles, which say nothing."""
+    return [word for word, _, _ in _words(answer, kind) if normalize_answer(word)]
 
 
-def _near(words: Sequence[str], wanted: Sequence[str]) -> list[Range]:
-    """Return the stretches (first index, last index) of at most `NEAR` words with the most of the
-    five rarest wanted words."""
+def _readings(words: Sequence[Word], text: str) -> list[list[Word]]:
+    """Return words without articles: as they stand, and those that a line's end breaks as one.
+
+    Some hyphens there are a word's own: both readings count.
+    """
+    both = words, _rejoined(words, text)
+    return [[word for word in read if word[0] not in ARTICLES] for read in both]
+
+
+def _rejoined(words: Iterable[Word], text: str) -> list[Word]:
+    joined: list[Word] = []
+    for word, start, end in words:
+        before, first, last = joined[-1] if joined else ("", 0, 0)
+        if before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start):
+            joined[-1] = (before + word, first, end)
+        else:
+            joined.append((word, start, end))
+    return joined
+
+
+def _phrases(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
+    """Return the places at which `wanted` stands, word for word."""
+    n, first, wanted = len(wanted), wanted[0], list(wanted)
+    return [
+        (start, words[k + n - 1][2])
+        for k, (word, start, _) in enumerate(words)
+        if word == first and [other for other, _, _ in words[k : k + n]] == wanted
+    ]
+
+
+def _run_together(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
+    """Return the places of a long answer with no regard to blanks, which files often lose."""
+    sought = "".join(wanted)
+    if len(sought) < RUN_TOGETHER or sought.isdigit():  # columns of numbers would hold it
+        return []
+    text = "".join(word for word, _, _ in words)
+    ends = [*accumulate(len(word) for word, _, _ in words)]
+    return [
+        (words[bisect_right(ends, match.start())][1], words[bisect_right(ends, match.end() - 1)][2])
+        for match in re.finditer(re.escape(sought), text)
+    ]
+
+
+def _near(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
+    """Return stretches of at most `NEAR` words with the most of the five rarest wanted words."""
     asked = {word for word in wanted if len(word) > 2 or word.isdigit()}
     at: dict[str, list[int]] = {word: [] for word in asked}
-    for k, word in enumerate(words):
+    for k, (word, _, _) in enumerate(words):
         if word in at:
             at[word].append(k)
     rarest = sorted((word for word in asked if at[word]), key=lambda word: (len(at[word]), word))
@@ -187,7 +249,7 @@ def _near(words: Sequence[str], wanted: Sequence[str]) -> list[Range]:
         if n > best:
             best, found = n, []
         if n == best:
-            found.append((hits[start][0], k))
+            found.append((words[hits[start][0]][1], words[k][2]))
     return found
 
 

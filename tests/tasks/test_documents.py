@@ -454,6 +454,41 @@ def test_many_places_are_counted():
     assert document.where(ranges) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("昨天张三去了北京。", "张三"),
+        ("張\n三は東京へ", "張三"),
+        ("어제 서울에서 만났다", "서울"),
+        ("in Zu\u0308rich", "Zürich"),
+        ("in Zürich", "Zu\u0308rich"),
+        ("die ﬁnale Fassung, １２ Seiten", "finale Fassung 12"),
+        ("Karin Lin-\ndström kam", "Karin Lindström"),
+        ("Karin Lin\u00ad\ndström kam", "Lindström"),
+        ("Karin Lin-\n\ndström kam", "Lindström"),
+        ("a well-\nknown man", "well-known"),
+        ("byKarinLindströmin 1999", "Karin Lindström"),
+    ],
+)
+def test_an_answer_is_found_however_its_words_are_written(text, answer):
+    document = pages("Nothing – né – here.", text, "Nor here.")
+    ranges, phrase = document.find(answer)
+    assert phrase and document.where(ranges) == "page 2"
+    ((start, end),) = ranges
+    assert end - start < len(answer) + 5
+
+
+def test_words_within_words_are_no_place():
+    document = pages("A party of 12 in the 1990s.", "1 2 and 3-\n5 men")
+    for answer in ("art", "35", "199"):
+        assert document.find(answer) == ([], False)
+    assert document.where(document.find("12")[0]) == "page 1"
+    korean = pages("회사는 부산에 있다", "강남구 서울의 회사")
+    assert korean.find("회사는 어제 강남구 부산에") == ([(0, 15)], False)
+    both = pages("Lindström", "Lind-\nström")
+    assert both.where(both.find("Lindström")[0]) == "pages 1-2"
+
+
 # ---------------------------------------------------------------- from tokens to characters
 
 
