@@ -369,6 +369,43 @@ def test_numbers_in_names_count_as_numbers():
     assert sorted(names, key=natural) == ["b/2", "b/10", "C1", "c9", "c10"]
 
 
+# ---------------------------------------------------------------- files of one name
+
+
+def put(folder: Path, **files: bytes) -> Path:
+    """Write files as `zipped` names them."""
+    for name, content in files.items():
+        path = folder / name.replace("___", ".").replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    report = pdf("One.", "Two.", "Three.", "Four.")
+    put(tmp_path, y__2023__report___pdf=report, y__2024__report___pdf=report, z___txt=b"Z.")
+    document = read([tmp_path / "y/2023/report.pdf", tmp_path / "y/2024/report.pdf"])
+    pages = [(part.start, part.start + 1) for part in document.parts]
+    assert document.where([pages[2], pages[7]]) == "2023/report.pdf page 3; 2024/report.pdf page 4"
+    document = read([tmp_path / "y/2023", tmp_path / "y/2024", tmp_path / "z.txt"])
+    names = [part.file for part in document.parts]
+    assert names == ["2023/report.pdf"] * 4 + ["2024/report.pdf"] * 4 + ["z.txt"]
+
+
+def test_a_folder_and_one_within_it_are_told_apart(tmp_path):
+    put(tmp_path, a__d__README___md=b"1", b__d__README___md=b"2", README___md=b"3")
+    named = [tmp_path / "a/d", tmp_path / "b/d", tmp_path / "README.md"]
+    names = [part.file for part in read(named).parts]
+    assert names == ["a/d/README.md", "b/d/README.md", f"{tmp_path.name}/README.md"]
+    twice = read([tmp_path / "README.md"] * 2)  # the same path: nothing tells them apart
+    assert [part.file for part in twice.parts] == [str(tmp_path / "README.md")] * 2
+
+
+def test_pages_of_two_files_of_one_name_are_no_run():
+    parts = (Part(0, "a.pdf", "page", 3), Part(1, "a.pdf", "page", 1), Part(2, "a.pdf", "page", 4))
+    assert Document("abc", parts, "").where([(0, 1), (2, 3)]) == "pages 3, 4"
+
+
 # ---------------------------------------------------------------- where an answer stands
 
 
@@ -415,6 +452,41 @@ def test_many_places_are_counted():
     document = pages(*["Lima.", "Rome."] * 12)
     ranges, _ = document.find("Lima")
     assert document.where(ranges) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("昨天张三去了北京。", "张三"),
+        ("張\n三は東京へ", "張三"),
+        ("어제 서울에서 만났다", "서울"),
+        ("in Zu\u0308rich", "Zürich"),
+        ("in Zürich", "Zu\u0308rich"),
+        ("die ﬁnale Fassung, １２ Seiten", "finale Fassung 12"),
+        ("Karin Lin-\ndström kam", "Karin Lindström"),
+        ("Karin Lin\u00ad\ndström kam", "Lindström"),
+        ("Karin Lin-\n\ndström kam", "Lindström"),
+        ("a well-\nknown man", "well-known"),
+        ("byKarinLindströmin 1999", "Karin Lindström"),
+    ],
+)
+def test_an_answer_is_found_however_its_words_are_written(text, answer):
+    document = pages("Nothing – né – here.", text, "Nor here.")
+    ranges, phrase = document.find(answer)
+    assert phrase and document.where(ranges) == "page 2"
+    ((start, end),) = ranges
+    assert end - start < len(answer) + 5
+
+
+def test_words_within_words_are_no_place():
+    document = pages("A party of 12 in the 1990s.", "1 2 and 3-\n5 men")
+    for answer in ("art", "35", "199"):
+        assert document.find(answer) == ([], False)
+    assert document.where(document.find("12")[0]) == "page 1"
+    korean = pages("회사는 부산에 있다", "강남구 서울의 회사")
+    assert korean.find("회사는 어제 강남구 부산에") == ([(0, 15)], False)
+    both = pages("Lindström", "Lind-\nström")
+    assert both.where(both.find("Lindström")[0]) == "pages 1-2"
 
 
 # ---------------------------------------------------------------- from tokens to characters

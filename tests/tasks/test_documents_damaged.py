@@ -1,0 +1,181 @@
+"""Documents that are damaged, locked, endless or not what they seem: each is one sentence."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_documents import epub, pdf, put, said, zipped
+
+from config.errors import UserError
+from tasks import documents
+from tasks.documents import contents, read
+
+ROOT = Path(__file__).parents[2]
+
+
+# ---------------------------------------------------------------- HTML and other forms
+
+
+def test_html_whose_head_does_not_end_is_read():
+    found = contents(b"<html><head><title>T</title><meta charset=utf-8><body><p>Hello", "x")
+    assert (found.title, found.pieces) == ("T", [("Hello", 0, "")])
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<p>Anna <b>left</b>.</p>" * 20_000,
+        "<p>Anna <b>left</b>." * 20_000,  # each in the one before
+        "<div>" * 20_000 + "Anna left.",
+        "Anna left.<br>" * 20_000,
+    ],
+    ids=["paragraphs", "unclosed", "nested", "lines"],
+)
+def test_long_html_is_read_in_seconds(markup):
+    began = time.process_time()
+    ((text, _, _),) = contents(f"<html><body>{markup}".encode(), "x").pieces
+    assert {*text.split("\n")} <= {"Anna left.", ""} and time.process_time() - began < 10
+
+
+def test_comments_before_html_end(tmp_path):
+    """As a process of its own, for a regular expression cannot be interrupted."""
+    path = tmp_path / "x"
+    path.write_bytes(b"<!--a-->" * 40 + b"Anna")
+    code = f"from tasks.documents import read; print(read([{str(path)!r}]).text[-4:])"
+    process = [sys.executable, "-c", code]
+    found = subprocess.run(process, cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert found.stdout == "Anna\n"
+    page = "<!--a-->\n<!-- > -->" * 9 + "<html><p>Anna"
+    assert contents(page.encode(), "x").pieces[0][0] == "Anna"
+
+
+def test_malformed_html_is_one_sentence_and_does_not_end_a_folder(tmp_path):
+    assert "damaged" in said(b"<html><p>Anna<![n00b x", "x.html")
+    put(tmp_path, a___html=b"<![n00b x", b___txt=b"Anna.")
+    document = read([tmp_path])
+    assert document.text == "Anna." and "a.html is damaged" in document.remarks[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_html_with_a_mark_is_html(encoding):
+    page = "<html><meta charset=latin-1><script>no</script><p>né".encode(encoding)
+    assert contents(page, "standard input").pieces[0][0] == "né"
+
+
+def test_a_text_that_names_pdf_is_no_pdf():
+    note = "A PDF begins with %PDF-1.4, né."
+    assert contents(note.encode(), "note.md").pieces[0][0] == note
+    late = b"\x80\r\n" + pdf("Anna.")  # mail programs put lines before it
+    assert contents(late, "a.pdf").kind == "page"
+
+
+def test_the_text_of_a_pdf_is_limited(monkeypatch):
+    monkeypatch.setattr(documents, "UNPACKED", 99)
+    assert "unpacks to more than" in said(pdf(*["Anna left for Lima."] * 9))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"mimetype": "application/vnd.oasis.opendocument.text", "content___xml": "<x/>"},
+        {"[Content_Types]___xml": "<Types/>", "xl__workbook___xml": "<x/>"},
+        {"[Content_Types]___xml": "<Types/>", "ppt__presentation___xml": "<x/>"},
+    ],
+    ids=["odt", "xlsx", "pptx"],
+)
+def test_other_office_files_are_to_be_saved_as_what_can_be_read(members):
+    assert "save it as docx or PDF" in said(zipped(**members))
+
+
+# ---------------------------------------------------------------- books
+
+CHAPTER = "<html><body><p>Anna reached Lima.</p></body></html>"
+
+
+def locked(*uris: str) -> str:
+    data = "".join(
+        f'<e:EncryptedData xmlns:e="http://www.w3.org/2001/04/xmlenc#"><e:CipherData>'
+        f'<e:CipherReference URI="{uri}"/></e:CipherData></e:EncryptedData>'
+        for uri in uris
+    )
+    return (
+        f'<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container">{data}</encryption>'
+    )
+
+
+def test_a_book_with_locked_chapters_is_refused_and_one_with_locked_fonts_read():
+    fonts = epub(CHAPTER, **{"META-INF__encryption___xml": locked("O/fonts/a.otf")})
+    assert contents(fonts, "a.epub").pieces[0][0] == "Anna reached Lima."
+    both = locked("O/fonts/a.otf", "O/c1%20x.xhtml")
+    noise = epub(bytes(range(256)) * 9, **{"META-INF__encryption___xml": both})
+    assert "encrypted" in said(noise)
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ('<?xml version="1.0" encoding="ISO-8859-1"?>', "latin-1"),
+        ('<html><head><meta charset="windows-1252"/></head>', "cp1252"),
+        ("", "utf-8"),
+        ("", "utf-8-sig"),
+        ('<?xml version="1.0" encoding="utf-16"?>', "utf-16"),
+    ],
+)
+def test_a_chapter_is_read_in_its_encoding(head, encoding):
+    found = contents(epub((head + "<p>né à Zürich</p>").encode(encoding)), "a.epub")
+    assert found.pieces[0][0] == "né à Zürich" and not found.remark
+
+
+def test_chapters_that_are_missing_or_unreadable_are_left_out_and_said(monkeypatch):
+    latin = "<p>né</p>".encode("latin-1")
+    book = epub(CHAPTER, latin, "<p><![n00b x", CHAPTER, b"<p>\0\0")
+    found = contents(book.replace(b"c2 x.xhtml", b"c2_x.xhtml"), "a.epub")
+    assert [number for _, number, _ in found.pieces] == [1]
+    assert found.remark == (
+        "a.epub: of 5 chapters 4 are missing, damaged or in no known encoding, and left out: "
+        "O/c4 x.xhtml; O/c3 x.xhtml; O/c2 x.xhtml; O/c1 x.xhtml."
+    )
+    assert "damaged" in said(epub(latin))
+
+
+# ---------------------------------------------------------------- files that are none
+
+
+def test_in_a_folder_pipes_are_left_out(tmp_path):
+    put(tmp_path, a___txt=b"Anna.")
+    os.mkfifo(tmp_path / "pipe")
+    code = f"from tasks.documents import read; print(read([{str(tmp_path)!r}]).remarks[0])"
+    process = [sys.executable, "-c", code]
+    found = subprocess.run(process, cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert found.stdout == f"Left out of {tmp_path}: pipe is no regular file.\n"
+
+
+def test_a_pipe_that_is_named_is_read():
+    end, other = os.pipe()
+    os.write(other, pdf("Anna.", "Boris."))
+    os.close(other)
+    document = read([f"/dev/fd/{end}"])
+    os.close(end)
+    assert document.size() == "2 pages" and document.parts[0].file == f"/dev/fd/{end}"
+
+
+def test_large_files_are_left_unread(tmp_path, monkeypatch):
+    put(tmp_path, a___txt=b"Anna.", large___txt=b"Anna " * (1 << 14), film=b"\0\0\0\x18ftypmp42")
+    for name in ("large.txt", "film"):  # sparse: so large, and nothing on the disk
+        os.truncate(tmp_path / name, 20 << 30)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was loaded"))
+    (remark,) = read([tmp_path]).remarks
+    assert remark == f"Left out of {tmp_path}: film; large.txt has more than 1,024 MiB: " + (
+        "such files are not read."
+    )
+    with pytest.raises(UserError, match=r"large\.txt has more than 1,024 MiB"):
+        read([tmp_path / "large.txt"])
+    monkeypatch.setattr(documents, "LARGEST", 9)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"Anna." * 9)))
+    with pytest.raises(UserError, match="standard input has more than"):
+        read(["-"])
