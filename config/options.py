@@ -27,7 +27,7 @@ from config.errors import UserError
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
 TINY = "tiny"  # its name as a --model of `ask`
 # the real model that reads where nothing else is at hand, as a --model and for a person
-READER, READER_TITLE = "smollm2", "SmolLM2 reader"
+READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ PACKAGED = {
 """By the name that stands for them as --model; `./smollm2` would be a folder."""
 
 _SETTINGS = Path(__file__).parent.parent / "models" / "packages"
-ADAPTERS: dict[str, Path] = {}
-"""Adapters that come with the repository, by the name that stands for them as --model: none yet."""
+ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
+"""Adapters that come with the repository, by the name that stands for them as --model."""
 
 
 def is_gguf(model: str | Path) -> bool:

@@ -221,6 +221,7 @@ def test_ask_reads_with_what_answered_best(tmp_path):
         ]},
         "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
     }  # fmt: skip
+    of["passages"]["cells"][2]["document_tokens"] = 500.0  # what bm25 has read of it
     best = [[701, "bm25"], [2700, "memagent"], [46000, "full"]]
     assert reader.best_by_length([*of.values()]) == best
     for name, summary in of.items():
