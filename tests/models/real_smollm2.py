@@ -20,7 +20,8 @@ import cli
 from agents import find
 from commands import train
 from config.options import READER, GRPOConfig, RunConfig, SFTConfig
-from config.realmodels import ADAPTERS, PACKAGED
+from config.realmodels import PACKAGED, base_of
+from data import Task
 from engines.hf import TransformersEngine
 from models import packaged
 from models.load import load_model
@@ -219,23 +220,52 @@ def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, m
     assert f"answer: {task.answers[0]}" in said
 
 
-@pytest.mark.skipif(
-    READER not in ADAPTERS, reason="the adapters of the SmolLM2 reader are not shipped yet"
+TOWNS = (
+    "Aldrin Breska Corvane Dolmar Estrel Fanwick Garloch Hestmor Isenfeld Jorvale Kestrin Lomond "
+    "Marwick Norvald Ostrava Pelmont"
+).split()
+PLANTED = (  # fact, question, answer; {} is the town
+    ("The clock of {} was made by Teresa Holm.", "Who made the clock of {}?", "Teresa Holm"),
+    ("Its bridge was opened in 1874.", "When was the bridge of {} opened?", "1874"),
+    (
+        "Its hospital was founded by Clara Weston.",
+        "Who founded the hospital of {}?",
+        "Clara Weston",
+    ),
+    ("In 1911 Hugo Lantz was born here.", "Who was born in {} in 1911?", "Hugo Lantz"),
+    ("It has 4,312 inhabitants.", "How many inhabitants does {} have?", "4,312"),
+    ("Its football club is the Red Foxes.", "What is the football club of {}?", "Red Foxes"),
+    ("Its largest employer is a paper mill.", "What is the largest employer of {}?", "paper mill"),
+    ("Its castle was burnt by the Swedes.", "Who burnt the castle of {}?", "Swedes"),
 )
-def test_the_reader_finds_a_planted_fact_among_sixteen_passages(tmp_path, monkeypatch):
-    """Not every place and question, but one in the middle: shares are docs/results.md's."""
-    monkeypatch.chdir(tmp_path)
-    towns = (
-        "Aldrin Breska Corvane Dolmar Estrel Fanwick Garloch Hestmor Isenfeld Jorvale Kestrin "
-        "Lomond Marwick Norvald Ostrava Pelmont"
-    ).split()
+
+
+def planted(number: int, place: int) -> Task:
+    """A question about one of sixteen passages that are otherwise alike."""
+    fact, question, answer = (text.format(TOWNS[place]) for text in PLANTED[number])
     passages = [
         f"{town} is a market town on the river {town[::-1].title()}. It is known for its cloth, "
         "and a railway has reached it from the coast. Its town hall burnt down and was rebuilt."
-        for town in towns
+        + f" {fact}"
+        * (town == TOWNS[place])
+        for town in TOWNS
     ]
-    passages[8] += " The clock of Isenfeld was made by Teresa Holm."
-    Path("towns.txt").write_text("\n\n".join(passages))
-    own = "--chunk-tokens 128 --memory-tokens 32 --final-tokens 24".split()
-    said = said_by_ask("towns.txt", "Who made the clock of Isenfeld?", READER, *own)
-    assert "Teresa Holm" in said.partition("\nanswer: ")[2].splitlines()[0]
+    return Task(f"{number}.{place}", question, (answer,), text="\n\n".join(passages))
+
+
+def test_the_reader_finds_planted_facts_among_sixteen_passages(tmp_path, monkeypatch):
+    """Half of them at least; how often it is right about real text is docs/results.md's."""
+    monkeypatch.chdir(tmp_path)
+    agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
+    codec = Codec.load(packaged.ready(base_of(READER)))
+    engine = TransformersEngine(load_model(packaged.ready(READER), "bfloat16", "cpu"), codec)
+    tasks = [planted(k, place) for k in range(8) for place in (k, 15 - k)]
+    jobs = ((task, 0) for task in tasks)
+    done = rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0)
+    found = {t.task.id for t in done if t.task.answers[0] in t.answer}
+    assert len(found) >= 8, found
+    task = next(task for task in tasks if task.id in found)
+    Path("towns.txt").write_text(task.text)
+    own = "--agent memagent --chunk-tokens 128 --memory-tokens 32 --final-tokens 24".split()
+    said = said_by_ask("towns.txt", task.question, READER, *own)
+    assert task.answers[0] in said.partition("\nanswer: ")[2].splitlines()[0]
