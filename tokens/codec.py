@@ -24,6 +24,8 @@ from weakref import WeakValueDictionary
 
 from config.errors import UserError, loading
 
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
+
 
 class Text(str):
     """A string together with the token ids that it stands for.
@@ -170,6 +172,8 @@ class Codec:
             tokenizer = AutoTokenizer.from_pretrained(
                 path, trust_remote_code=trust_remote_code, local_files_only=local
             )
+            # documents are longer than a window, and no model is given them whole: no warning
+            tokenizer.deprecation_warnings[TOO_LONG] = True
             try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
                 eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
             except OSError:

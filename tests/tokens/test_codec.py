@@ -1,5 +1,6 @@
 import copy
 import json
+import logging
 import pickle
 import shutil
 
@@ -21,6 +22,19 @@ def test_the_embedded_tokenizer_covers_any_text(text):
     # after a piece of a template a blank is put before a word, as at the beginning
     assume(not any(piece in text for piece in CODEC.tokenizer.get_added_vocab()))
     assert CODEC.decode(CODEC.encode(text)).removeprefix(" ") == text.removeprefix(" ")
+
+
+def test_a_document_longer_than_the_window_is_no_warning(tmp_path, caplog, monkeypatch):
+    shutil.copytree(EMBEDDED, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 16}))
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    codec = Codec.load(tmp_path / "m")
+    assert codec.tokenizer.model_max_length == 16
+    assert len(codec.encode("Anna joined Boris. " * 20)) > 16 and not caplog.records
+    codec.tokenizer.deprecation_warnings.clear()
+    codec.encode("Boris joined Anna. " * 20)
+    assert "longer than the specified" in caplog.text  # what the library says by itself
 
 
 def test_words_of_the_world_are_single_tokens_at_every_position():
