@@ -89,5 +89,5 @@ def test_a_mixture_draws_stretches_of_documents_by_weight():
 def test_a_mixture_may_need_all_of_a_list_and_no_more():
     mixed = MixedTasks([tasks_of((2, 3))], [1.0], seed=0)
     assert {task.id for task in mixed.batch(0, 0, 5)} == {f"0.{t.id}" for t in tasks_of((2, 3))}
-    with pytest.raises(UserError, match="wants 6 tasks of a list of 5"):
+    with pytest.raises(UserError, match="wants 6 tasks and the files have 5"):
         mixed.batch(0, 0, 6)
