@@ -1,6 +1,6 @@
 """Ask a question about documents and show the memory as it changes, with its pages.
 
-Holds: `ask`, `How`. Leaves out: the forms of files (tasks/documents.py), who answers
+Holds: `ask`, `How`. Leaves out: the forms of files (tasks/forms.py), who answers
 (engines/local.py), the agents, the engines, the page (report/page.py).
 Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/documents.py.
 

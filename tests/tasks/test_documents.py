@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.errors import UserError
-from tasks import documents
-from tasks.documents import Document, NotText, Part, contents, natural, read
+from tasks import forms
+from tasks.documents import Document, Part, natural, read
+from tasks.forms import NotText, contents
 from tasks.pages import Places
 from tokens.codec import Characters
 
@@ -232,7 +233,7 @@ def test_an_epub_is_its_chapters_in_the_order_of_its_spine():
 
 
 def test_what_unpacks_to_too_much_is_refused_unread(monkeypatch):
-    monkeypatch.setattr(documents, "UNPACKED", 1 << 16)
+    monkeypatch.setattr(forms, "UNPACKED", 1 << 16)
     big = "Anna. " * 20_000
     for content in (gzip.compress(big.encode()), docx(big), epub(big)):
         assert len(content) < 4096 and "unpacks to more than" in said(content)

@@ -12,8 +12,9 @@ import pytest
 from test_documents import epub, pdf, put, said, zipped
 
 from config.errors import UserError
-from tasks import documents
-from tasks.documents import contents, read
+from tasks import documents, forms
+from tasks.documents import read
+from tasks.forms import contents
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +76,7 @@ def test_a_text_that_names_pdf_is_no_pdf():
 
 
 def test_the_text_of_a_pdf_is_limited(monkeypatch):
-    monkeypatch.setattr(documents, "UNPACKED", 99)
+    monkeypatch.setattr(forms, "UNPACKED", 99)
     assert "unpacks to more than" in said(pdf(*["Anna left for Lima."] * 9))
 
 
