@@ -52,7 +52,7 @@ from config.options import EMBEDDED
 from config.realmodels import PACKAGED
 from engines.hf import TransformersEngine
 from memagent import Agent, Trajectory
-from models.load import load_model
+from models.load import keep_freed_memory, load_model
 from models.logprobs import Row, pack
 from models.packaged import ready
 from rollout import Sampling, follow, rollout
@@ -198,6 +198,7 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     from bench import update as peers
 
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
+    keep_freed_memory(model)  # as `train` does; it serves both sides
     rows = turns(tiny, layout, model.config.vocab_size)
     peers.obvious(model, rows)  # also makes the sampler's log-probs those of this model
     peers.ours(model, rows)
@@ -271,6 +272,7 @@ def profile_cell(tiny: bool, dtype: str, layout: str) -> dict:
     from torch.profiler import profile as recorded
 
     model = load_model(folder_of(tiny), dtype, "cpu")
+    keep_freed_memory(model)
     rows = turns(tiny, layout, model.config.vocab_size)
     our_update(model, rows)
     with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:

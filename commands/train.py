@@ -37,7 +37,7 @@ from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
-from models.load import inner, load_policy, settle_threads
+from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
 from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
@@ -107,6 +107,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     if not warm and training.kl and (run.adapter or not training.lora_rank):
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
     settle_threads(inner(model), run.devices)
+    keep_freed_memory(inner(model))
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
     kind = SFT if warm else GRPO

@@ -1,8 +1,8 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
 Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
-`optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run
-(commands/train.py).
+`keep_freed_memory`, `optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the
+files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import importlib
 import logging
 import os
@@ -340,6 +341,22 @@ def settle_threads(model, processes: int = 1) -> None:
     allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     small = sum(p.numel() for p in model.parameters()) < SMALL
     torch.set_num_threads(1 if small else max(1, len(allowed) // processes))
+
+
+KEPT = 1 << 30
+"""Bytes of a freed block that malloc keeps for the next one."""
+
+
+def keep_freed_memory(model) -> None:
+    """Let the C library keep what a step on a CPU frees, instead of returning it to the system.
+
+    The next step asks for the same blocks again, and each page of theirs costs an interrupt: 1.3 of
+    25 CPU seconds of a SmolLM2 update in float32 (dev/LOG.md). Does nothing but under glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if model.device.type == "cpu" and mallopt:
+        mallopt(-3, KEPT)  # M_MMAP_THRESHOLD: larger blocks are still returned at once
+        mallopt(-1, KEPT)  # M_TRIM_THRESHOLD: so much is kept at the end of the heap
 
 
 def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:

@@ -1,16 +1,20 @@
 """How many threads compute, and what they do while they wait."""
 
+import multiprocessing
 import os
+import platform
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import random_policy
 
 from commands import doctor
-from models.load import settle_threads
+from models.load import keep_freed_memory, settle_threads
 
 PROBE = """
 import sys, time
@@ -100,3 +104,29 @@ def test_doctor_says_how_many_threads_compute(monkeypatch, env, value, state):
         monkeypatch.setenv(name, setting)
     (cores,) = (f for f in doctor.machine() if f.item == "cores")
     assert value in cores.value and cores.state == state
+
+
+def new_pages(keep, out):
+    """Count the pages that are new to this process when blocks of 64 MiB come and go."""
+    if keep:
+        keep_freed_memory(SimpleNamespace(device=torch.device("cpu")))
+
+    def so_far():
+        for _ in range(20):
+            np.ones(1 << 23)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    out.put(-so_far() + so_far())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no other C library can be told")
+def test_what_a_step_frees_is_kept_for_the_next():
+    counted = []
+    for keep in (False, True):
+        fork = multiprocessing.get_context("fork")  # what is told lasts as long as the process
+        out = fork.SimpleQueue()
+        process = fork.Process(target=new_pages, args=(keep, out))
+        process.start()
+        process.join()
+        counted.append(out.get())
+    assert counted[0] > 500 and counted[1] < 0.1 * counted[0]

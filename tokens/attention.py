@@ -18,7 +18,9 @@ token attends to its ancestors and to itself (the layout and `end` are drawn in 
           g     x x . . . x x
 
 A large mask is mostly empty, so attention is computed bucket by bucket: [a b] is causal by itself;
-[c], [d], [e] and [f g] gather the keys of their ancestors and run side by side.
+[c], [d], [e] and [f g] gather the keys of their ancestors and run side by side. On a CPU, segments
+that are too long or too different to be padded together are computed one by one, and gather
+nothing: their keys are slices of the layout.
 """
 
 from __future__ import annotations
@@ -203,6 +205,71 @@ class _Products(torch.autograd.Function):
         )
 
 
+class _OneByOne(torch.autograd.Function):
+    """Compute the attention of segments over their own paths, without padding and gathering.
+
+    query [H, T, D]; key and value [H', T, D]; paths: for every segment the slices of the layout
+    that it sees, its own last. Returns [n, H, D], segment after segment. Precision and what is kept
+    are those of `_Products`. Heads of keys are repeated here: products of H matrices occupy several
+    threads better than those of H' larger ones, and the gradients of a key are added up once.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, paths: list[list[slice]], scale: float) -> torch.Tensor:
+        ctx.paths, ctx.scale = paths, scale
+        k, v = (_for_each_query(x, query) for x in (key, value))
+        outputs, kept = [], []
+        for path in paths:
+            q = query[:, path[-1]]
+            scores = torch.bmm(q.float() * scale, _joined(k, path).float().transpose(1, 2))
+            n = q.shape[1]
+            scores[..., -n:] += _causal_mask(n)[0]
+            weights = scores.softmax(-1).to(q.dtype)
+            outputs.append(torch.bmm(weights, _joined(v, path)))
+            kept.append(weights)
+        ctx.save_for_backward(query, key, value, *kept)
+        return torch.cat(outputs, 1).transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        query, key, value, *kept = ctx.saved_tensors
+        k, v = (_for_each_query(x, query) for x in (key, value))
+        of_query = torch.zeros_like(query)
+        # added up in float32: of a common prefix there are as many as segments see it
+        of_key, of_value = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
+        start = 0
+        for path, weights in zip(ctx.paths, kept, strict=True):
+            q, n = query[:, path[-1]], weights.shape[1]
+            out = gradient[start : start + n].transpose(0, 1)
+            start += n
+            of_weights = torch.bmm(out, _joined(v, path).transpose(1, 2))
+            scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            scores.mul_(ctx.scale)
+            of_query[:, path[-1]] = torch.bmm(scores, _joined(k, path))
+            _add_to(of_key, path, torch.bmm(scores.transpose(1, 2), q))
+            _add_to(of_value, path, torch.bmm(weights.transpose(1, 2), out))
+        of_key, of_value = (
+            x.view(len(key), -1, *x.shape[1:]).sum(1).to(key.dtype) for x in (of_key, of_value)
+        )
+        return of_query, of_key, of_value, None, None
+
+
+def _for_each_query(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Repeat the heads of keys or values [H', T, D] for those of the queries, [H, T, D]."""
+    return x.repeat_interleave(len(query) // len(x), 0)
+
+
+def _joined(x: torch.Tensor, path: list[slice]) -> torch.Tensor:
+    return x[:, path[0]] if len(path) == 1 else torch.cat([x[:, part] for part in path], 1)
+
+
+def _add_to(total: torch.Tensor, path: list[slice], gradient: torch.Tensor) -> None:
+    """Add a gradient [H, K, D] of joined slices to those slices of `total` [H, T, D]."""
+    sizes = [part.stop - part.start for part in path]
+    for part, share in zip(path, gradient.split(sizes, 1), strict=True):
+        total[:, part] += share
+
+
 @lru_cache(maxsize=16)
 def _causal_mask(n: int) -> torch.Tensor:
     return additive_mask(torch.ones(1, 1, n, n, dtype=torch.bool).tril_(), torch.float32)
@@ -263,7 +330,8 @@ class TrieAttention:
     """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
     On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:
-    one call with a dense mask, or one call a bucket.
+    one call with a dense mask, or one call a bucket. Buckets of one segment of at most
+    `FEW_QUERIES` are computed by `_OneByOne`.
     """
 
     def __init__(
@@ -271,6 +339,7 @@ class TrieAttention:
     ):
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
         self.buckets: list[_TrieBucket] = []
+        self.paths: list[list[slice]] = []
         if self.flex:
             return
         if cost.dense(trie) < cost.by_buckets(trie):
@@ -279,9 +348,14 @@ class TrieAttention:
             self.buckets.append(_TrieBucket(whole, whole, mask, None))
             self.order = None
             return
-        buckets = make_buckets(trie.segments, cost)
-        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in buckets]
-        self.order = torch.from_numpy(output_rows(buckets, trie.segments)).to(device)
+        most = FEW_QUERIES.get(dtype, 0) if device.type == "cpu" else 0
+        alone, others = [], []
+        for bucket in make_buckets(trie.segments, cost):
+            few = len(bucket.segments) == 1 and bucket.n_queries <= most
+            (alone if few else others).append(bucket)
+        self.paths = [_slices(trie, bucket.segments[0]) for bucket in alone]
+        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in others]
+        self.order = torch.from_numpy(output_rows(alone + others, trie.segments)).to(device)
 
     @staticmethod
     def _gather(
@@ -315,11 +389,25 @@ class TrieAttention:
             return picked.transpose(1, 2)  # [S, H, L or K, D]
 
         outputs = []
+        if self.paths:
+            outputs.append(_OneByOne.apply(query[0], key[0], value[0], self.paths, scale))
         for b in self.buckets:
             out = sdpa(rows(q, b.queries), rows(k, b.keys), rows(v, b.keys), b.mask, scale)
             outputs.append(take(out.flatten(0, 1), b.real))  # [n, H, D], padding removed
         out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         return take(out, self.order)[None]
+
+
+def _slices(trie: Trie, segment: int) -> list[slice]:
+    """Return what a segment sees, as slices of the layout: its ancestors, then itself."""
+    found: list[slice] = []
+    for s in (trie.segments[i] for i in trie.path(segment)[:-1]):
+        if found and found[-1].stop == s.start:
+            found[-1] = slice(found[-1].start, s.stop)
+        else:
+            found.append(slice(s.start, s.stop))
+    own = trie.segments[segment]
+    return [*found, slice(own.start, own.stop)]
 
 
 def dense_mask(trie: Trie) -> torch.Tensor:

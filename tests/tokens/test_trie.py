@@ -13,7 +13,7 @@ from conftest import random_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokens.attention import block_mask, dense_mask, hidden_states
+from tokens.attention import TrieAttention, block_mask, dense_mask, hidden_states
 from tokens.trie import (
     Cost,
     build_trie,
@@ -192,6 +192,19 @@ def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
     ours = [hidden[trie.places(i)] for i in range(len(rows))]
     ours = gradient(policy, probe(ours, policy.config.hidden_size))
     assert (ours - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
+    """A chain of first children, whose ancestors lie side by side, and later children."""
+    rows = [[2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 8], [2, 3, 9, 9, 7], [2, 3, 9, 5, 5, 5], [2, 6]]
+    policy, trie = random_policy(codec), build_trie(rows)
+    attend = TrieAttention(trie, COSTS["one bucket each"], torch.device("cpu"))
+    widths = [[part.stop - part.start for part in path] for path in attend.paths]
+    assert [4, 2] in widths and [2, 1, 3] in widths
+    hidden = hidden_states(policy, trie, COSTS["one bucket each"])
+    for i, row in enumerate(rows):
+        alone = policy.model(input_ids=torch.tensor([row])).last_hidden_state[0]
+        assert torch.allclose(hidden[trie.places(i)], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
