@@ -8,11 +8,11 @@ Exercise it: `python -m bench.real --tiny --part matmul`. Read next: parts.py.
 The parts, alone with `--part`, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
 the embedded policy):
 
-    matmul    the rate of bare matrix products of the model's shapes, forward and backward
-    update    loss and gradient of one group, ours and TRL's, in both types and layouts
-    profile   where the time of our update goes, by what its operators are for
-    rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM on the CPU
-    ask       the prompts of our reading of a PDF of 100 pages, given to llama.cpp's server
+    matmul               the rate of bare matrix products of the model's shapes, with gradients
+    update-TYPE-LAYOUT   loss and gradient of one group, ours and TRL's
+    profile-TYPE-LAYOUT  where the time of our update goes, by what its operators are for
+    rollout-TYPE         32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM
+    ask                  the prompts of our reading of 100 pages, given to llama.cpp's server
 
 update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server from
 the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
@@ -178,8 +178,8 @@ def matmul(tiny: bool) -> dict:
 # ---------------------------------------------------------------- the update
 
 
-def update(tiny: bool) -> dict:
-    """Compare loss and gradient of one group with TRL's, side by side, in four cells."""
+def update(tiny: bool, dtype: str, layout: str) -> dict:
+    """Compare loss and gradient of one group with TRL's, side by side."""
     try:
         import trl  # noqa: F401
     except ImportError as error:
@@ -189,8 +189,8 @@ def update(tiny: bool) -> dict:
         ) from error
     use_threads(tiny)
     with tempfile.TemporaryDirectory() as folder:
-        cells = [update_cell(tiny, dtype, layout, folder) for dtype, layout in BARS]
-    return {"unit": "s", "threads": torch.get_num_threads(), "cells": cells}
+        cell = update_cell(tiny, dtype, layout, folder)
+    return {"unit": "s", "threads": torch.get_num_threads()} | cell
 
 
 def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
@@ -260,17 +260,12 @@ def group_of(operator: str) -> str:
     return "bookkeeping"
 
 
-def profile(tiny: bool) -> dict:
-    """Profile our update by groups of operators, and list the longest operators with shapes."""
-    use_threads(tiny)
-    return {"cells": [profile_cell(tiny, dtype, layout) for dtype, layout in BARS]}
-
-
-def profile_cell(tiny: bool, dtype: str, layout: str) -> dict:
-    """Profile one type and layout: milliseconds of each group, and of the ten longest operators."""
+def profile(tiny: bool, dtype: str, layout: str) -> dict:
+    """Profile our update: milliseconds of each group of operators, and of the ten longest ones."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
 
+    use_threads(tiny)
     model = load_model(folder_of(tiny), dtype, "cpu")
     keep_freed_memory(model)
     rows = turns(tiny, layout, model.config.vocab_size)
@@ -433,19 +428,11 @@ def vllm_rounds(tiny: bool, dtype: str) -> Iterator[Callable[[int], dict]]:
             process.terminate()
 
 
-def rollout_part(tiny: bool) -> dict:
-    """Compare the three sides, round by round, in both types."""
-    use_threads(tiny)
-    return {
-        "threads": torch.get_num_threads(),
-        "cells": [rollout_cell(tiny, dtype) for dtype in DTYPES],
-    }
-
-
-def rollout_cell(tiny: bool, dtype: str) -> dict:
-    """Compare the sides' tokens a second, read and written; the first round warms up."""
+def rollout_part(tiny: bool, dtype: str) -> dict:
+    """Compare the three sides' tokens a second, read and written; the first round warms up."""
     from bench.rollout import with_barrier
 
+    use_threads(tiny)
     n_tasks, n_members, n_sections = rollout_size(tiny)
     folder = folder_of(tiny)
     codec, model = Codec.load(folder), load_model(folder, dtype, "cpu")
@@ -472,6 +459,7 @@ def rollout_cell(tiny: bool, dtype: str) -> dict:
         for name, results in rounds.items()
     }
     return {
+        "threads": torch.get_num_threads(),
         "dtype": dtype,
         "trajectories": n_tasks * n_members,
         "sections": n_sections,
@@ -634,76 +622,67 @@ def ask(tiny: bool) -> dict:
 
 def print_part(part: str, result: dict) -> None:
     """Print the table of one part."""
-    if part == "matmul":
+    kind, c = part.partition("-")[0], result
+    if kind == "matmul":
         rows = [
             (f"{dtype} {name}", x["rows"], f"{x['in']} x {x['out']}", x["gflop_per_s"])
-            for dtype, found in result["by_dtype"].items()
+            for dtype, found in c["by_dtype"].items()
             for name, x in found["shapes"].items()
         ]
         table("Bare matrix products", ("product", "rows", "shape", "GFLOP/s"), rows)
-    elif part == "update":
-        rows = []
-        for c in result["cells"]:
-            shown = c.pop("shown")
-            times = (shown["ours"], shown["trl"], c["trl_batch"], f"{c['ratio']}x")
-            rows.append((c["dtype"], c["layout"], c["tokens"], *times, c["gflop_per_s"],
-                         f"{c['of_matmul']:.0%}", c["gradient_ours_trl"]))  # fmt: skip
+    elif kind == "update":
+        shown = c.pop("shown")
+        times = (shown["ours"], shown["trl"], c["trl_batch"], f"{c['ratio']}x")
+        row = (c["dtype"], c["layout"], c["tokens"], *times, c["gflop_per_s"],
+               f"{c['of_matmul']:.0%}", c["gradient_ours_trl"])  # fmt: skip
         header = (
             "type", "layout", "tokens", "ours, s", "TRL, s", "batch", "faster", "GFLOP/s",
             "of the products", "gradients",
         )  # fmt: skip
-        table("Update of one group", header, rows)
-    elif part == "profile":
-        rows = [
-            (f"{c['dtype']} {c['layout']}", name, ms, f"{ms / sum(c['ms'].values()):.1%}")
-            for c in result["cells"]
-            for name, ms in c["ms"].items()
-        ]
-        table("Our update", ("update", "what for", "ms", "share"), rows)
-    elif part == "rollout":
-        rows = [
-            (c["dtype"], *(f"{x['median']:,.0f}" for x in c["tokens_per_s"].values()),
-             f"{c['over_generate']['ratio']}x", f"{c['over_vllm']['ratio']}x")
-            for c in result["cells"]
-        ]  # fmt: skip
+        table("Update of one group", header, [row])
+    elif kind == "profile":
+        whole = sum(c["ms"].values())
+        rows = [(name, ms, f"{ms / whole:.1%}") for name, ms in c["ms"].items()]
+        table(f"Our update, {c['dtype']} {c['layout']}", ("what for", "ms", "share"), rows)
+    elif kind == "rollout":
+        row = (c["dtype"], *(f"{x['median']:,.0f}" for x in c["tokens_per_s"].values()),
+               f"{c['over_generate']['ratio']}x", f"{c['over_vllm']['ratio']}x")  # fmt: skip
         header = ("tokens/s", "generate", "vLLM", "ours", "over generate", "over vLLM")
-        table("Rollout", header, rows)
+        table("Rollout", header, [row])
     else:
-        table("A PDF", ("side", "tokens/s"), list(result["tokens_per_s"].items()))
+        table("A PDF", ("side", "tokens/s"), list(c["tokens_per_s"].items()))
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
     """List the lines of one part against its bars; matmul and profile have none, ask has no bar."""
-    out = []
-    if part == "update":
-        for c in result["cells"]:
-            what = f"update of SmolLM2, {c['dtype']}, {c['layout']}"
-            bar = f"at least {c['bar']:g}x"
-            out.append(line(f"{what}: TRL / ours", f"{c['ratio']}x", bar, c["met"]))
-            share, least = c["of_matmul"], OF_MATMUL[c["dtype"]]
-            bar = f"at least {least:.0%}"
-            out.append(line(f"{what}: of the bare products", f"{share:.0%}", bar, share >= least))
-            apart, most = c["gradient_ours_trl"], SAME[c["dtype"]]
-            bar = f"at most {most:g}"
-            out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
-    elif part == "rollout":
-        for c in result["cells"]:
-            for peer in ("generate", "vllm"):
-                x = c[f"over_{peer}"]
-                what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
-                out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
-    elif part == "ask":
-        out.append(
-            line("reading a PDF: ours / llama.cpp's server", f"{result['ratio']}x", "", True)
-        )
+    kind, c, out = part.partition("-")[0], result, []
+    if kind == "update":
+        what = f"update of SmolLM2, {c['dtype']}, {c['layout']}"
+        bar = f"at least {c['bar']:g}x"
+        out.append(line(f"{what}: TRL / ours", f"{c['ratio']}x", bar, c["met"]))
+        share, least = c["of_matmul"], OF_MATMUL[c["dtype"]]
+        bar = f"at least {least:.0%}"
+        out.append(line(f"{what}: of the bare products", f"{share:.0%}", bar, share >= least))
+        apart, most = c["gradient_ours_trl"], SAME[c["dtype"]]
+        bar = f"at most {most:g}"
+        out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
+    elif kind == "rollout":
+        for peer in ("generate", "vllm"):
+            x = c[f"over_{peer}"]
+            what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
+            out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
+    elif kind == "ask":
+        out.append(line("reading a PDF: ours / llama.cpp's server", f"{c['ratio']}x", "", True))
     return out
 
 
+# a part of its own for each cell: TRL's trainers and ours would not fit beside those before them
+CELLS = {f"{dtype}-{layout}": {"dtype": dtype, "layout": layout} for dtype, layout in BARS}
 PARTS = {
     "matmul": matmul,
-    "update": update,
-    "profile": profile,
-    "rollout": rollout_part,
+    **{f"update-{name}": partial(update, **cell) for name, cell in CELLS.items()},
+    **{f"profile-{name}": partial(profile, **cell) for name, cell in CELLS.items()},
+    **{f"rollout-{dtype}": partial(rollout_part, dtype=dtype) for dtype in DTYPES},
     "ask": ask,
 }
 BENCHMARK = Benchmark("real", PARTS, print_part, lines_of, needs_gpu=False)

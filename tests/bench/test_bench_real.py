@@ -66,10 +66,11 @@ def test_parts_without_a_peer_run_small():
     products = real.matmul(True)["by_dtype"]
     assert {*products} == {"float32", "bfloat16"}
     assert all(found["gflop_per_s"] > 0 for found in products.values())
-    cell = real.profile_cell(True, "bfloat16", "shared")
+    cell = real.profile(True, "bfloat16", "shared")
     assert cell["ms"]["products"] > 0 and cell["ms"]["attention"] > 0
     assert len(cell["longest"]) == 10 and torch.get_num_threads() == threads
-    for part, result in {"matmul": {"by_dtype": products}, "profile": {"cells": [cell]}}.items():
+    parts = {"matmul": {"by_dtype": products}, "profile-bfloat16-shared": cell}
+    for part, result in parts.items():
         real.print_part(part, result)
         assert real.lines_of(part, result) == []
 
@@ -102,7 +103,7 @@ def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
         pass
     monkeypatch.setitem(__import__("sys").modules, "trl", None)
     with pytest.raises(UserError, match=r"needs TRL.*\.venv-bench"):
-        real.update(True)
+        real.update(True, "float32", "shared")
 
 
 def test_each_bar_is_said_met_or_missed():
@@ -110,12 +111,12 @@ def test_each_bar_is_said_met_or_missed():
         "dtype": "bfloat16", "layout": "shared", "bar": 5.0, "ratio": 4.9, "met": False,
         "of_matmul": 0.61, "gradient_ours_trl": 0.02,
     }  # fmt: skip
-    speed, agree, same = real.lines_of("update", {"cells": [cell]})
+    speed, agree, same = real.lines_of("update-bfloat16-shared", cell)
     assert not speed["met"] and "at least 5x" in speed["bar"]
     assert agree["met"] and "60%" in agree["bar"] and same["met"]
     cell |= {"dtype": "float32", "gradient_ours_trl": 2e-5}
-    assert [x["met"] for x in real.lines_of("update", {"cells": [cell]})] == [False, False, False]
+    assert [x["met"] for x in real.lines_of("update-float32-shared", cell)] == [False, False, False]
     over = {"ratio": 1.2, "bar": 1.0, "met": True}
     cell = {"dtype": "float32", "over_generate": over | {"bar": 2.0, "met": False}}
-    met = [x["met"] for x in real.lines_of("rollout", {"cells": [cell | {"over_vllm": over}]})]
+    met = [x["met"] for x in real.lines_of("rollout-float32", cell | {"over_vllm": over})]
     assert met == [False, True]
