@@ -197,7 +197,8 @@ def _eval(
 
     (evaluation,) = _merged(config, {}, eval=evaluation)
     eval_config = EvalConfig(**evaluation)
-    model = find.model_or_default(eval_config.model, eval_config.endpoint)
+    no_model = eval_config.endpoint or eval_config.engine == "extractive"
+    model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
         agents = (find.agent_of(preset, model), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
@@ -296,19 +297,21 @@ def base(
     out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path(
         "runs/base"
     ),
+    agent: Annotated[str, typer.Option(help="whose prompts it is trained on")] = find.DEFAULT,
     config: dict = {},
 ):
     """Train the embedded base policy from nothing, on generated English."""
     from config.files import make_folder
     from config.terminal import SupervisedProgress
-    from embedded.tiny import train_base
+    from embedded import trainer
 
     if out.exists():
         raise UserError(f"{out} is there already: give another --out.")
-    base_config = BaseConfig(**config)
+    module = trainer(find.find(agent).name)
+    base_config = BaseConfig(**module.TRAINING | config)
     make_folder(out)
     with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
-        train_base(base_config, out, log=log)
+        module.train_base(base_config, out, log=log)
     typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
 

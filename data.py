@@ -182,6 +182,10 @@ class Task:
             notes.append((words, passage))
         return tuple(notes)
 
+    def score(self, prediction: str | None) -> float | None:
+        """Return the task's own score of an answer, in [0, 1]; None: `answers` decide."""
+        return None
+
     @property
     def asks_for_all(self) -> bool:
         """Tell whether all `answers` are required, as in RULER's own tasks other than qa."""

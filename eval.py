@@ -134,6 +134,9 @@ class _Filling:
             self._refresh(file, self.conditions.redo_failed)
             todo: Iterable[tuple[Task, int]] = self._first(tasks)
             with self.engine.awake():
+                if self.agent.keeps:
+                    todo = [*todo]
+                    self._roll_out(file, self._one_of_each_document(todo))
                 while True:
                     self._roll_out(file, todo)
                     todo = self.again or (self.elsewhere if self.conditions.wait else ())
@@ -157,6 +160,11 @@ class _Filling:
             for sample in range(self.conditions.samples):
                 self.rows[task.id, sample] = None
                 yield task, sample
+
+    def _one_of_each_document(self, jobs: Sequence[tuple[Task, int]]) -> Iterable[tuple[Task, int]]:
+        """Pick a job of every document, for an agent that keeps what it makes of one."""
+        missing = [(task, k) for task, k in jobs if (task.id, k, task.digest) not in self.written]
+        return {task.document_digest: (task, k) for task, k in reversed(missing)}.values()
 
     def _roll_out(self, file: Rows, todo: Iterable[tuple[Task, int]]) -> None:
         c = self.conditions

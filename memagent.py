@@ -56,7 +56,8 @@ class Prompt:
     tools: tuple[dict, ...] = ()  # JSON schemas for the chat template; likewise
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
-    frozen: bool = False  # answered by the policy as it was before training; never trained
+    # answered, greedily, by the policy as it was before training; never trained
+    frozen: bool = False
     # turns of a group with the same place are compared with each other; None: the k-th turns are,
     # and those that answer
     place: Hashable = None
@@ -238,6 +239,9 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
+    keeps: ClassVar[bool] = False
+    """whether what it makes of a document serves all questions about it: an evaluation then asks
+    one of each document first"""
     rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """column -> (numerator, denominator), names of `count`"""
     splits: ClassVar[Sequence[str]] = ()
@@ -288,6 +292,8 @@ class Agent:
         """
         task = trajectory.task
         scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
+        if (own := task.score(scores.pred)) is not None:
+            return own
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 

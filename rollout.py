@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from config.errors import AgentError, UserError
@@ -42,8 +42,8 @@ class Engine(Protocol):
     turns come back from `step` in any order.
 
     The same (weights, prompt, sampling, seed) gives the same turn whatever else is in flight, up
-    to rounding. A `frozen` prompt is answered by the policy as it was before training, where the
-    engine samples for a trainer; any other engine has one policy only, and answers with that.
+    to rounding. A `frozen` prompt is answered, greedily, by the policy as it was before training,
+    where the engine samples for a trainer; any other engine has one policy only, which answers.
     """
 
     codec: Codec
@@ -168,7 +168,8 @@ def rollout(
             job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
         if prompt is None:
             return False
-        key = engine.add(prompt, sampling, job.seed + len(job.trajectory.turns))
+        how = replace(sampling, temperature=0.0) if prompt.frozen else sampling
+        key = engine.add(prompt, how, job.seed + len(job.trajectory.turns))
         running[key] = job
         return True
 

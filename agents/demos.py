@@ -38,3 +38,7 @@ class Demo:
         default_factory=dict
     )  # label -> settings for the trained agent
     baselines: tuple[str, ...] = ("full",)  # agents that answer with the untrained policy
+    data: str = "world"  # what is read: generated documents, or ledger = generated sessions
+    model: str = ""  # folder of the base policy in embedded/; "" = the usual one
+    # label -> settings with which the agent is trained once more, with the first seed
+    ablations: dict[str, dict] = field(default_factory=dict)

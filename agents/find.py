@@ -34,7 +34,16 @@ from config.presets import PRESETS
 from config.realmodels import settings_folder
 from memagent import Agent
 
-SHARED = ("__init__", "demos", "find", "retrieval")  # files of this folder that hold no agent
+SHARED = (
+    "__init__",
+    "calls",
+    "demos",
+    "find",
+    "retrieval",
+    "search",
+    "store",
+    "tools",
+)  # files of this folder that hold no agent
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 

@@ -31,8 +31,9 @@ from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from config.terminal import bar, console
+from data import Task
 from memagent import Agent
-from tasks import worlds
+from tasks import ledger, worlds
 
 if TYPE_CHECKING:
     from rollout import Engine
@@ -108,6 +109,8 @@ class Job:
     reader: str  # the agent's name
     trained: int = 0  # the seed of its training
     then: tuple = ()  # jobs that may start once this one is done
+    data: str = "world"
+    base: str = ""  # the policy that answers frozen prompts; "" = the model itself
 
     @property
     def cost(self) -> int:
@@ -154,6 +157,7 @@ def fill(job: Job) -> list[dict]:
     """Evaluate a job's cells; return their rows."""
     import torch
 
+    from engines.frozen import WithFrozen
     from engines.sharing import share_engine
     from eval import Conditions, evaluate
     from report.rows import Cell
@@ -161,11 +165,13 @@ def fill(job: Job) -> list[dict]:
 
     torch.set_num_threads(1)
     engine, model = _engine(job.model)
+    if job.base not in ("", job.model):
+        engine = WithFrozen(engine, _engine(job.base)[0])
     Path(job.folder).mkdir(exist_ok=True)
 
     def ask(temperature: float, n: int, engine: Engine) -> list[dict]:
         name = f"{job.agent}-{'+'.join(job.kinds)}-{temperature:g}-{job.sections}"
-        by_kind = [worlds.make_tasks(job.seed, n, job.sections, kind, "test") for kind in job.kinds]
+        by_kind = [_questions(job, n, kind) for kind in job.kinds]
         baseline = job.agent.startswith(("untrained", FULL))
         recorded = not baseline and temperature > 0 and job.sections in (4, 16, 64)
         transcripts = Path(job.folder, f"{name}.transcripts") if recorded else None
@@ -181,6 +187,12 @@ def fill(job: Job) -> list[dict]:
 
     rows_of_asks = share_engine(engine, [partial(ask, *each) for each in job.asks])
     return [row | {"trained": job.trained} for rows in rows_of_asks for row in rows]
+
+
+def _questions(job: Job, n: int, kind: str) -> Iterator[Task]:
+    if job.data == ledger.KIND:
+        return ledger.make_questions(job.seed, n, job.sections, "test")
+    return worlds.make_tasks(job.seed, n, job.sections, kind, "test")
 
 
 def speed() -> float:
@@ -500,6 +512,18 @@ class Comparison:
     def seeds(self) -> range:
         return range(self.seed, self.seed + self.size.seeds)
 
+    @property
+    def model(self) -> str:
+        """The folder of the base policy."""
+        return str(EMBEDDED.parent / self.demo.model if self.demo.model else EMBEDDED)
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Label -> agent, of those that answer with the untrained policy."""
+        return {f"untrained {arm}": arm for arm in self.arms} | {
+            name: name for name in self.demo.baselines
+        }
+
     def questions(self, job: Job) -> Iterator[Job]:
         """Yield a job's evaluation, one job a length: the same questions for every policy."""
         for sections, n in self.size.questions.items():
@@ -509,7 +533,7 @@ class Comparison:
         """Return a job of the untrained policy, without questions yet."""
         return Job(
             label,
-            model=str(EMBEDDED),
+            model=self.model,
             kinds=(self.demo.kind,),
             asks=(),
             sections=0,
@@ -518,6 +542,8 @@ class Comparison:
             settings=settings,
             reader=reader,
             trained=trained,
+            data=self.demo.data,
+            base=self.model,
         )
 
     def trainings(self, folder: Path) -> list[Training]:
@@ -525,24 +551,32 @@ class Comparison:
 
         The same base policy, steps, trajectories and questions for all of them.
         """
-        return [self.training(arm, seed, folder) for seed in self.seeds for arm in self.arms]
+        return [
+            *(self.training(arm, seed, folder) for seed in self.seeds for arm in self.arms),
+            *(self.training(self.agent, self.seed, folder, name) for name in self.demo.ablations),
+        ]
 
-    def training(self, arm: str, seed: int, folder: Path) -> Training:
+    def training(self, arm: str, seed: int, folder: Path, ablation: str = "") -> Training:
         """Return the training of one agent with one seed."""
         run = RunConfig(
-            name=f"{arm}-{seed}",
+            name=ablation.replace(" ", "-") or f"{arm}-{seed}",
             runs=str(folder),
+            model=self.model if self.demo.model else "",
+            data=self.demo.data,
             agent=arm,
-            kinds=(self.demo.kind,),
+            kinds=(self.demo.kind,) if self.demo.data == "world" else RunConfig().kinds,
             lengths=self.size.lengths[arm],
             keep_trajectories=5,
         )
         fields = self.size.training[arm] | {"seed": seed}
-        grpo, agent = find.resolve("demo", EMBEDDED, fields, {}, arm)
+        own = self.demo.ablations.get(ablation, {})
+        grpo, agent = find.resolve("demo", self.model, fields, own, arm)
         settings = asdict(agent.config)
-        job = self.job(arm, arm, settings, folder, seed)
+        job = self.job(ablation or arm, arm, settings, folder, seed)
         jobs = [replace(job, model=str(folder / run.name / "model"))]
-        if arm == self.agent and seed == self.seed:  # the trained agent with other settings
+        if (
+            arm == self.agent and seed == self.seed and not ablation
+        ):  # the trained agent with other settings
             jobs += [
                 replace(jobs[0], agent=label, settings=settings | fields)
                 for label, fields in self.demo.variants.items()
@@ -552,19 +586,18 @@ class Comparison:
 
     def baselines(self, folder: Path) -> list[Job]:
         """List the questions to the untrained policy, read by every agent and by the baselines."""
-        settings = find.of_model(EMBEDDED)
-        names = {f"untrained {arm}": arm for arm in self.arms}
-        names |= {name: name for name in self.demo.baselines}
+        settings = find.of_model(self.model)
         return [
             question
-            for label, reader in names.items()
+            for label, reader in self.others.items()
             for question in self.questions(self.job(label, reader, settings, folder, self.seed))
         ]
 
     def agents(self) -> dict[str, Agent]:
         """Map the labels of rows to agents."""
         own = find.find(self.agent)()
-        agents: dict[str, Agent] = dict.fromkeys(self.demo.variants, own)
+        labels = [*self.demo.variants, *self.demo.ablations]
+        agents: dict[str, Agent] = dict.fromkeys(labels, own)
         for arm in self.arms:
             agents |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())
         return agents
@@ -628,19 +661,21 @@ def _pair(
     from report.summary import compare
 
     cell = [row for row in rows if (row["length"], row["temperature"]) == (length, temperature)]
-    sides = (
-        [row for row in cell if row["agent"] == arm and seed in (None, row["trained"])]
-        for arm in arms
+    of_arm = [[row for row in cell if row["agent"] == arm] for arm in arms]
+    sides = (  # what was not trained has answered once
+        [row for row in own if seed in (None, row["trained"])] or own for own in of_arm
     )
     difference = compare(*sides, metric="reward")
-    return {"seed": seed, "length": length, "temperature": temperature} | difference
+    about = {"seed": seed, "length": length, "temperature": temperature}
+    return about | {"against": arms[1]} | difference
 
 
 def _report(
     folder: Path, rows: list[dict], comparison: Comparison, size: str, seconds: float
 ) -> None:
-    """Write summary and report of a comparison; print the differences of the first two agents."""
-    arms = comparison.arms[:2]
+    """Write summary and report of a comparison; print how the agent differs from the one beside it
+    or, if there is none, from what answers with the untrained policy."""
+    rivals = comparison.arms[1:2] or tuple(comparison.others)
     order = [*comparison.arms, *dict.fromkeys(row["agent"] for row in rows)]
     rows.sort(  # they have come in any order
         key=lambda row: (
@@ -652,17 +687,26 @@ def _report(
         )
     )
     cells = [(n, temperature) for n in comparison.size.questions for temperature in ("1.0", "0.0")]
-    seeds = [_pair(rows, arms, seed, *cell) for cell in cells for seed in (None, *comparison.seeds)]
+    seeds = [
+        _pair(rows, (comparison.agent, rival), seed, *cell)
+        for cell in cells
+        for rival in rivals
+        for seed in (None, *comparison.seeds)
+    ]
     facts = {"seed": comparison.seed, "size": size, "seconds": round(seconds, 1), "seeds": seeds}
     summary = _collect(folder, rows, comparison.agents()) | facts
     _write(folder, summary, comparison.demo.title)
-    for length, temperature in cells:
-        here = [d for d in seeds if (d["length"], d["temperature"]) == (length, temperature)]
-        whole, *each = here
+
+    def place(pair: dict) -> tuple:
+        return pair["length"], pair["temperature"], pair["against"]
+
+    for whole in (d for d in seeds if d["seed"] is None):
+        each = [d for d in seeds if d["seed"] is not None and place(d) == place(whole)]
         interval = f"{whole['low']:+.3f} to {whole['high']:+.3f}, n {whole['n']}"
         console.print(
-            f"{length:>4} sections, T {temperature}: {' - '.join(arms)} {whole['mean']:+.3f} "
-            f"({interval}), seed by seed " + ", ".join(f"{d['mean']:+.3f}" for d in each)
+            f"{whole['length']:>4} sections, T {whole['temperature']}: {comparison.agent} - "
+            f"{whole['against']} {whole['mean']:+.3f} ({interval}), seed by seed "
+            + ", ".join(f"{d['mean']:+.3f}" for d in each)
         )
     console.print(f"{seconds:.0f} s in all. {_where(folder)}; a report of each training beside it.")
 

@@ -27,6 +27,7 @@ from models.packaged import if_here
 from models.plan import SIZES, SIZES_GIB, geometry, plan
 from models.setup import TrainingSetup
 from tasks import readers
+from tasks.sources import GENERATED
 from tokens.codec import Codec
 
 LAYERS, HIDDEN, HEAD = (
@@ -107,7 +108,7 @@ def dry_run(
         missing = [
             source
             for source in (run.data, run.validation)
-            if source not in ("", "world") and not Path(source).exists()
+            if source not in GENERATED and not Path(source).exists()
         ]
         _look(train(short, small, brief, reward=made_up), missing, say)
 
@@ -214,7 +215,7 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
 
 
 def _tasks(run: RunConfig, source: str, say) -> str:
-    if source in ("", "world"):
+    if source in GENERATED:
         return source
     if Path(source).exists():
         say(f"{len(readers.read(source)):,} tasks are in {source}.")

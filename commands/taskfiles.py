@@ -24,7 +24,7 @@ from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
 from models.packaged import ready
-from tasks import hqa, hub, readers, suites, worlds, writers
+from tasks import hqa, hub, ledger, readers, suites, worlds, writers
 from tokens.codec import Codec
 
 
@@ -50,11 +50,13 @@ def show_tasks(
         if sections < 1:
             raise UserError(f"A document has at least 1 section, not {sections}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
+    elif file == ledger.KIND:
+        tasks = list(ledger.make_questions(0, n, sections))
     else:
         tasks = readers.read(hub.pin(file, _say), form, pool)
     for task in tasks[:n]:
         _print_task(task)
-    if file != "world":
+    if file not in ("world", ledger.KIND):
         counts = Counter(task.kind for task in tasks).most_common(8)
         kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in counts)
         console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))

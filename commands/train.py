@@ -42,7 +42,7 @@ from models.packaged import ready
 from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
 from tasks import hub
-from tasks.sources import training_tasks, validation_tasks
+from tasks.sources import GENERATED, training_tasks, validation_tasks
 
 Reward = Callable[[Trajectory], float]
 
@@ -326,7 +326,7 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         lambda: _write_settings(setup, folder),
         # questions of generated English are not kept: its facts are split, and no fact that is
         # trained on is ever asked for in an evaluation
-        run.data != "world",
+        run.data not in GENERATED,
     )
     loggers = [
         StepCSV(folder / "metrics.csv", start),

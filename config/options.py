@@ -51,8 +51,8 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-SUITES = ("ruler-hqa", "ruler", "passages", "facts")
-SUITE = Bound(lambda name: name in ("", *SUITES), "ruler-hqa, ruler, passages or facts, or empty")
+SUITES = ("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval")
+SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -270,7 +270,9 @@ class RunConfig:
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
-    path.py:function, which returns a list of tasks; several with weights: a.jsonl=3,b.jsonl=1"""
+    path.py:function, which returns a list of tasks; ledger = generated sessions;
+    locomo:FILE#RULE/PART/START = LoCoMo's conversations; several with weights:
+    a.jsonl=3,b.jsonl=1"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
@@ -388,11 +390,13 @@ class EvalConfig:
     suite: Annotated[str, SUITE] = ""
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
-    likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; empty = the files of
-    --data as they are, or generated English"""
+    likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
+    questions of their published files about long conversations; empty = the files of --data as
+    they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), or world = generated English;
-    for ruler-hqa and ruler: questions with their own paragraphs; for passages: SQuAD's form"""
+    """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
+    ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
+    passages: SQuAD's form; for locomo, longmemeval: their file"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the
@@ -407,7 +411,7 @@ class EvalConfig:
     source_split: str = ""
     """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
     passages: train or test, as --test-articles divides them; facts: train if none is given and the
-    file names splits"""
+    file names splits; locomo: RULE/PART/START, such as seven-three/test/observations"""
     test_articles: str = "4/5"
     """passages: articles of the split test, all others are train: K/M = those whose number in the
     file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
@@ -453,8 +457,9 @@ class EvalConfig:
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
-    engine: EngineName = "transformers"
-    """engine that answers: transformers, or vllm = vLLM in this process"""
+    engine: Literal["transformers", "vllm", "extractive"] = "transformers"
+    """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
+    of the text that a prompt shows by a crude rule, to compare what agents find"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     endpoint: tuple[str, ...] = ()
@@ -490,7 +495,7 @@ class EvalConfig:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 without = f"to the suite {self.suite}" if self.suite else "without --suite"
                 raise UserError(f"{name} means nothing {without}: leave it out.")
-        if not self.suite and self.data != ("world",) and self.lengths:
+        if not self.suite and self.data not in (("world",), ("ledger",)) and self.lengths:
             raise UserError(
                 "lengths mean nothing to files as they are, which have their own: leave them out, "
                 "or give --suite ruler-hqa."
@@ -503,6 +508,8 @@ SUITE_SETTINGS = {
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
     "passages": "filler source_split test_articles together".split(),
     "facts": "filler source_split together".split(),
+    "locomo": ["source_split"],
+    "longmemeval": ["source_split"],
 }
 
 

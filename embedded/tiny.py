@@ -8,7 +8,7 @@ Exercise it: `python cli.py base --out runs/base`. Read next: tasks/worlds.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,9 @@ READING = dict(
 )
 
 
+TRAINING: dict = {}  # fields of BaseConfig over its defaults
+
+
 def agent(name: str = find.DEFAULT, **settings: object) -> Agent:
     """Return an agent that reads as the embedded policy was trained to."""
     return find.make(name, READING | settings)
@@ -46,8 +49,11 @@ def agent(name: str = find.DEFAULT, **settings: object) -> Agent:
 # ---------------------------------------------------------------- tokenizer
 
 
-def make_tokenizer():
+def make_tokenizer(pieces: Iterable[str] | None = None, after_blank: Iterable[str] = ()):
     """Make a tokenizer for any text: one token a word of the generated English, else bytes.
+
+    pieces: further strings of one token each; None: `template_pieces`. after_blank: likewise, with
+    or without a blank before them.
 
     Fixed pieces of our templates are one token each too. A unigram model over the byte-level
     alphabet: every byte is a piece, so nothing is unknown and decoding restores the text, except
@@ -66,8 +72,11 @@ def make_tokenizer():
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    pieces = sorted(template_pieces())
+    pieces = sorted(template_pieces() if pieces is None else {*pieces})
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    tokenizer.add_tokens(
+        [AddedToken(piece, normalized=False, lstrip=True) for piece in sorted(after_blank)]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -95,6 +104,7 @@ def template_pieces() -> set[str]:
 
 
 HEAD_DIM = 32
+GAIN = 1.8  # scale of the later layers' queries and keys
 
 
 def make_model(
@@ -104,7 +114,7 @@ def make_model(
     layers: int = 2,
     intermediate: int = 256,
     window: int = 1 << 17,
-    gain: float = 1.8,
+    finds_ids: bool = False,
 ):
     """Make a Llama model with attention biases whose heads start near an induction circuit.
 
@@ -114,7 +124,9 @@ def make_model(
                               induction, what comes next
         later, other heads    attend to places with their own token
 
-    Every weight stays trainable. gain: scale of the later layers' queries and keys.
+    finds_ids: head 3 of layer 1 attends to the places with the token 4 before it, and reads what
+    is 3 before them: the id in the line of an entry whose first word was just written.
+    Every weight stays trainable.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -151,7 +163,12 @@ def make_model(
         first, *later = (layer.self_attn for layer in model.model.layers)
         _look_back(first, see, subspaces)
         for attention in later:
-            _match_tokens(attention, see, subspaces, gain, draw)
+            _match_tokens(attention, see, subspaces, draw)
+        if finds_ids:
+            head, rows = later[0], slice(3 * HEAD_DIM, 4 * HEAD_DIM)
+            head.q_proj.weight[rows], head.k_proj.weight[rows] = GAIN * subspaces[3], GAIN * see
+            head.v_proj.weight[rows] = subspaces[2]
+            head.o_proj.weight[:, rows] = 1.5 * see.T  # as the token that stands there
     return model
 
 
@@ -183,7 +200,6 @@ def _match_tokens(
     attention: nn.Module,
     see: torch.Tensor,
     subspaces: list[torch.Tensor],
-    gain: float,
     draw: torch.Generator,
 ) -> None:
     """Make heads 0 to 2 attend by induction, the others to their own token."""
@@ -194,7 +210,7 @@ def _match_tokens(
             query, key = (see if j == 0 else subspaces[j - 1]), subspace
         else:
             query = key = _orthonormal(HEAD_DIM, hidden, draw)
-        attention.q_proj.weight[rows], attention.k_proj.weight[rows] = gain * query, gain * key
+        attention.q_proj.weight[rows], attention.k_proj.weight[rows] = GAIN * query, GAIN * key
         value = _orthonormal(HEAD_DIM, hidden, draw)
         attention.v_proj.weight[rows] = value
         attention.o_proj.weight[:, rows] = value.T / 2
@@ -523,6 +539,33 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     codec = Codec(tokenizer)
     sizes = config.hidden, config.layers, config.intermediate
     model = make_model(len(tokenizer), config.seed, *sizes)
+
+    def draw(step: int, rng: random.Random, careful: float) -> list[Example]:
+        return step_items(step, rng, config, codec, careful)
+
+    def save() -> None:
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
+
+    imitate(model, codec, config, draw, save, log, every)
+    return model
+
+
+def imitate(
+    model,
+    codec: Codec,
+    config: BaseConfig,
+    draw: Callable[[int, random.Random, float], list[Example]],
+    save: Callable[[], None],
+    log=print,
+    every: int = 100,
+) -> None:
+    """Train a model on what a demonstrator writes: careful at first, then only now and then.
+
+    draw: (step, random source, how often the demonstrator is careful) -> the turns of a step.
+    save: called every 200 steps and at the end.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01
     )
@@ -531,8 +574,7 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     losses: list[float] = []
     n_steps = config.steps + config.careless_steps
     for step in range(n_steps):
-        careful = 1.0 if step < config.steps else config.careful
-        items = step_items(step, rng, config, codec, careful)
+        items = draw(step, rng, 1.0 if step < config.steps else config.careful)
         total = sum(sum(weight) for _, _, weight in items)
         losses.append(0.0)
         for ids, rows, weights in batches(items, codec.pad_id):
@@ -546,8 +588,5 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
         if (step + 1) % every == 0:
             log(step + 1, sum(losses) / len(losses))
             losses.clear()
-        if (step + 1) % 1000 == 0 or step + 1 == n_steps:
-            model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
-            files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
-    return model
+        if (step + 1) % 200 == 0 or step + 1 == n_steps:
+            save()

@@ -102,6 +102,10 @@ def open_reader(
 
     window: of an endpoint whose server does not say. terms: see `open_endpoint`.
     """
+    if config.engine == "extractive":
+        from engines.extractive import ExtractiveEngine
+
+        return ExtractiveEngine(agents[0].config.form)
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
@@ -190,6 +194,8 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 
 def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = False) -> str:
     """Fingerprint what answers: the weights, or the server's model; which replica plays no part."""
+    if config.engine == "extractive":
+        return config.engine
     if config.endpoint:
         route = "chat" if config.chat or not config.model else "completions"
         return f"{route} {engine.model} {engine.codec.fingerprint}"

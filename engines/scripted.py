@@ -38,7 +38,8 @@ class ScriptedEngine:
         done = []
         for _ in range(min(self.per_step, len(self._queue))):
             key, prompt = self._queue.pop()  # last in, first out: no caller may rely on the order
-            ids = [*self.codec.encode(self.script(prompt)), self.codec.tokenizer.eos_token_id]
+            end = self.codec.tokenizer.eos_token_id
+            ids = [*self.codec.encode(self.script(prompt)), *([] if end is None else [end])]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
             ids, prompt_ids = ids[: prompt.max_tokens], prompt.ids(self.codec)
             self.prefilled_tokens += len(prompt_ids)

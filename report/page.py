@@ -291,15 +291,16 @@ def _paired(summary: dict) -> Section:
 
 
 def _seeds(summary: dict) -> Section:
-    rows: dict[tuple[str, str], dict[int, str]] = {}
+    rows: dict[tuple[str, ...], dict[int, str]] = {}
     for pair in summary.get("seeds", ()):
-        first = "all" if pair["seed"] is None else f"seed {pair['seed']}", esc(pair["temperature"])
+        seed = "all" if pair["seed"] is None else f"seed {pair['seed']}"
+        first = esc(pair.get("against", "the second")), seed, esc(pair["temperature"])
         rows.setdefault(first, {})[pair["length"]] = f"{pair['mean']:+.3f}{_interval(pair)}"
     caption = f"difference, by {esc(summary['unit'])}"
     return Section(
         "Seed by seed",
-        _table_by_length(caption, ["", "temp."], rows),
-        "The first agent minus the second on the same questions; "
+        _table_by_length(caption, ["minus", "", "temp."], rows),
+        "The first agent minus another on the same questions; "
         "all: the seeds of a question averaged first.",
     )
 

@@ -15,7 +15,9 @@ from itertools import groupby
 from config.errors import UserError
 from config.options import RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
-from tasks import readers, worlds
+from tasks import episodes, ledger, readers, worlds
+
+GENERATED = ("", "world", ledger.KIND)  # sources that are no file
 
 
 class WorldTasks:
@@ -156,6 +158,10 @@ def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
     """Open the source of training tasks: generated English, files, or a function of the user's."""
     if run.data == "world":
         return WorldTasks(run.lengths, run.kinds, config.seed)
+    if run.data == ledger.KIND:
+        return ledger.LedgerTasks(run.lengths, config.seed)
+    if episodes.is_conversations(run.data):
+        return episodes.ConversationTasks(run.data, run.lengths, config.seed)
     parts = parts_of(run.data)
     if len(parts) == 1:
         return FileTasks(readers.read(parts[0][0]), config.seed, run.shuffle)
@@ -166,6 +172,9 @@ def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
 def validation_tasks(run: RunConfig) -> list[Task]:
     """Return the validation tasks; of generated English the longest documents, facts of split
     dev."""
+    if run.validation == ledger.KIND:
+        n, most = run.validation_n, run.lengths[-1]
+        return [ledger.make_ledger(f"validation.{i}", most, "dev") for i in range(n)]
     if run.validation != "world":
         return readers.read(run.validation, n=run.validation_n) if run.validation else []
     per_kind = -(-run.validation_n // len(run.kinds))

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import UserError, clean
 from config.options import EvalConfig
 from data import Pool, Task
-from tasks import facts, hqa, passages, readers, ruler, worlds
+from tasks import episodes, facts, hqa, ledger, passages, readers, ruler, worlds
 from tasks.hqa import Evidence
 from tokens.codec import Codec
 
@@ -31,6 +31,8 @@ LENGTHS = {
     "ruler": (4096, 8192, 16384),
     "passages": (1, 4, 16, 64),
     "facts": (1, 4),
+    "locomo": (),
+    "longmemeval": (),
 }
 
 
@@ -60,8 +62,12 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
         return "documents", passage_columns(config, lengths)
     if config.suite == "facts":
         return "documents", fact_columns(config, lengths)
+    if config.suite in episodes.LOADERS:
+        return "sessions", _conversations(config)
     if config.data == ("world",):
         return "sections", _world(config, lengths)
+    if config.data == (ledger.KIND,):
+        return "sessions", _ledger(config, lengths)
     return _files(config)
 
 
@@ -84,6 +90,38 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
         return Column(kind, length, make)
 
     return [column(kind, length) for length in lengths for kind in config.kinds]
+
+
+# ---------------------------------------------------------------- dated sessions
+
+
+def _ledger(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
+    def make(length: int) -> list[Task]:
+        return [*ledger.make_questions(config.seed, config.n, length, config.split)]
+
+    return [Column(ledger.KIND, length, partial(make, length)) for length in lengths]
+
+
+def _conversations(config: EvalConfig) -> list[Column]:
+    """Make one column of all questions: its cells are the kinds, side by side, so that what an
+    agent makes of a conversation serves all of them. Of each kind the first `n` are asked."""
+    (source,) = config.data if len(config.data) == 1 else ("",)
+    if not source or source == "world":
+        raise UserError(f"--suite {config.suite} wants one file: name it by --data.")
+    chosen = f"#{config.source_split}" if config.source_split else ""
+    kind, conversations, start = episodes.conversations_of(f"{config.suite}:{source}{chosen}")
+
+    def make() -> list[Task]:
+        left = Counter()
+        tasks = []
+        for conversation in conversations:
+            episode = episodes.episode_of(conversation, (), start, episodes.METRICS[kind])
+            for task in episodes.questions_of(episode, conversation.probes):
+                left[task.kind] += 1
+                tasks += [task] if left[task.kind] <= config.n else []
+        return tasks
+
+    return [Column("", max(len(c.sessions) for c in conversations), make)]
 
 
 # ---------------------------------------------------------------- files as they are

@@ -1,0 +1,440 @@
+"""How models write tool calls: one format for each family of chat templates.
+
+Holds: `Call`, `Fault`, `Format`, `format_of`. Leaves out: what a call does (agents/tools.py), when
+one is asked for (agents/memupdate.py). No torch.
+Exercise it: `pytest tests/agents/test_calls.py`. Read next: agents/memupdate.py.
+
+    response --transformers--> thoughts, text, bodies of calls --ours--> a Call or a Fault each
+
+transformers' `chat_parsing` splits a response by a response template. It could read the bodies too,
+but raises for the whole message if one of them is damaged; the bodies are therefore taken as text,
+and each is read by itself. What cannot be read becomes a Fault in its place, never an exception.
+
+| format | one call | whose |
+|---|---|---|
+| hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` | Hermes, Qwen2.5, Qwen3 |
+| list | `<tool_call>[{"name": ..., "arguments": {...}}]</tool_call>` | SmolLM2 |
+| xml | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</tool_call>` | Qwen3.5 |
+| bare | `{"name": ..., "parameters": {...}}` | Llama 3 |
+| own | whatever the tokenizer's `response_template` says | |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from agents.tools import is_text, schemas
+from config.errors import UserError, clean, clip, first_line
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that could be read; whether its tool and arguments exist is not known yet."""
+
+    name: str
+    arguments: object  # a JSON value
+    text: str  # as the model wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that should have been a call."""
+
+    code: str  # of agents.tools.CODES: "unreadable", "cut"
+    message: str  # what is wrong with it
+    text: str  # as the model wrote it
+
+
+class _Unreadable(Exception):
+    """The reason why a text is no call."""
+
+
+# ---------------------------------------------------------------- JSON
+
+DEEPEST = 8  # lists and objects inside one another; the deepest valid call has 3
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Unreadable(f"{_brief(twice)} stands there twice")
+    return values
+
+
+def _constant(name: str) -> None:
+    raise _Unreadable(f"{name} is no JSON value")
+
+
+def _number(text: str) -> int | float:
+    if len(text) > 18:
+        raise _Unreadable("a number has more than 18 characters")
+    number = float(text)
+    return number if math.isfinite(number) else _constant(text)
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= 18 else _number(text)
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_constant=_constant,
+    parse_float=_number,
+    parse_int=_integer,
+)
+
+
+def _decode(text: str, at: int = 0) -> tuple[object, int]:
+    """Read the JSON value that begins at a place; return it and where it ends."""
+    try:
+        value, end = DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        where = f"character {error.pos - at + 1}"
+        raise _Unreadable(f"it is not JSON: {error.msg.lower()} at {where}") from None
+    except RecursionError:
+        raise _Unreadable("it is nested too deeply") from None
+    if _deeper(value, DEEPEST):
+        raise _Unreadable("it is nested too deeply")
+    return value, end
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Tell whether a JSON value has more levels of lists and objects than so many."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return not levels or any(_deeper(one, levels - 1) for one in inside)
+
+
+def _json(text: str) -> object:
+    text = text.strip()
+    value, end = _decode(text)
+    if end < len(text):
+        raise _Unreadable(f"after its end {_brief(text[end:].strip())} follows")
+    return value
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _brief(text: str) -> str:
+    return repr(clip(clean(text), 40))
+
+
+# ---------------------------------------------------------------- the body of a call
+
+
+def _call(value: object, text: str) -> Call | Fault:
+    """Make a call out of {"name": ..., "arguments" or "parameters": ...}."""
+    if not isinstance(value, dict):
+        return _fault("it must be an object with a name and arguments", text)
+    if not isinstance(value.get("name"), str):
+        return _fault("name: must be the name of a tool", text)
+    given = [key for key in ("arguments", "parameters") if key in value]
+    if len(given) != 1:
+        return _fault(f"arguments: {'given twice' if given else 'missing'}", text)
+    if others := [key for key in value if key not in ("name", "type", *given)]:
+        return _fault(f"{_brief(others[0])}: must stand inside the arguments", text)
+    return Call(value["name"], value[given[0]], text)
+
+
+def _fault(reason: str, text: str) -> Fault:
+    said = clip(clean(reason), 200)  # it may quote what the model wrote
+    return Fault("unreadable", f"the call cannot be read: {said}.", text)
+
+
+def _in_json(body: str) -> list[Call | Fault]:
+    """Read an object, or a list of objects."""
+    value = _json(body)
+    if isinstance(value, list):
+        return [_call(one, _dumps(one)) for one in value]
+    return [_call(value, body)]
+
+
+NEXT_CALL = re.compile(r'\{\s*"name"')  # no JSON string can hold it: its quotes would be escaped
+
+
+def _objects(text: str) -> Iterator[Call | Fault]:
+    """Read objects with anything between them; go on after a damaged one where the next begins."""
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = _decode(text, at)
+            yield _call(value, text[at:end])
+        except _Unreadable as error:
+            found = NEXT_CALL.search(text, at + 1)
+            end = found.start() if found else len(text)
+            piece = text[at:end].strip()
+            closed = "}" in piece[-3:]
+            yield _fault(str(error), piece) if closed else _cut("}", piece)
+        at = text.find("{", end)
+
+
+def _cut(mark: str, text: str) -> Fault:
+    return Fault("cut", f"the call has no end: {mark} is missing.", text)
+
+
+FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
+
+
+def _in_xml(body: str) -> list[Call | Fault]:
+    """Read a function with its parameters, whose values are texts or JSON by the tool's schema."""
+    function = FUNCTION.fullmatch(body)
+    if not function:
+        raise _Unreadable("it must be <function=NAME>, parameters and </function>")
+    name, inside = function[1].strip(), function[2].rstrip()
+    pairs, at = [], 0
+    while at < len(inside):
+        found = PARAMETER.match(inside, at)
+        if not found:
+            raise _Unreadable(f"{_brief(inside[at:].strip())} is no <parameter=KEY> with its end")
+        pairs.append((found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")))
+        at = found.end()
+    return [Call(name, _typed(name, _object(pairs)), body)]
+
+
+def _typed(tool: str, arguments: dict) -> dict:
+    """Read the values that are no texts by the tool's schema as JSON; what is none stays a text."""
+    return {
+        key: value if not isinstance(value, str) or is_text(tool, key) else _value(value)
+        for key, value in arguments.items()
+    }
+
+
+def _value(text: str) -> object:
+    try:
+        return _json(text)
+    except _Unreadable:
+        return text
+
+
+# ---------------------------------------------------------------- formats
+
+# An anchor is needed: transformers takes what follows it in the prompt as the response's beginning
+_SPEC = {"start_anchor": "<|im_start|>assistant\n"}
+_OTHERS = {"thinking": {"open": "<think>", "close": "</think>"}, "content": {}}
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKED = _SPEC | {"fields": _OTHERS | {"tool_calls": {"open": OPEN, "close": CLOSE}}}
+# Bare calls have no closing mark: from the first on, all that follows is taken as calls
+BARE = _SPEC | {"fields": _OTHERS | {"tool_calls": {"open_pattern": r'(?=\{\s*")'}}}
+
+
+@lru_cache
+def _splitter(bare: bool) -> ResponseTemplate:
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    return load_response_template(BARE if bare else MARKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one model writes calls."""
+
+    kind: Literal["hermes", "list", "xml", "bare", "own"] = "hermes"
+    # the schemas are given to the chat template; False: `instructions` has to stand in the prompt
+    by_template: bool = False
+    gap: str = ""  # between the marks of a call and its body
+    # of the tokenizer, for "own": what splits a response, and what reads the body of a call
+    own: tuple[ResponseTemplate, ResponseTemplate] | None = None
+
+    def parse(self, response: str, before: str = "") -> tuple[str, str, list[Call | Fault]]:
+        """Split a response into thoughts, text and calls in their order. Never raises.
+
+        before: what the prompt has written of the response, such as "<think>". A response that
+        ends a thought which it did not begin is taken to begin inside it.
+        """
+        from transformers.utils.chat_parsing import ResponseParser
+
+        if not before and 0 <= response.find("</think>") < _place(response, "<think>"):
+            before = "<think>"
+        splitter = self.own[0] if self.own else _splitter(self.kind == "bare")
+        try:
+            parser = ResponseParser(splitter, prefix=before)
+            closed = parser.feed(response + "\n")  # so that no mark stands at the very end
+            cut = parser.finalize()[1]
+        except (ValueError, KeyError, TypeError) as error:  # a template of the tokenizer's own
+            return "", response, [_fault(first_line(error), response)]
+        parts: dict[str, list[str]] = {"thinking": [], "content": []}
+        calls: list[Call | Fault] = []
+        for k, event in enumerate([*closed, *cut]):
+            if event["type"] != "region_close":
+                continue
+            if event["field"] == "tool_calls":
+                calls += self._read(event["value"], cut=k >= len(closed))
+            elif event["field"] in parts:
+                parts[event["field"]].append(event["value"])
+                marked = self.kind in ("hermes", "list", "xml") and event["field"] == "content"
+                if marked and CLOSE in event["value"]:
+                    calls.append(_fault(f"{OPEN} is missing before it", event["value"]))
+        thoughts, text = ("\n".join(filter(None, texts)) for texts in parts.values())
+        return thoughts, text, calls
+
+    def _read(self, body: str | Mapping[str, str], cut: bool) -> list[Call | Fault]:
+        """Read one body; cut: it goes to the end of the response."""
+        if self.own:
+            return self._read_own(body, cut)
+        if self.kind == "bare":
+            return [*_objects(body)]
+        if cut:
+            return [_cut(CLOSE, piece.strip()) for piece in body.split(OPEN)]
+        read = _in_xml if self.kind == "xml" else _in_json
+        try:
+            return read(body)
+        except _Unreadable as error:
+            reason = str(error)
+        *lost, last = body.split(OPEN)
+        if lost:  # calls without an end before this one
+            return [*(_cut(CLOSE, one.strip()) for one in lost), *self._read(last.strip(), cut)]
+        # An item that is damaged does not spoil the others of its list
+        found = [*_objects(body)] if self.kind != "xml" and body.startswith("[") else []
+        noticed = any(isinstance(one, Fault) for one in found)
+        return found if noticed else [*found, _fault(reason, body)]
+
+    def _read_own(self, found: Mapping[str, str], cut: bool) -> list[Call | Fault]:
+        """Read a body as the tokenizer's own template says, with the texts that its marks hold."""
+        from transformers.utils.chat_parsing.content_parsers import process_field
+
+        field = self.own[1].fields["tool_calls"]
+        body = found["body"]
+        if cut and field.close_re is not None:
+            return [_cut("its closing mark", body)]
+        try:
+            if field.content == "json" and not field.content_args:
+                _json(body)  # stricter than transformers
+            value = process_field(body, field, {k: v for k, v in found.items() if k != "body"})
+        except (_Unreadable, ValueError, KeyError, TypeError, RecursionError) as error:
+            return [_fault(first_line(error), body)]
+        calls = []
+        for one in value if isinstance(value, list) else [value]:
+            call = _call(one.get("function", one) if isinstance(one, dict) else one, body)
+            if isinstance(call, Call) and isinstance(call.arguments, dict):
+                if field.content != "json":
+                    call = Call(call.name, _typed(call.name, call.arguments), body)
+            calls.append(call)
+        return calls
+
+    def write(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write one call as this model would; the arguments keep their order.
+
+        XML knows no escapes: there a value must not hold a closing mark. UserError: a tokenizer's
+        own format can be read, not written.
+        """
+        if self.kind == "own":
+            raise UserError("Calls cannot be written for this model: its format is its own.")
+        if self.kind == "bare":
+            return _dumps({"name": name, "parameters": dict(arguments)})
+        if self.kind == "xml":
+            texts = {k: v if isinstance(v, str) else _dumps(v) for k, v in arguments.items()}
+            values = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in texts.items())
+            return f"{OPEN}\n<function={name}>\n{values}</function>\n{CLOSE}"
+        call = _dumps({"name": name, "arguments": dict(arguments)})
+        call = call.replace(CLOSE, CLOSE.replace("/", r"\/"))  # the same in JSON
+        call = f"[{call}]" if self.kind == "list" else call
+        return f"{OPEN}{self.gap}{call}{self.gap}{CLOSE}"
+
+    def instructions(self, schemas: Sequence[dict]) -> str:
+        """Describe tools for the prompt; "" where the chat template does so."""
+        if self.by_template:
+            return ""
+        lines = "\n".join(_dumps(schema["function"]) for schema in schemas)
+        example = self.write("NAME", {"ARGUMENT": "VALUE"})
+        return (
+            f"Tools, one JSON schema a line:\n{lines}\n\n"
+            f"A call is written like this, and several may follow one another:\n{example}"
+        )
+
+
+def _place(text: str, part: str) -> int:
+    """Return where a part begins, the text's length if nowhere."""
+    at = text.find(part)
+    return at if at >= 0 else len(text)
+
+
+# ---------------------------------------------------------------- which one a model has
+
+# The first mark that a chat template has says how its model writes calls. In a template a quote or
+# a line break may be escaped
+MARKS = (
+    ("xml", re.compile(r"<tool_call>.*<function=.*<parameter=", re.DOTALL)),
+    ("list", re.compile(r"<tool_call>\s*\[")),
+    ("hermes", re.compile(r'<tool_call>.*\\?"arguments\\?"', re.DOTALL)),
+    ("bare", re.compile(r'\{\\?"name\\?": .*\\?"parameters\\?": ', re.DOTALL)),
+    ("list", re.compile("named SmolLM")),  # SmolLM2: its template itself knows no tools
+)
+GAP = re.compile(r"<tool_call>(?:\\n|\n)")
+
+
+def format_of(tokenizer: object) -> Format:
+    """Return the format of a tokenizer's model.
+
+    It is the tokenizer's own `response_template`, or what its chat template has marks of. A
+    template that takes no tools, or writes calls in a way that is not known here, leaves it to
+    `Format.instructions` to describe them.
+    """
+    template = _chat_template(tokenizer)
+    takes_tools = bool(template) and _takes_tools(tokenizer)
+    own = getattr(tokenizer, "response_template", None) or {}
+    if takes_tools and "tool_calls" in own.get("fields", {}):
+        return Format("own", True, own=_own(own))
+    kind = next((kind for kind, mark in MARKS if mark.search(template)), None)
+    gap = "\n" if GAP.search(template) else ""
+    return Format(kind or "hermes", kind is not None and takes_tools, gap)
+
+
+def _chat_template(tokenizer: object) -> str:
+    """Return the source of the template for tools; some tokenizers have several, by name."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    return template or ""
+
+
+def _takes_tools(tokenizer: object) -> bool:
+    """Tell whether a chat template writes the schemas that it is given."""
+    from jinja2 import TemplateError
+
+    message = [{"role": "user", "content": "-"}]
+    try:
+        given, none = (
+            tokenizer.apply_chat_template(message, tools=tools, tokenize=False)
+            for tools in ([*schemas()], None)
+        )
+    except TemplateError:
+        return False
+    return given != none
+
+
+def _own(spec: dict) -> tuple[ResponseTemplate, ResponseTemplate]:
+    """Return a tokenizer's template twice: with all fields as plain text, and as it is.
+
+    The plain one gives of a call {"body": ..., and the texts that its opening mark holds}.
+    """
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    try:
+        full = load_response_template(spec)
+        anchors = ("open", "open_pattern", "close", "close_pattern")
+        plain = {
+            name: {key: field[key] for key in anchors if key in field}
+            for name, field in spec["fields"].items()
+        }
+        held = full.fields["tool_calls"].open_re.groupindex
+        names = {name: f"{{{name}}}" for name in held}
+        plain["tool_calls"]["transform"] = {"body": "{content}"} | names
+        return load_response_template(spec | {"fields": plain}), full
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"cannot be used for tool calls ({first_line(error)})"
+        raise UserError(f"The tokenizer's response_template {reason}.") from error

@@ -1,0 +1,688 @@
+"""MemUpdate: a store of dated entries, edited by tools, and paid for by questions asked afterwards.
+
+    sessions --edit, edit, ...--> store --search--> entries --answer, by a frozen policy--> scores
+
+Holds: everything of this agent: settings, wording, generator, rewards, counts, how a turn is shown.
+Leaves out: the store (agents/store.py), its search (agents/search.py), the tools (agents/tools.py),
+how a model writes calls (agents/calls.py), tasks with sessions (tasks/episodes.py). No torch.
+Exercise it: `python cli.py demo --agent memupdate`. Read next: agents/store.py.
+
+In training an episode has hidden probes: the policy never sees them, and is paid for how much
+better they are answered from the store that it leaves than from the one it was given. They are
+answered, greedily, by the policy as it was before training, from the entries that a search finds:
+what is learnt is what to keep, not how to answer. In an evaluation there is one question, asked in
+the same way. Any other document is read as well: each of its sections is a session without a date.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Annotated, Literal
+
+from agents.calls import Call, Fault, Format, format_of
+from agents.search import Embedder, Search
+from agents.store import Entry, Op, Snapshot, Store
+from agents.tools import Scope, apply, refuse, schemas
+from config.errors import UserError
+from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
+from data import Task, extract_answer
+from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
+from tokens.codec import Codec
+
+# ---------------------------------------------------------------- wording and settings
+
+NO_ENTRIES = "No memories are stored."
+BUILD = Wording(
+    "You keep a store of memories about dated conversations. Questions will be asked later, and "
+    "answered from the store alone. Below are a part of a session, the tools, what is stored, and "
+    "your latest calls with their results. Call tools to add what may be asked for, to correct "
+    "what has changed and to delete what is no longer worth its place. When the store is as it "
+    "should be, answer without a call.",
+    ("tools", "section", "memory", "state", "results"),
+    cue="Your calls:",
+    needs=("section", "memory"),
+)
+REFINE = Wording(
+    "You keep a store of memories. Questions will be asked later, and answered from the store "
+    "alone. Below are the tools, entries of the store, and your latest calls with their results. "
+    "Search the store and call tools to make it more useful: correct, merge, split, delete. When "
+    "it is as it should be, answer without a call.",
+    ("tools", "memory", "state", "results"),
+    cue="Your calls:",
+    needs=("memory",),
+)
+TARGET = "\n\nThis question will be among them: {problem}"
+ANSWER = Wording(
+    "Solve the problem with the help of the memories alone; they are dated. {answer}",
+    ("memory", "problem"),
+    needs=("memory",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemUpdateConfig(ReadConfig):
+    """How MemUpdate edits its store, and what it is paid for."""
+
+    mode: Literal["build", "refine"] = "build"
+    """build = sessions are read one after the other, the store is empty at first; refine = the
+    store holds the task's memories, and no session is read"""
+    history: Literal["auto", "append", "bounded"] = "auto"
+    """append = one growing conversation, in which each turn sees all calls and replies so far;
+    bounded = every turn is a prompt of its own with entries, limits and the latest results; auto =
+    bounded to build, append to refine"""
+    target: Literal["hidden", "visible"] = "hidden"
+    """whether the policy sees the first question while it edits"""
+    show: Literal["relevant", "all"] = "relevant"
+    """entries in a prompt: relevant = those that match the session best (or, without one, the
+    newest), as many as show_k; all = every one"""
+    show_k: Annotated[int, COUNT] = 10
+    """entries that a prompt shows"""
+    call_tokens: Annotated[int, COUNT] = 512
+    """most tokens of a turn that edits, thoughts and the end-of-sequence id included"""
+    reply_tokens: Annotated[int, COUNT] = 512
+    """most tokens of one tool's reply"""
+    max_ops: Annotated[int, COUNT] = 30
+    """most operations in a session (refine: in all), errors and searches included"""
+    max_turns: Annotated[int, COUNT] = 30
+    """most turns in a session (refine: in all); the calls of the last one are executed"""
+    max_calls: Annotated[int, COUNT] = 4
+    """calls of one turn that are executed; further ones get an error each"""
+    max_invalid: Annotated[int, COUNT] = 3
+    """turns in a row without a single valid call after which editing ends"""
+    without: tuple[str, ...] = ()
+    """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
+    search: Literal["bm25", "dense", "hybrid"] = "bm25"
+    """how entries are found; dense and hybrid need an embedder"""
+    embedder: str = ""
+    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    answer_k: Annotated[int, COUNT] = 10
+    """entries that a question is answered from"""
+    answer_order: Literal["best", "newest", "oldest"] = "best"
+    """their order in the prompt"""
+    budget: Literal["soft", "hard", "none"] = "soft"
+    """what a store over its budget costs: soft = reward; hard = what would enlarge it fails"""
+    memory_budget: Annotated[float, NOT_NEGATIVE] = 0.0
+    """tokens of all entries, as a share of the tokens of the source (build) or of the store at the
+    start (refine); 0 = 0.1 of the source, 1.0 of the start"""
+    budget_entries: Annotated[int, LIMIT] = 0
+    """count the budget in entries instead; 0 = in tokens"""
+    pay: Literal["answer", "compat"] = "answer"
+    """answer = how much better the probes are answered than at the start; compat = the formula of
+    the original's documentation, by shared words, times its efficiency"""
+    size_cap: Annotated[int, COUNT] = 100
+    """compat: entries above which a store counts as too large"""
+    turn_credit: bool = False
+    """pay each turn for what it has changed in the answers to the same probes"""
+    format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
+    """weight of the share of calls that were valid; without a call it is 0"""
+    size_weight: Annotated[float, NOT_NEGATIVE] = 0.1
+    """budget soft: weight of the tokens over the budget, as a share of it"""
+    compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
+    """build: weight of 1 - tokens of the store / tokens of the source"""
+    visible_weight: Annotated[float, SHARE] = 1.0
+    """target visible: weight of the other probes, so that unrelated memories may not be lost"""
+
+    @property
+    def grows(self) -> bool:
+        """Whether the turns are one growing conversation."""
+        return self.history == "append" or (self.history == "auto" and self.mode == "refine")
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is kept of a turn."""
+
+    phase: Literal["edit", "probe", "answer"]
+    session: int | None = None
+    ops: list[dict] = field(default_factory=list)  # operations, without the entries
+    entries: int = 0  # after the turn
+    tokens: int = 0  # of them
+    stop: str = ""  # why the session's editing ended with this turn
+    probe: str = ""  # id of the question
+    score: float | None = None
+    # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
+    parts: dict[str, float] = field(default_factory=dict)
+    gains: list[float] = field(default_factory=list)
+    answers: list[dict] = field(default_factory=list)  # of the probes, before and after
+
+
+STOPS = ("no_call", "ops", "turns", "context", "invalid")
+TOOLS = (
+    "search_memory",
+    "manage_memory",
+    "delete_memory",
+    "sample_memory",
+    "merge_memory",
+    "split_memory",
+)
+ANSWERS = 1 << 14  # of the frozen policy that are remembered
+ENTRY_TOKENS = 48  # of an entry in a prompt, for the window that a sampler reserves
+
+
+# ---------------------------------------------------------------- one episode
+
+
+@dataclass(slots=True)
+class Editing:
+    """An episode while its store is edited."""
+
+    task: Task
+    store: Store
+    scope: Scope
+    budget: int | None  # in tokens; None: in entries, or none
+    source: int  # tokens of what was read, or of the store at the start
+    turns: list[Turn] = field(default_factory=list)  # that edit
+    states: list[Snapshot] = field(default_factory=list)  # before the first turn, after each
+    calls: Counter[str] = field(default_factory=Counter)  # ok, failed
+
+    @property
+    def last(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+
+class MemUpdate(Agent):
+    """A store of dated entries, searched and rewritten by six tools."""
+
+    Config = MemUpdateConfig
+    frozen_turns = keeps = True
+    prompts = {
+        "build": BUILD,
+        "refine": REFINE,
+        "more": "{section}\n\n{state}",  # a growing conversation: the next session ...
+        "results": "{results}",  # ... and what the calls of the last turn have brought
+        "answer": ANSWER,
+    }
+    edits: bool = True
+    """False: a baseline, whose store is never edited"""
+    rates = {
+        "valid": ("valid_calls", "calls"),
+        "calls": ("calls", "edit_turns"),
+        "store_tokens": ("store_tokens", "edit_turns"),
+        "store_entries": ("store_entries", "edit_turns"),
+        "score_before": ("score_before", "episodes"),
+        "score_after": ("score_after", "episodes"),
+    }
+    training = dict(kl=0.001)
+
+    embed: Embedder | None = None
+    """of the setting `embedder`, given by whoever opens it"""
+
+    def __init__(self, config=None, codec=None, window=None):
+        super().__init__(config, codec, window)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what belongs to one codec and one policy."""
+        self._answers: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._stores: dict[str, Store] = {}  # fingerprint of a document -> the store made of it
+        self._lines: dict[str, int] = {}  # text -> its tokens
+        self._search = self._format = None
+
+    def on(self, codec: Codec, window: int | None = None) -> Agent:
+        other = super().on(codec, window)
+        if other is not self:
+            other._begin_anew()
+        return other
+
+    # ---- what it does
+
+    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
+        editing = self._begin(task)
+        if self.probes_of(task):
+            yield from self._edit_all(editing)
+            yield from self._settle(editing)
+            return
+        kept = self._stores.get(task.document_digest)
+        if kept is None:
+            yield from self._edit_all(editing)
+            kept = editing.store
+            if self.keeps:
+                kept = self._stores.setdefault(task.document_digest, kept)
+        yield from self._ask(kept.snapshot(), task, final=True)
+
+    def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
+        """Read everything and edit the store by it."""
+        for number, date, piece in self._pieces(editing.task) if self.edits else ():
+            going = yield from self._edit(editing, number, date, piece)
+            if not going:
+                return
+
+    def _begin(self, task: Task) -> Editing:
+        c = self.config
+        store = Store(self.start(task))
+        source = self._source_tokens(task, store)
+        bounded = c.budget != "none" and not c.budget_entries
+        budget = self.budget_tokens(source) if bounded else None
+        hard = c.budget == "hard"
+        scope = Scope(
+            search=self.searcher(),
+            measure=self.measure,
+            session=None,
+            date=None,
+            seed=(task.document_digest,),
+            budget_tokens=budget if hard else None,
+            budget_entries=c.budget_entries or None if hard else None,
+            reply_tokens=c.reply_tokens,
+            tools=tuple(tool for tool in TOOLS if tool not in c.without),
+            may_update="update" not in c.without,
+        )
+        return Editing(task, store, scope, budget, source, states=[store.snapshot()])
+
+    def start(self, task: Task) -> list[Entry]:
+        """Return what the store holds at first."""
+        if self.config.mode == "build":
+            return []
+        return entries_of(getattr(task, "memories", ()))
+
+    def probes_of(self, task: Task) -> Sequence:
+        return getattr(task, "probes", ())
+
+    def budget_tokens(self, source: int) -> int:
+        """Return the tokens that a store may have. source: those of what it is made from."""
+        share = self.config.memory_budget or {"build": 0.1, "refine": 1.0}[self.config.mode]
+        return max(1, round(share * source))
+
+    def _source_tokens(self, task: Task, store: Store) -> int:
+        """Return the tokens of the document or, in `refine`, of the store at the start."""
+        if self.config.mode == "refine":
+            return self.tokens_of(store.snapshot())
+        return len(self.codec.cut(task.document, self.config.chunk_tokens).ids)
+
+    def _pieces(self, task: Task) -> Iterator[tuple[int | None, str | None, str]]:
+        """Yield (session, date, text) of everything to be read, in pieces that fit a section."""
+        c = self.config
+        if c.mode == "refine":
+            yield None, None, ""
+            return
+        sessions = getattr(task, "sessions", ())
+        if not sessions:
+            for number, section in enumerate(self.sections(task), 1):
+                yield number, None, section
+        for session in sessions:
+            text = f"{session.when}\n{session.text}"
+            for piece in self.codec.cut(text, c.chunk_tokens):
+                yield session.number, session.date or None, piece
+
+    # ---- editing
+
+    def _edit(
+        self, editing: Editing, session: int | None, date: str | None, piece: str
+    ) -> Generator[Prompt, Turn, bool]:
+        """Edit the store by what was read; return False if nothing more can be read."""
+        c, store = self.config, editing.store
+        scope = replace(editing.scope, session=session, date=date)
+        ops = turns = invalid = 0
+        replies: list[str] = []
+        while True:
+            prompt = self._edit_prompt(editing, piece, replies, ops, turns)
+            if self._too_long(prompt):
+                if editing.last is not None:
+                    editing.last.notes.stop = "context"
+                    return False
+                reason = "A first prompt of this agent does not fit the model's window"
+                raise UserError(f"{reason}: lower --chunk-tokens or --show-k.")
+            turn = yield prompt
+            turns += 1
+            _, _, calls = self.format.parse(str(turn.response))
+            done = self._execute(store, scope, calls, c.max_ops - ops)
+            ops += len(done)
+            valid = sum(op.ok for op in done)
+            editing.calls.update(ok=valid, failed=len(done) - valid)
+            invalid = 0 if valid else invalid + 1
+            replies = [op.message for op in done]
+            snapshot = store.snapshot()
+            editing.turns.append(turn)
+            editing.states.append(snapshot)
+            turn.notes = Notes(
+                "edit",
+                session,
+                [shown(op) for op in done],
+                len(snapshot),
+                self.tokens_of(snapshot),
+                stop=(
+                    "no_call" if not done
+                    else "ops" if ops >= c.max_ops
+                    else "invalid" if invalid >= c.max_invalid
+                    else "turns" if turns >= c.max_turns
+                    else ""
+                ),
+            )  # fmt: skip
+            if turn.notes.stop:
+                return True
+
+    def _edit_prompt(
+        self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
+    ) -> Prompt:
+        c = self.config
+        snapshot = editing.store.snapshot()
+        state = self._state(editing, ops, turns)
+        if c.grows and editing.last is not None:
+            if replies:
+                joined = "\n".join(replies)
+                prompt = self.prompt("results", c.call_tokens, results=joined)
+                return replace(prompt, after=editing.last, role=self.reply_role)
+            prompt = self.prompt("more", c.call_tokens, section=piece, state=state)
+            return replace(prompt, after=editing.last)
+        entries = self._relevant(snapshot, piece)
+        slots = dict(
+            tools=self.format.instructions(schemas(editing.scope.tools)),
+            memory="\n".join(entry.line for entry in entries) or NO_ENTRIES,
+            state=state,
+            results="\n".join(replies) or "None yet.",
+        )
+        if c.mode == "build":
+            slots["section"] = piece
+        prompt = self.prompt(c.mode, c.call_tokens, **slots)
+        if c.target == "visible" and (asked := self._target(editing.task)):
+            pieces = (*prompt.pieces, (TARGET.replace("{problem}", asked), False))
+            prompt = replace(prompt, pieces=pieces)
+        tools = schemas(editing.scope.tools) if self.format.by_template else ()
+        return replace(prompt, tools=tools)
+
+    def _target(self, task: Task) -> str:
+        probes = self.probes_of(task)
+        return probes[0].question if probes else task.question
+
+    def _state(self, editing: Editing, ops: int, turns: int) -> str:
+        """Say in one line how much is stored and what may still be done."""
+        c, snapshot = self.config, editing.store.snapshot()
+        used = f"{self.tokens_of(snapshot)} tokens"
+        if c.budget_entries and c.budget != "none":
+            room = f" of at most {c.budget_entries} memories"
+        else:
+            room = f" of at most {editing.budget} tokens" if editing.budget else ""
+        left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
+        return f"{len(snapshot)} memories, {used}{room}; {left} operations left."
+
+    def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
+        """Return the entries that a prompt shows, in the order of their ids."""
+        c, entries = self.config, snapshot.entries
+        if c.show == "all" or len(entries) <= c.show_k:
+            return [*entries]
+        found = (
+            [entry for entry, _ in self.searcher().top(entries, piece, c.show_k)] if piece else []
+        )
+        rest = [entry for entry in reversed(entries) if entry not in found]
+        chosen = {entry.id for entry in [*found, *rest][: c.show_k]}
+        return [entry for entry in entries if entry.id in chosen]
+
+    def _too_long(self, prompt: Prompt) -> bool:
+        if self.window is None:
+            return False
+        return len(prompt.ids(self.codec)) + prompt.max_tokens > self.window
+
+    def _execute(
+        self, store: Store, scope: Scope, calls: Sequence[Call | Fault], left: int
+    ) -> list[Op]:
+        """Run the calls of a turn; each one, run or refused, is an operation."""
+        done = []
+        for k, call in enumerate(calls[:left]):
+            if k >= self.config.max_calls:
+                most = f"at most {self.config.max_calls} calls in a turn; this one was not run."
+                done.append(refuse(store, scope, "too_many", f"Error: {most}"))
+            elif isinstance(call, Fault):
+                done.append(refuse(store, scope, call.code, f"Error: {call.message}"))
+            else:
+                done.append(apply(store, call.name, call.arguments, scope))
+        return done
+
+    # ---- answering
+
+    def searcher(self) -> Search:
+        if self._search is None:
+            self._search = Search(self.config.search, self.embed)
+        return self._search
+
+    def context(self, snapshot: Snapshot, question: str) -> list[Entry]:
+        """Return the entries that a question is answered from."""
+        c = self.config
+        found = [e for e, _ in self.searcher().top(snapshot.entries, question, c.answer_k)]
+        if c.answer_order != "best":
+            newest = c.answer_order == "newest"
+            found.sort(key=lambda e: (e.date or "", int(e.id[1:])), reverse=newest)
+        return found
+
+    def _ask(
+        self, snapshot: Snapshot, about: object, final: bool = False
+    ) -> Generator[Prompt, Turn, str]:
+        """Ask the frozen policy a question; return its response. Known answers are not asked
+        again."""
+        memory = "\n".join(e.shown for e in self.context(snapshot, about.question)) or NO_ENTRIES
+        key = memory, about.question
+        if final or key not in self._answers:
+            prompt = self.prompt(
+                "answer",
+                self.config.final_tokens,
+                final=final,
+                memory=memory,
+                problem=about.question,
+            )
+            turn = yield replace(prompt, frozen=True)
+            turn.notes = Notes("answer" if final else "probe", probe=about.id)
+            turn.notes.entries, turn.notes.tokens = len(snapshot), self.tokens_of(snapshot)
+            self._answers[key] = str(turn.response)
+            while len(self._answers) > ANSWERS:
+                self._answers.popitem(last=False)
+        return self._answers[key]
+
+    def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
+        """Answer the probes from the first store and the last, and note what that is worth."""
+        c, task, probes = self.config, editing.task, self.probes_of(editing.task)
+        first, last = editing.states[0], editing.states[-1]
+        wanted = editing.states if c.turn_credit else [first, last]
+        scores: dict[int, list[float]] = {}  # operations so far -> of each probe
+        said: dict[int, list[str]] = {}
+        for snapshot in wanted:
+            if snapshot.n in scores:
+                continue
+            said[snapshot.n], scores[snapshot.n] = [], []
+            for probe in probes:
+                response = yield from self._ask(snapshot, probe)
+                prediction, _ = extract_answer(response, c.form)
+                said[snapshot.n].append(prediction)
+                scores[snapshot.n].append(task.score(prediction, probe))
+        notes = editing.last.notes
+        notes.parts = self.parts(editing, scores[first.n], scores[last.n])
+        notes.answers = [
+            {"question": p.question, "before": a, "after": b, "won": round(y - x, 4)}
+            for p, a, b, x, y in zip(probes, said[first.n], said[last.n],
+                                     scores[first.n], scores[last.n], strict=True)
+        ]  # fmt: skip
+        if c.turn_credit:
+            means = [fmean(scores[snapshot.n]) for snapshot in editing.states]
+            notes.gains = [after - before for before, after in pairwise(means)]
+
+    def parts(
+        self, editing: Editing, before: Sequence[float], after: Sequence[float]
+    ) -> dict[str, float]:
+        """Return the parts of an episode's reward by name; `reward` is their sum.
+
+        before, after: the probes' scores.
+        """
+        c, last, first = self.config, editing.states[-1], editing.states[0]
+        n = editing.calls.total()
+        valid = editing.calls["ok"] / n if n else 0.0
+        parts = {"score_before": fmean(before), "score_after": fmean(after), "valid": valid}
+        if c.pay == "compat":
+            task = editing.task
+            gained = fmean(
+                overlap_score(p.answers[0], found(last.entries, p.question))
+                - overlap_score(p.answers[0], found(first.entries, p.question))
+                for p in self.probes_of(task)
+            )
+            factor = efficiency(sizes(first), sizes(last), c.size_cap)
+            return parts | {"delta": gained, "efficiency": factor, "reward": gained * factor}
+        won = [b - a for a, b in zip(before, after, strict=True)]
+        delta = fmean(won)
+        if c.target == "visible":
+            delta = won[0] + c.visible_weight * delta
+        tokens = self.tokens_of(last)
+        size = compression = 0.0
+        if c.budget == "soft":
+            most = c.budget_entries or editing.budget
+            used = len(last) if c.budget_entries else tokens
+            size = -c.size_weight * max(0.0, used / most - 1)
+        if c.mode == "build" and editing.turns:
+            compression = c.compression_weight * max(0.0, 1 - tokens / max(1, editing.source))
+        parts |= {
+            "delta": delta,
+            "format": c.format_weight * valid,
+            "size": size,
+            "compression": compression,
+        }
+        parts["reward"] = delta + parts["format"] + size + compression
+        return parts
+
+    def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
+        """Return an episode's reward, or grade the answer where one question was asked."""
+        if not self.probes_of(trajectory.task):
+            return Agent.reward(self, trajectory, outcome)
+        return next(
+            (
+                turn.notes.parts["reward"]
+                for turn in reversed(trajectory.turns)
+                if turn.notes is not None and turn.notes.parts
+            ),
+            0.0,
+        )
+
+    def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]] | None:
+        """Return what each turn has changed in the probes' mean score, with `turn_credit`."""
+        if not self.config.turn_credit:
+            return None
+        edits = [t for t in trajectory.turns if t.notes is not None and t.notes.phase == "edit"]
+        gains = next((t.notes.gains for t in reversed(edits) if t.notes.gains), [])
+        won = dict(zip(map(id, edits), gains, strict=False))
+        return [{"gain": won[id(t)]} if id(t) in won else {} for t in trajectory.turns]
+
+    # ---- what it needs
+
+    @property
+    def format(self) -> Format:
+        """How the model writes calls."""
+        if self._format is None:
+            self._format = format_of(getattr(self.codec, "tokenizer", None))
+        return self._format
+
+    @property
+    def reply_role(self) -> str:
+        return "tool" if self.format.by_template else "user"
+
+    def measure(self, text: str) -> int:
+        """Return the tokens of a text; those of an entry's line are asked for again and again."""
+        n = self._lines.get(text)
+        if n is None:
+            if len(self._lines) > 1 << 16:
+                self._lines.clear()
+            n = self._lines[text] = len(self.codec.encode(text))
+        return n
+
+    def tokens_of(self, snapshot: Snapshot) -> int:
+        return sum(self.measure(entry.line) for entry in snapshot.entries)
+
+    def limits(self) -> Limits:
+        c = self.config
+        shown = c.show_k * ENTRY_TOKENS + c.max_calls * c.reply_tokens
+        return Limits(shown, c.call_tokens)
+
+    # ---- what is counted and shown
+
+    def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
+        notes = turn.notes
+        if notes is None or notes.phase == "probe":
+            return {}
+        if notes.phase == "answer":
+            return {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
+        counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
+        for op in notes.ops:
+            counts["calls"] += 1
+            counts["valid_calls"] += op["ok"]
+            counts[f"op_{op['tool']}" if op["ok"] else f"error_{op['code']}"] += 1
+        if notes.stop:
+            counts[f"stop_{notes.stop}"] += 1
+        if notes.parts:
+            counts["episodes"] += 1
+            counts.update(score_before=notes.parts["score_before"])
+            counts.update(score_after=notes.parts["score_after"])
+        return counts
+
+    def lines(self, turn: dict) -> list[Line]:
+        notes = turn.get("notes") or {}
+        lines = [
+            Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
+            for op in notes.get("ops", ())
+        ]
+        for answer in notes.get("answers", ()):
+            was, now = answer["before"] or "nothing", answer["after"] or "nothing"
+            lines.append(Line("probe", answer["question"], f"{was} -> {now} ({answer['won']:+g})"))
+        if notes.get("parts"):
+            parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
+            lines.append(Line("worth", parts))
+        if notes.get("stop"):
+            lines.append(Line("stops", notes["stop"].replace("_", " ")))
+        return lines
+
+    def memory_after(self, turn: dict) -> str:
+        return turn["memory"]
+
+
+def shown(op: Op) -> dict:
+    """Return an operation as a record keeps it, with the ids that it changed."""
+    return {
+        "tool": op.tool,
+        "args": op.args,
+        "ok": op.ok,
+        "code": op.code,
+        "message": op.message,
+        "ids": [entry.id for entry in op.after],
+    }
+
+
+def entries_of(memories: Sequence) -> list[Entry]:
+    """Return a task's memories as entries of a new store."""
+    return [
+        Entry("", m.text, None, m.speaker, m.date, m.session, tuple(m.evidence), "init")
+        for m in memories
+    ]
+
+
+# ---------------------------------------------------------------- the original's formula
+
+
+def found(entries: Sequence[Entry], question: str, k: int = 5) -> str:
+    """Return the context of the original's keyword search: shared words over the longer of both."""
+    asked = {*question.lower().split()}
+
+    def score(entry: Entry) -> float:
+        words = {*entry.text.lower().split()}
+        return len(asked & words) / max(len(asked), len(words), 1)
+
+    best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
+    lines = [f"Memory: {entry.text}" for entry in best]
+    return "\n".join(lines) or "No relevant information found."
+
+
+def overlap_score(answer: str, context: str) -> float:
+    """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
+    wanted, there = {*answer.lower().split()}, {*context.lower().split()}
+    return max(0.1, min(1.0, len(wanted & there) / len(wanted))) if wanted else 0.5
+
+
+def sizes(snapshot: Snapshot) -> tuple[int, int]:
+    """Return the number of entries and their characters."""
+    return len(snapshot), sum(len(entry.text) for entry in snapshot.entries)
+
+
+def efficiency(old: tuple[int, int], new: tuple[int, int], cap: int = 100) -> float:
+    """Return the factor on the gain of a store, in [0.1, 1.5]. old, new: of `sizes`."""
+    (n_old, chars_old), (n_new, chars_new) = old, new
+    size = 1.0 if n_new <= cap else max(0.1, 1 - (n_new - cap) / cap)
+    density = 1.0
+    if n_old:
+        density = min(1.2, (chars_new / max(n_new, 1)) / max(chars_old / n_old, 1))
+    change = max(0.8, 1 - 0.5 * abs(n_new - n_old) / max(n_old, 1))
+    return min(1.5, max(0.1, size * density * change))

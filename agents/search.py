@@ -1,0 +1,179 @@
+"""Search in a memory store: BM25, embeddings, or both; always over the entries it is given.
+
+Holds: `Search`, `Embedder`, `tokens`, `recall`. Leaves out: the embedders (models/embedder.py), the
+retrievers of memories (agents/retrieval.py). No torch.
+Exercise it: `pytest tests/agents/test_search.py`. Read next: models/embedder.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from agents.store import Entry, number
+from config.errors import UserError
+
+if TYPE_CHECKING:
+    import bm25s
+
+WORD = re.compile(r"[a-z0-9]+")
+RRF_K = 60
+"""Reciprocal rank fusion adds 1 / (RRF_K + rank), the best rank being 1 (Cormack et al. 2009)."""
+INDEXES = 64
+"""Indexes that a `Search` keeps, those used last."""
+EMBEDDINGS = 50_000
+"""Embeddings that a `Search` keeps, those made last."""
+
+
+class Embedder(Protocol):
+    """What turns texts into vectors whose scalar product is their similarity."""
+
+    name: str
+    dim: int
+
+    def embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
+        """Return float32 [N, dim], rows of length 1. query: they ask, and are not searched."""
+
+
+def tokens(text: str) -> list[str]:
+    """List the words by which BM25 compares texts.
+
+    >>> tokens("On 8 May, Ann's dog")
+    ['on', '8', 'may', 'ann', 's', 'dog']
+    """
+    return WORD.findall(text.lower())
+
+
+def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
+    """Return the share of the evidence that the found entries were taken from; of none it is 1."""
+    there = {one for entry in found for one in entry.evidence}
+    return sum(one in there for one in evidence) / len(evidence) if evidence else 1.0
+
+
+class Search:
+    """Find the entries that match a query best, by their text with date and speaker.
+
+    how: "bm25" finds entries that share a word with the query; "dense" ranks all by the cosine of
+    their embeddings; "hybrid" fuses both rankings by reciprocal ranks. UserError: another `how`, or
+    no embedder where one is needed.
+
+    Indexes and embeddings are kept: several queries to the same entries build one index, and a
+    text is embedded once.
+    """
+
+    def __init__(
+        self,
+        how: Literal["bm25", "dense", "hybrid"] = "bm25",
+        embedder: Embedder | None = None,
+    ):
+        if how not in ("bm25", "dense", "hybrid"):
+            raise UserError(f"Memories are searched by bm25, dense or hybrid, not by {how!r}.")
+        if how != "bm25" and embedder is None:
+            raise UserError(f"To search by {how} an embedder is needed: name one, or take bm25.")
+        self.how, self.embedder = how, embedder
+        self._indexes: OrderedDict[tuple[int, ...], _Index] = OrderedDict()
+        self._embeddings: dict[tuple[str, bool], np.ndarray] = {}  # (text, is it a query?)
+
+    def top(
+        self,
+        entries: Sequence[Entry],
+        query: str,
+        k: int,
+        keep: Callable[[Entry], bool] | None = None,
+    ) -> list[tuple[Entry, float]]:
+        """Return the k best entries with their scores, the best first; of equals the lower id.
+
+        keep: says which entries may be found; what a word weighs still depends on all of them.
+        """
+        if not entries:
+            return []
+        index = self._index(entries)
+        at = [i for i, entry in enumerate(index.entries) if keep is None or keep(entry)]
+        found: list[dict[int, float]] = []  # position -> score, by each way of searching
+        if self.how != "dense":
+            lexical = index.lexical(tokens(query))
+            found.append({i: lexical[i] for i in at if lexical[i] > 0})
+        if self.how != "bm25":
+            cosines = self._cosines(index, query)
+            found.append({i: cosines[i] for i in at})
+        scores = found[0] if len(found) == 1 else fused([*map(index.ranked, found)])
+        return [(index.entries[i], scores[i]) for i in index.ranked(scores)[:k]]
+
+    def _index(self, entries: Sequence[Entry]) -> _Index:
+        """Return the index of these very entries. It keeps them, so that no other object can have
+        the identity of one of them. (An id and a version do not tell: a store may be restored.)"""
+        key = tuple(map(id, entries))
+        index = self._indexes.pop(key, None) or _Index(entries)
+        self._indexes[key] = index
+        if len(self._indexes) > INDEXES:
+            self._indexes.popitem(last=False)
+        return index
+
+    def _cosines(self, index: _Index, query: str) -> list[float]:
+        if index.embedded is None:
+            index.embedded = self._embed(index.texts)
+        whole = query.encode(errors="replace").decode()  # no half of a surrogate pair
+        cosines = index.embedded @ self._embed([whole], query=True)[0]
+        # In other batches and on other machines the last digits differ: they decide no tie
+        return cosines.round(6).tolist()
+
+    def _embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
+        """Embed those texts that were not embedded before; UserError: of another dimension."""
+        known, embedder = self._embeddings, self.embedder
+        new = [text for text in dict.fromkeys(texts) if (text, query) not in known]
+        if new:
+            rows = embedder.embed(new, query)
+            if rows.shape != (len(new), embedder.dim):
+                raise UserError(
+                    f"The embedder {embedder.name} gave an array of {rows.shape} for {len(new)} "
+                    f"texts, where each must have {embedder.dim} numbers: use another one."
+                )
+            known |= {(text, query): row.copy() for text, row in zip(new, rows, strict=True)}
+        matrix = np.stack([known[text, query] for text in texts])
+        while len(known) > EMBEDDINGS:
+            del known[next(iter(known))]
+        return matrix
+
+
+def fused(rankings: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Score the members of rankings, each from the best on, by their reciprocal ranks.
+
+    >>> fused([[7, 5], [7]]) == {7: 1 / 61 + 1 / 61, 5: 1 / 62}
+    True
+    """
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, one in enumerate(ranking, 1):
+            scores[one] = scores.get(one, 0.0) + 1 / (RRF_K + rank)
+    return scores
+
+
+class _Index:
+    """What is computed once for a sequence of entries, when it is needed."""
+
+    def __init__(self, entries: Sequence[Entry]):
+        self.entries = tuple(entries)
+        self.texts = [entry.shown for entry in entries]
+        self.numbers = [number(entry.id) for entry in entries]
+        self.words: bm25s.BM25 | None = None
+        self.embedded: np.ndarray | None = None
+
+    def ranked(self, scores: Mapping[int, float]) -> list[int]:
+        """List the positions with a score, the best first."""
+        return sorted(scores, key=lambda i: (-scores[i], self.numbers[i]))
+
+    def lexical(self, query: Sequence[str]) -> list[float]:
+        """Return the BM25 score of each entry."""
+        import bm25s
+
+        if self.words is None:
+            words = [tokens(text) for text in self.texts]
+            if not any(words):  # of nothing bm25s makes no index
+                return [0.0] * len(words)
+            self.words = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+            self.words.index(words, show_progress=False)
+        return self.words.get_scores(query).tolist() if query else [0.0] * len(self.entries)

@@ -1,0 +1,517 @@
+"""The memory store: dated entries, a journal of all operations, snapshots, and files of both.
+
+Holds: `Entry`, `Op`, `Snapshot`, `Store`, `replay`, `Diff`, `diff`, `read_entries`, `text_fault`.
+Leaves out: the tools that a policy calls (agents/tools.py), search (agents/search.py). No torch.
+Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
+
+Entries are never changed in place: an update writes the next version, a deletion a version that is
+marked as deleted. Every operation is one record of the journal, whether it wrote, only read or
+failed; initial entries and journal together are the store, and `replay` makes it anew from them.
+
+A file of a store is a line with its format and two counts, then the initial entries, then the
+operations, one JSON object a line. Own data is one object a line too: `read_entries`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import copy
+import gzip
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from datetime import date
+from pathlib import Path
+
+from config.errors import UserError, clip, first_line
+from config.files import is_file, replacing_output
+
+KINDS = ("episodic", "semantic", "procedural")
+RESTORE = "restore"  # the tool of the record that `Store.restore` makes
+FORMAT, VERSION = "memory store", 1
+GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
+
+# ---------------------------------------------------------------- entries
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of one memory. Its id stays the same through all versions."""
+
+    id: str  # "m17"; "" in an entry that a store has yet to number
+    text: str  # one paragraph
+    kind: str | None = None  # of KINDS
+    speaker: str | None = None
+    date: str | None = None  # ISO day, "2023-05-08"
+    session: int | None = None
+    evidence: tuple[str, ...] = ()  # ids of what it was taken from
+    origin: str = "agent"  # or "init"
+    version: int = 1
+    parents: tuple[str, ...] = ()  # ids of the entries that were merged or split into it
+    deleted: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The text with its date and speaker: what is read, indexed and embedded.
+
+        >>> Entry("m1", "It rains.", speaker="Ann", date="2023-05-08").shown
+        '2023-05-08 Ann: It rains.'
+        """
+        said = f"{self.speaker}: {self.text}" if self.speaker else self.text
+        return f"{self.date} {said}" if self.date else said
+
+    @property
+    def line(self) -> str:
+        """The text as a tool shows it, with its id.
+
+        >>> Entry("m1", "It rains.", date="2023-05-08").line
+        '[m1] 2023-05-08 It rains.'
+        """
+        return f"[{self.id}] {self.shown}"
+
+
+def number(entry_id: str) -> int:
+    """Return the number of an id: 17 of "m17", 0 of ""."""
+    return int(entry_id[1:] or 0)
+
+
+ID = re.compile(r"m[1-9][0-9]{0,11}")
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# A line break is one too: each entry is shown on one line
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def text_fault(text: object) -> str:
+    """Say why a value is no text of an entry ("holds the control character U+0007"), "" if it is.
+
+    >>> text_fault("It rains."), text_fault(" ")
+    ('', 'is blank')
+    """
+    if not isinstance(text, str):
+        return f"must be a text, not {_brief(text)}"
+    if not text.strip():
+        return "is blank"
+    if not (found := CONTROL.search(text)):
+        return ""
+    code = f"U+{ord(found[0]):04X}"
+    if found[0] >= "\ud800":
+        return f"holds {code}, half of a surrogate pair, which is no text"
+    return f"holds the control character {code}, and a text is one paragraph"
+
+
+def _brief(value: object) -> str:
+    return clip(repr(value), 80)
+
+
+def _is_day(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(DAY.fullmatch(value) and date.fromisoformat(value))
+    except ValueError:  # 2023-02-30
+        return False
+
+
+def _is_count(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and bool(ID.fullmatch(value))
+
+
+# field -> (what it must be, whether it is), for all but the texts
+RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "id": ('an id such as "m17"', lambda v: v == "" or _is_id(v)),
+    "kind": (f"one of {', '.join(KINDS)}", lambda v: v is None or v in KINDS),
+    "date": ("a day such as 2023-05-08", lambda v: v is None or _is_day(v)),
+    "session": ("a whole number from 0", lambda v: v is None or _is_count(v, 0)),
+    "evidence": (
+        "a list of texts",
+        lambda v: isinstance(v, tuple) and not any(map(text_fault, v)),
+    ),
+    "origin": ("init or agent", lambda v: v in ("init", "agent")),
+    "version": ("a whole number from 1", lambda v: _is_count(v, 1)),
+    "parents": ("a list of ids", lambda v: isinstance(v, tuple) and all(map(_is_id, v))),
+    "deleted": ("true or false", lambda v: isinstance(v, bool)),
+}
+
+
+def _check(entry: Entry) -> Entry:
+    """Return an entry that may stand in a store; ValueError with the field and the reason."""
+    for name in ("text", "speaker"):
+        value = getattr(entry, name)
+        if (name == "text" or value is not None) and (why := text_fault(value)):
+            raise ValueError(f"'{name}' {why}")
+    for name, (wanted, fits) in RULES.items():
+        if not fits(value := getattr(entry, name)):
+            raise ValueError(f"'{name}' must be {wanted}, not {_brief(value)}")
+    return entry
+
+
+def _numbered(entries: Iterable[Entry]) -> list[Entry]:
+    """Check entries, and give those without an id the ids after the highest one, in order."""
+    entries = [_check(entry) for entry in entries]
+    highest = max((number(entry.id) for entry in entries), default=0)
+    for k, entry in enumerate(entries):
+        if not entry.id:
+            highest += 1
+            entries[k] = replace(entry, id=f"m{highest}")
+    return entries
+
+
+# ---------------------------------------------------------------- states and operations
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation, as it stands in the journal."""
+
+    n: int  # from 1
+    tool: str
+    args: dict  # JSON values
+    ok: bool
+    code: str  # why it failed, in a word such as "unknown_id"; "" if it did not
+    message: str  # the reply
+    before: tuple[Entry, ...]  # the versions that were replaced
+    after: tuple[Entry, ...]  # the versions that were written
+    session: int | None = None  # the session that was being read
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Snapshot:
+    """The entries of a store at one moment; it never changes, and is equal to itself alone."""
+
+    n: int  # the number of the operation that wrote last, 0 if none has
+    entries: tuple[Entry, ...]  # the live ones, by id
+    _latest: Mapping[str, Entry]  # id -> last version, of the deleted ones too
+
+    @classmethod
+    def of(cls, n: int, latest: Mapping[str, Entry]) -> Snapshot:
+        """Take the last versions, in the order of their ids; nobody may change them any more."""
+        return cls(n, tuple(entry for entry in latest.values() if not entry.deleted), latest)
+
+    def get(self, entry_id: str) -> Entry | None:
+        """Return an entry, or what its deletion has left; None if there was never one."""
+        return self._latest.get(entry_id)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._latest and not self._latest[entry_id].deleted
+
+
+class Store:
+    """Entries, and the journal of what was done to them since the beginning.
+
+    entries: the initial ones; those with the id "" get ids in order, after the highest one given.
+    ValueError: two with the same id, or one that no store may hold.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()):
+        self._first = sorted(_numbered(entries), key=lambda entry: number(entry.id))
+        self._latest = {entry.id: entry for entry in self._first}  # always in the order of the ids
+        if len(self._latest) < len(self._first):
+            raise ValueError("two initial entries have the same id")
+        self._next = number(self._first[-1].id) + 1 if self._first else 1
+        self.journal: list[Op] = []
+        self._snapshot: Snapshot | None = None  # dropped when an operation writes
+
+    def snapshot(self) -> Snapshot:
+        """Return the present state: the same object until an operation writes."""
+        if self._snapshot is None:
+            self._snapshot = self.at(len(self.journal))
+        return self._snapshot
+
+    def at(self, n: int) -> Snapshot:
+        """Return the state after the n-th operation; 0 is the initial one. UserError: no such n."""
+        if not (_is_count(n, 0) and n <= len(self.journal)):
+            last = len(self.journal)
+            raise UserError(f"There is no operation {n}: give a number from 0 to {last}.")
+        ops = self.journal[:n]
+        wrote = next((op.n for op in reversed(ops) if op.after), 0)
+        if n == len(self.journal):
+            return Snapshot.of(wrote, dict(self._latest))
+        latest = {entry.id: entry for entry in self._first}
+        latest.update((entry.id, entry) for op in ops for entry in op.after)
+        return Snapshot.of(wrote, latest)
+
+    def new_ids(self, k: int) -> list[str]:
+        """Return the next k ids. They are used up only when entries with them are recorded."""
+        return [f"m{self._next + i}" for i in range(k)]
+
+    def record(
+        self,
+        tool: str,
+        args: Mapping,
+        message: str,
+        *,
+        ok: bool = True,
+        code: str = "",
+        after: Iterable[Entry] = (),
+        session: int | None = None,
+    ) -> Op:
+        """Enter an operation into the journal and write its entries: the one way to change a store.
+
+        after: new entries with the next ids in order, and next versions of live ones; a deletion is
+        a next version that is marked as deleted. ValueError, and no change: anything else.
+        """
+        after = tuple(after)
+        if after and not ok:
+            raise ValueError("an operation that failed writes nothing")
+        if ok and tool == RESTORE:
+            raise ValueError(f"only Store.restore records a {RESTORE}")
+        known, fresh = set[str](), self._next
+        for entry in map(_check, after):
+            old = self._latest.get(entry.id)
+            if entry.id in known:
+                raise ValueError(f"{entry.id} is written twice")
+            if old is None and (entry.id, entry.version) != (f"m{fresh}", 1):
+                raise ValueError(f"{entry.id} v{entry.version} is new and must be m{fresh} v1")
+            if old is None and entry.deleted:
+                raise ValueError(f"{entry.id} cannot be deleted before it is there")
+            if old and old.deleted:
+                raise ValueError(f"{entry.id} is deleted")
+            if old and entry.version != old.version + 1:
+                raise ValueError(f"{entry.id} v{entry.version} does not follow v{old.version}")
+            known.add(entry.id)
+            fresh += old is None
+        reply = {"message": message, "ok": ok, "code": code, "session": session}
+        return self._write(tool, dict(args), after, **reply)
+
+    def _write(self, tool: str, args: dict, after: tuple[Entry, ...], **reply) -> Op:
+        before = tuple(self._latest[entry.id] for entry in after if entry.id in self._latest)
+        op = Op(len(self.journal) + 1, tool, args, before=before, after=after, **reply)
+        self.journal.append(op)
+        if after:
+            self._latest.update((entry.id, entry) for entry in after)
+            self._next += len(after) - len(before)
+            self._snapshot = None
+        return op
+
+    def restore(self, n: int) -> Op:
+        """Bring the live entries back as they were after the n-th operation, as one more operation.
+
+        The versions are those of then; entries that came later are deleted. UserError: no such n.
+        """
+        then, after = self.at(n), []
+        for entry in self._latest.values():
+            target = then.get(entry.id)
+            if target is None:  # it came later
+                deleted = replace(entry, version=entry.version + 1, deleted=True)
+                target = entry if entry.deleted else deleted
+            if target != entry:
+                after.append(target)
+        said = f"Restored the entries as they were after operation {n}."
+        return self._write(RESTORE, {"n": n}, tuple(after), message=said, ok=True, code="")
+
+    def copy(self) -> Store:
+        """Return an independent store with the same entries and a journal of its own."""
+        twin = copy.copy(self)
+        twin._latest, twin.journal = dict(self._latest), list(self.journal)
+        return twin
+
+    def _redo(self, op: Op) -> None:
+        """Do a recorded operation again; ValueError if what it does is not what the record says."""
+        if op.ok and op.tool == RESTORE:
+            made = self.restore(op.args.get("n"))
+        else:
+            how = {"ok": op.ok, "code": op.code, "session": op.session}
+            made = self.record(op.tool, op.args, op.message, after=op.after, **how)
+        names = (field.name for field in fields(Op))
+        wrong = [name for name in names if getattr(made, name) != getattr(op, name)]
+        if wrong:
+            raise ValueError(f"'{wrong[0]}' contradicts the operations before it")
+
+    # ------------------------------------------------------------ files
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the store's file."""
+        counts = {"entries": len(self._first), "operations": len(self.journal)}
+        yield _json({"format": FORMAT, "version": VERSION} | counts)
+        for entry in self._first:
+            yield _json(_plain(entry))
+        for op in self.journal:
+            yield _json({field.name: _plain(getattr(op, field.name)) for field in fields(op)})
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Write the store to a file, compressed if its name ends in .gz: all of it, or nothing."""
+        data = "".join(f"{line}\n" for line in self.lines()).encode()
+        with replacing_output(Path(path)) as temporary:
+            packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
+            temporary.write_bytes(packed)
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path) -> Store:
+        """Read a store's file; UserError with file, line and field for anything that is wrong."""
+        (_, header), *lines = _objects(path) or [(0, {})]
+        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+            raise UserError(f"{path} is no file of a store: its first line must name the format.")
+        n, operations = header.get("entries"), header.get("operations")
+        if not (_is_count(n, 0) and _is_count(operations, 0) and len(lines) == n + operations):
+            counted = f"{_brief(n)} entries and {_brief(operations)} operations"
+            raise UserError(f"{path} is not whole: {counted} must follow the first line.")
+        known = tuple(field.name for field in fields(Entry))
+        store = cls(_entries(path, lines[:n], known))
+        for line, values in lines[n:]:
+            with _place(path, line):
+                store._redo(_op(values))
+        return store
+
+
+def replay(entries: Iterable[Entry], ops: Iterable[Op]) -> Store:
+    """Make a store out of its initial entries and its operations.
+
+    ValueError or UserError: the operations are not those of one store from its beginning.
+    """
+    store = Store(entries)
+    for op in ops:
+        store._redo(op)
+    return store
+
+
+# ---------------------------------------------------------------- what changed
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What is different between two states: from the second to the first it is the mirror image."""
+
+    added: tuple[Entry, ...]
+    removed: tuple[Entry, ...]
+    changed: tuple[tuple[Entry, Entry], ...]  # the same id before and after
+    merged: tuple[tuple[tuple[Entry, ...], Entry], ...]  # several removed -> one added
+    split: tuple[tuple[Entry, tuple[Entry, ...]], ...]  # one removed -> several added
+
+
+def diff(a: Snapshot, b: Snapshot) -> Diff:
+    """Compare the live entries of two states."""
+    removed = tuple(entry for entry in a.entries if entry.id not in b)
+    added = tuple(entry for entry in b.entries if entry.id not in a)
+    changed = tuple((e, b.get(e.id)) for e in a.entries if e.id in b and e != b.get(e.id))
+
+    def origins(entry: Entry) -> set[str]:
+        """The ids of its parents, their parents, and so on, whether they are live or not."""
+        found, todo = set[str](), [*entry.parents]
+        while todo:
+            if (one := todo.pop()) not in found:
+                found.add(one)
+                todo += [p for state in (a, b) if (e := state.get(one)) for p in e.parents]
+        return found
+
+    gone, come = {e.id: e for e in removed}, {e.id: e for e in added}
+    # Both ways: undone, a merge is the split of what it had made
+    links = {(old, new) for new in come for old in origins(come[new]) if old in gone}
+    links |= {(old, new) for old in gone for new in origins(gone[old]) if new in come}
+    sources, results = defaultdict(list), defaultdict(list)
+    for old, new in sorted(links, key=lambda link: (number(link[0]), number(link[1]))):
+        sources[new].append(gone[old])
+        results[old].append(come[new])
+    merged = tuple((tuple(sources[e.id]), e) for e in added if len(sources[e.id]) > 1)
+    split = tuple((e, tuple(results[e.id])) for e in removed if len(results[e.id]) > 1)
+    return Diff(added, removed, changed, merged, split)
+
+
+# ---------------------------------------------------------------- files
+
+
+def read_entries(path: str | Path) -> list[Entry]:
+    """Read own data as initial entries: JSON lines (.gz too) of {"text": ...} and any of date,
+    speaker, kind, session, evidence and id.
+
+    UserError with file, line and field for anything that is wrong: nothing is half loaded.
+    """
+    entries = _entries(path, _objects(path), GIVEN)
+    return _numbered(replace(entry, origin="init") for entry in entries)
+
+
+def _objects(path: str | Path) -> list[tuple[int, dict]]:
+    """Return the object of each line that is not blank, with the line's number."""
+    if not is_file(path):
+        raise UserError(f"No file at {path}.")
+    try:
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if Path(path).suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
+    lines = enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1)
+    return [(n, _object(path, n, raw)) for n, raw in lines if raw.strip()]
+
+
+def _object(path: str | Path, line: int, raw: bytes) -> dict:
+    with _place(path, line):
+        try:
+            value = json.loads(raw.decode())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not JSON ({first_line(error)})") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"a line must be an object with named fields, not {_brief(value)}")
+        return value
+
+
+@contextmanager
+def _place(path: str | Path, line: int) -> Iterator[None]:
+    """Turn a ValueError of the block into a UserError that names the line."""
+    try:
+        yield
+    except (ValueError, UserError) as error:
+        raise UserError(f"{path}, line {line}: {first_line(error)}.") from None
+
+
+def _entries(
+    path: str | Path, lines: Iterable[tuple[int, dict]], known: Sequence[str]
+) -> list[Entry]:
+    """Make an entry of each line; no two have the same id."""
+    entries, places = [], dict[str, int]()
+    for line, values in lines:
+        with _place(path, line):
+            entry = _entry(values, known)
+            if entry.id and places.setdefault(entry.id, line) != line:
+                raise ValueError(f"'id' is {entry.id}, as in line {places[entry.id]}")
+            entries.append(entry)
+    return entries
+
+
+def _entry(values: object, known: Sequence[str]) -> Entry:
+    if not isinstance(values, dict):
+        raise ValueError(f"an entry must be an object with named fields, not {_brief(values)}")
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(f"{_brief(unknown[0])} is no field; there are {', '.join(known)}")
+    if "text" not in values:
+        raise ValueError("'text' is missing")
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return _check(Entry(**{"id": ""} | given))
+
+
+def _op(values: dict) -> Op:
+    names, known = [field.name for field in fields(Op)], [field.name for field in fields(Entry)]
+    if {*values} != {*names}:
+        raise ValueError(f"an operation has the fields {', '.join(names)}")
+    kinds = {"n": int, "tool": str, "args": dict, "ok": bool, "code": str, "message": str}
+    for name, kind in (kinds | {"before": list, "after": list}).items():
+        if type(values[name]) is not kind:
+            raise ValueError(f"'{name}' must not be {_brief(values[name])}")
+    if not RULES["session"][1](values["session"]):
+        raise ValueError(f"'session' must be {RULES['session'][0]}")
+    sides = {side: tuple(_entry(e, known) for e in values[side]) for side in ("before", "after")}
+    return Op(**values | sides)
+
+
+def _plain(value: object) -> object:
+    """Return JSON values; of an entry the fields that are not as they are by default."""
+    if isinstance(value, tuple):
+        return [*map(_plain, value)]
+    if not isinstance(value, Entry):
+        return value
+    values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+    return {name: given for name, (given, default) in values.items() if given != default}
+
+
+def _json(value: dict) -> str:
+    # What a policy calls may hold half of a surrogate pair. As \ud800 it can be written, and in a
+    # JSON text this means the same
+    text = json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()

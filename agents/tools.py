@@ -1,0 +1,658 @@
+"""The six tools by which a policy searches and rewrites a memory store.
+
+Holds: `Scope`, `apply`, `refuse`, `schemas`, `is_text`, `CODES`, and a class for each tool.
+Leaves out: the store (agents/store.py), search (agents/search.py), how a model writes a call
+(agents/calls.py), when an agent makes one (agents/memupdate.py). No torch.
+Exercise it: `pytest tests/agents/test_tools.py`. Read next: agents/calls.py.
+
+A tool is a pydantic model of its arguments with a method `run`. The JSON schema that a model is
+shown, the check of what it sends and the text of an error come from the same class:
+
+    name, arguments --model_validate--> tool --run--> reply, entries --Store.record--> Op
+                            |             |
+                            +--- fault ---+-> "Error: FIELD: ...", nothing written, an Op as well
+
+A faulty call never raises: it is an operation that failed, with one of `CODES`. An optional
+argument that is null counts as not given; an argument that would have no effect is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError
+
+from agents.search import Search
+from agents.store import KINDS, Entry, Op, Snapshot, Store, text_fault
+from config.errors import clean, clip
+from data import seed_of
+
+CODES = {
+    "unknown_tool": "there is no tool of this name, or it is not allowed here",
+    "bad_arguments": "an argument is unknown, of another type, out of range or without effect",
+    "missing": "a required argument is missing",
+    "too_long": "a text has more characters than it may have",
+    "empty": "a text is blank, or there is no entry to show",
+    "unknown_id": "no entry has ever had this id",
+    "deleted_id": "the entry is deleted",
+    "duplicate": "a live entry has the same text",
+    "one_part": "a split finds no place to cut",
+    "full": "the store is full, and the call would enlarge it",
+    "refused": "an operation that this run does not allow",
+    "unreadable": "what stands there cannot be read as a call (agents/calls.py)",
+    "cut": "a call has no end (agents/calls.py)",
+    "too_many": "more calls in a turn than are run (the agent's limit)",
+}
+"""Why an operation failed: the codes of its record."""
+
+MOST = 1000
+"""Most characters of an entry's text that a tool writes."""
+
+# ---------------------------------------------------------------- what a call may depend on
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a call may depend on besides the store and its own arguments."""
+
+    search: Search
+    measure: Callable[[str], int]  # tokens of a text; a function of the text alone
+    session: int | None = None  # the one being read; a new entry belongs to it
+    date: str | None = None  # its day, "2023-05-08": a new entry's, unless the call gives one
+    seed: tuple = ()  # sample_memory draws from it and the number of the operation, nothing else
+    # Hard budgets: what would leave a store over one, and larger than before, fails
+    budget_tokens: int | None = None  # of the lines of all entries
+    budget_entries: int | None = None
+    reply_tokens: int = 512  # most tokens of a reply that lists entries
+    tools: tuple[str, ...] = (
+        "search_memory",
+        "manage_memory",
+        "delete_memory",
+        "sample_memory",
+        "merge_memory",
+        "split_memory",
+    )  # those that are there
+    may_update: bool = True  # False: manage_memory creates only
+
+
+class _Refused(Exception):
+    """A well-formed call that cannot be done: a code of CODES, and the reply without "Error: "."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+Done = tuple[str, Sequence[Entry]]  # the reply, and the versions to write
+
+# ---------------------------------------------------------------- types of arguments
+
+
+def _paragraph(text: str) -> str:
+    """Return a text as one paragraph: line breaks and tabs become blanks."""
+    text = re.sub(r"[\t\r\n]+", " ", text)
+    fault = text_fault(text)
+    if not fault and not any(c.isprintable() and c != " " for c in text):
+        fault = "has no visible character"
+    if fault:
+        raise PydanticCustomError("bad_arguments", "{fault}", {"fault": fault})
+    return text
+
+
+def _day(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("bad_arguments", "there is no such day") from None
+    return text
+
+
+def _text(longest: int) -> object:
+    limits = StringConstraints(strip_whitespace=True, min_length=1, max_length=longest)
+    return Annotated[str, limits, AfterValidator(_paragraph)]
+
+
+Content = _text(MOST)
+Query = _text(500)
+Name = _text(100)
+Reason = _text(300)
+Id = Annotated[str, Field(pattern="^m[1-9][0-9]{0,11}$")]
+Day = Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_day)]
+Kind = Literal[KINDS]
+
+
+def _distinct(ids: list[str]) -> list[str]:
+    if len({*ids}) < len(ids):
+        raise PydanticCustomError("bad_arguments", "each id may stand there once")
+    return ids
+
+
+def _key(text: str) -> str:
+    """Return what two texts share if one is a duplicate of the other."""
+    return " ".join(text.split()).casefold()
+
+
+def _different(texts: list[str]) -> list[str]:
+    if len({*map(_key, texts)}) < len(texts):
+        raise PydanticCustomError("bad_arguments", "each text may stand there once")
+    return texts
+
+
+KIND = Field(
+    None, validation_alias=AliasChoices("kind", "memory_type"), description="kind of memory"
+)
+
+
+class Arguments(BaseModel):
+    """The arguments of a tool, and what it does with them; the docstring is for the model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @abstractmethod
+    def run(self, store: Store, scope: Scope) -> Done:
+        """Return the reply and the versions to write; raise _Refused if it cannot be done."""
+
+    def _need(self, name: str, what: str) -> None:
+        """Raise unless the argument that something needs is given."""
+        if getattr(self, name) is None:
+            raise PydanticCustomError("missing", f"{name}: required by {what}")
+
+    def _need_no(self, name: str, what: str) -> None:
+        """Raise if the argument that something has no use for is given."""
+        if getattr(self, name) is not None:
+            raise PydanticCustomError("bad_arguments", f"{name}: not taken by {what}")
+
+
+# ---------------------------------------------------------------- the tools
+
+
+class SearchMemory(Arguments):
+    """Find the memories that match a query, the best first."""
+
+    query: Annotated[Query, Field(description="words to look for")]
+    top_k: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=20,
+            validation_alias=AliasChoices("top_k", "limit"),
+            description="most memories to show",
+        ),
+    ] = 5
+    kind: Kind | None = KIND
+    speaker: Annotated[Name | None, Field(description="only memories of this speaker")] = None
+    since: Annotated[Day | None, Field(description="first day, YYYY-MM-DD")] = None
+    until: Annotated[Day | None, Field(description="last day, YYYY-MM-DD")] = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> SearchMemory:
+        if self.since and self.until and self.since > self.until:
+            raise PydanticCustomError("bad_arguments", "since: must not be later than until")
+        return self
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        snapshot = store.snapshot()
+        found = scope.search.top(snapshot.entries, self.query, self.top_k, self._keeps)
+        if not found:
+            return f"No memory matches. {len(snapshot)} stored.", ()
+        head = [f"{len(found)} of {len(snapshot)} memories:"]
+        return _listed(head, [entry for entry, _ in found], scope), ()
+
+    def _keeps(self, entry: Entry) -> bool:
+        """Tell whether an entry may be found; without a date it lies in no stretch of time."""
+        if self.kind and entry.kind != self.kind:
+            return False
+        if self.speaker and _key(entry.speaker or "") != _key(self.speaker):
+            return False
+        if not (self.since or self.until):
+            return True
+        return bool(entry.date) and (self.since or "") <= entry.date <= (self.until or "9999-12-31")
+
+
+class ManageMemory(Arguments):
+    """Create a memory, update one (its text is replaced), or change nothing (noop)."""
+
+    operation: Literal["create", "update", "noop"]
+    content: Annotated[Content | None, Field(description="the text; not for noop")] = None
+    memory_id: Annotated[Id | None, Field(description="which one to update, such as m12")] = None
+    kind: Kind | None = KIND
+    date: Annotated[Day | None, Field(description="its day, YYYY-MM-DD")] = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ManageMemory:
+        if self.operation == "noop":
+            for name in ("content", "memory_id", "kind", "date"):
+                self._need_no(name, "noop")
+            return self
+        self._need("content", self.operation)
+        (self._need if self.operation == "update" else self._need_no)("memory_id", self.operation)
+        return self
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        if self.operation == "noop":
+            return "No change.", ()
+        return (self._create if self.operation == "create" else self._update)(store, scope)
+
+    def _create(self, store: Store, scope: Scope) -> Done:
+        snapshot = store.snapshot()
+        _refuse_duplicate(snapshot, self.content)
+        new = Entry(
+            store.new_ids(1)[0],
+            self.content,
+            self.kind,
+            date=self.date or scope.date,
+            session=scope.session,
+            evidence=() if scope.session is None else (f"S{scope.session}",),
+        )
+        _refuse_full(snapshot, [new], scope)
+        return f"Created {new.id}.", [new]
+
+    def _update(self, store: Store, scope: Scope) -> Done:
+        if not scope.may_update:
+            raise _Refused("refused", "operation: update is not allowed here.")
+        snapshot = store.snapshot()
+        old = _live(snapshot, self.memory_id, "memory_id")
+        kind, day = self.kind or old.kind, self.date or old.date
+        if (self.content, kind, day) == (old.text, old.kind, old.date):
+            raise _Refused("duplicate", f"duplicate of {old.id}.")
+        _refuse_duplicate(snapshot, self.content, but=(old.id,))
+        new = replace(old, text=self.content, kind=kind, date=day, version=old.version + 1)
+        _refuse_full(snapshot, [new], scope)
+        return f"Updated {new.id} (v{new.version}).", [new]
+
+
+class DeleteMemory(Arguments):
+    """Delete a memory."""
+
+    memory_id: Annotated[Id, Field(description="which one, such as m12")]
+    reason: Annotated[Reason | None, Field(description="why, for the log")] = None
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        old = _live(store.snapshot(), self.memory_id, "memory_id")
+        return f"Deleted {old.id}.", [_deleted(old)]
+
+
+class SampleMemory(Arguments):
+    """Show some memories without a query."""
+
+    k: Annotated[int, Field(ge=1, le=10, description="how many")] = 3
+    strategy: Annotated[
+        Literal["random", "diverse", "recent"],
+        Field(description="diverse: evenly spaced ids; recent: those updated most often"),
+    ] = "random"
+    kind: Kind | None = KIND
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        stored = store.snapshot().entries
+        entries = [entry for entry in stored if self.kind in (None, entry.kind)]
+        if not entries:
+            nothing = f"kind: no memory is {self.kind}" if stored else "the store is empty"
+            raise _Refused("empty", f"{nothing}.")
+        n, k = len(entries), min(self.k, len(entries))
+        if self.strategy == "random":
+            draw = random.Random(seed_of(*scope.seed, len(store.journal) + 1))
+            at = sorted(draw.sample(range(n), k))
+        elif self.strategy == "diverse":
+            at = [i * n // k for i in range(k)]
+        else:
+            at = sorted(range(n), key=lambda i: (entries[i].version, i), reverse=True)[:k]
+        return _listed([], [entries[i] for i in at], scope), ()
+
+
+class MergeMemory(Arguments):
+    """Replace several memories by one; all but concatenate need its text."""
+
+    memory_ids: Annotated[
+        list[Id],
+        Field(min_length=2, max_length=5, description="2 to 5 different ids"),
+        AfterValidator(_distinct),
+    ]
+    strategy: Literal["concatenate", "summarize", "extract_common"]
+    content: Annotated[Content | None, Field(description="the text; not for concatenate")] = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> MergeMemory:
+        concatenate = self.strategy == "concatenate"
+        (self._need_no if concatenate else self._need)("content", self.strategy)
+        return self
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        snapshot = store.snapshot()
+        old = [_live(snapshot, one, "memory_ids") for one in self.memory_ids]
+        text = self.content or " ".join(entry.text for entry in old)
+        _refuse_long("memory_ids", text)
+        _refuse_duplicate(snapshot, text, but=self.memory_ids)
+        new = Entry(
+            store.new_ids(1)[0],
+            text,
+            _shared(entry.kind for entry in old),
+            _shared(entry.speaker for entry in old),
+            max((entry.date for entry in old if entry.date), default=None),
+            _shared(entry.session for entry in old),
+            tuple(dict.fromkeys(one for entry in old for one in entry.evidence)),
+            parents=tuple(self.memory_ids),
+        )
+        after = [new, *map(_deleted, old)]
+        _refuse_full(snapshot, after, scope)
+        return f"Merged {', '.join(self.memory_ids)} into {new.id}.", after
+
+
+class SplitMemory(Arguments):
+    """Replace a memory by several: by the given texts, or cut between its sentences."""
+
+    memory_id: Annotated[Id, Field(description="which one, such as m12")]
+    split_criteria: Annotated[
+        Literal["temporal", "thematic", "speaker"],
+        Field(description="where to cut: at dates and times, by theme (needs parts), by speaker"),
+    ]
+    parts: Annotated[
+        Annotated[
+            list[Content],
+            Field(min_length=2, max_length=5),
+            AfterValidator(_different),
+        ]
+        | None,
+        Field(description="2 to 5 texts"),
+    ] = None
+    max_parts: Annotated[int, Field(ge=2, le=5, description="most parts")] = 5
+
+    @model_validator(mode="after")
+    def _complete(self) -> SplitMemory:
+        if self.split_criteria == "thematic":
+            self._need("parts", "thematic")
+        if self.parts and len(self.parts) > self.max_parts:
+            raise PydanticCustomError("bad_arguments", "parts: there are more than max_parts")
+        return self
+
+    def run(self, store: Store, scope: Scope) -> Done:
+        snapshot = store.snapshot()
+        old = _live(snapshot, self.memory_id, "memory_id")
+        texts = self.parts or self._cut(old.text, snapshot)
+        if len(texts) < 2:
+            raise _Refused("one_part", "split_criteria: there is only one part.")
+        for text in texts:
+            _refuse_long("memory_id", text)
+            _refuse_duplicate(snapshot, text, but=(old.id,))
+        new = [
+            replace(old, id=one, text=text, origin="agent", version=1, parents=(old.id,))
+            for one, text in zip(store.new_ids(len(texts)), texts, strict=True)
+        ]
+        after = [*new, _deleted(old)]
+        _refuse_full(snapshot, after, scope)
+        return f"Split {old.id} into {', '.join(entry.id for entry in new)}.", after
+
+    def _cut(self, text: str, snapshot: Snapshot) -> list[str]:
+        """Cut a text between sentences, at the first places that the criterion finds."""
+        sentences = SENTENCE_END.split(text)
+        if self.split_criteria == "temporal":
+            places = [i for i, one in enumerate(sentences) if i and TIME.search(one)]
+        else:
+            places = _new_speakers(sentences, snapshot)
+        edges = [0, *places[: self.max_parts - 1], len(sentences)]
+        parts = [" ".join(sentences[a:b]) for a, b in pairwise(edges)]
+        if len({*map(_key, parts)}) < len(parts):
+            raise _Refused("duplicate", "split_criteria: two parts are the same.")
+        return parts
+
+
+TOOLS: dict[str, type[Arguments]] = {
+    "search_memory": SearchMemory,
+    "manage_memory": ManageMemory,
+    "delete_memory": DeleteMemory,
+    "sample_memory": SampleMemory,
+    "merge_memory": MergeMemory,
+    "split_memory": SplitMemory,
+}
+
+# ---------------------------------------------------------------- what the tools share
+
+
+def _live(snapshot: Snapshot, entry_id: str, field: str) -> Entry:
+    entry = snapshot.get(entry_id)
+    if entry is None:
+        raise _Refused("unknown_id", f"{field}: {entry_id} is unknown.")
+    if entry.deleted:
+        raise _Refused("deleted_id", f"{field}: {entry_id} is already deleted.")
+    return entry
+
+
+def _deleted(entry: Entry) -> Entry:
+    return replace(entry, version=entry.version + 1, deleted=True)
+
+
+def _shared(values: Iterable) -> object:
+    """Return the one value that all have, None if they differ."""
+    first, *others = {*values}
+    return None if others else first
+
+
+_stored_key = lru_cache(1 << 14)(_key)
+
+
+def _refuse_duplicate(snapshot: Snapshot, text: str, but: Sequence[str] = ()) -> None:
+    """Refuse a text that a live entry has, other than those that the call replaces (but)."""
+    key = _key(text)
+    for entry in snapshot.entries:
+        if _stored_key(entry.text) == key and entry.id not in but:
+            raise _Refused("duplicate", f"duplicate of {entry.id}.")
+
+
+def _refuse_long(field: str, text: str) -> None:
+    if len(text) > MOST:
+        raise _Refused("too_long", f"{field}: a text would have {len(text)} characters of {MOST}.")
+
+
+def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> None:
+    """Refuse versions that enlarge a store and leave it over a hard budget."""
+    before = [old for entry in after if (old := snapshot.get(entry.id))]
+    now = [entry for entry in after if not entry.deleted]
+    if scope.budget_entries is not None:
+        stored, more = len(snapshot), len(now) - len(before)
+        if more > 0 and stored + more > scope.budget_entries:
+            raise _Refused("full", f"memory full ({stored} of {scope.budget_entries} memories).")
+    if scope.budget_tokens is not None:
+        stored = _stored_tokens(scope.measure, snapshot)
+        more = _sum_tokens(scope.measure, now) - _sum_tokens(scope.measure, before)
+        if more > 0 and stored + more > scope.budget_tokens:
+            raise _Refused("full", f"memory full ({stored} of {scope.budget_tokens} tokens).")
+
+
+@lru_cache(1 << 14)
+def _line_tokens(measure: Callable[[str], int], line: str) -> int:
+    return measure(line)
+
+
+def _sum_tokens(measure: Callable[[str], int], entries: Iterable[Entry]) -> int:
+    return sum(_line_tokens(measure, entry.line) for entry in entries)
+
+
+@lru_cache(64)  # a store has one snapshot until something is written
+def _stored_tokens(measure: Callable[[str], int], snapshot: Snapshot) -> int:
+    return _sum_tokens(measure, snapshot.entries)
+
+
+def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
+    """Return a reply of whole entries, as many as fit, and how many more there are."""
+    lines = [entry.line for entry in entries]
+    for shown in range(len(lines), -1, -1):
+        left = len(lines) - shown
+        reply = "\n".join([*head, *lines[:shown], *([f"(+{left} more)"] if left else [])])
+        if scope.measure(reply) <= scope.reply_tokens:
+            break
+    return reply
+
+
+# ---------------------------------------------------------------- where a text may be cut
+
+SENTENCE_END = re.compile(r"(?<=[.!?]) +")
+MONTHS = (
+    "January|February|March|April|May|June|July|August|September|October|November|December|"
+    "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec"
+)
+WEEKDAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
+TIMES = (
+    "yesterday|today|tonight|tomorrow|now|then|later|ago|earlier|recently|afterwards|"
+    "morning|noon|afternoon|evening|night|midnight|minutes?|hours?|days?|weeks?|weekends?|"
+    "months?|years?|spring|summer|autumn|winter|[0-9]{1,2}(?::[0-9]{2})? ?[ap]m"
+)
+# A date or time word; months and days by their capital letter, for "may" and "march" are verbs
+TIME = re.compile(
+    rf"\b(?:{MONTHS}|{WEEKDAYS}|(?i:{TIMES})|(?:1[89]|20)[0-9]{{2}}|[0-9]{{1,2}}:[0-9]{{2}})\b"
+)
+LABEL = re.compile(r"([^\s:][^:]{0,39}):\s")  # "Ann: I moved."
+
+
+def _new_speakers(sentences: Sequence[str], snapshot: Snapshot) -> list[int]:
+    """Return the sentences that name another speaker than the last one named.
+
+    A sentence names whom it begins with ("Ann: ..."), or else the first of the store's speakers
+    that stands in it.
+    """
+    speakers = sorted({entry.speaker for entry in snapshot.entries if entry.speaker}, key=len)
+    known = re.compile(rf"\b(?:{'|'.join(map(re.escape, reversed(speakers)))})\b")
+    places, last = [], ""
+    for i, sentence in enumerate(sentences):
+        label = LABEL.match(sentence)
+        found = label[1] if label else m[0] if speakers and (m := known.search(sentence)) else last
+        if last and found != last:
+            places.append(i)
+        last = found
+    return places
+
+
+# ---------------------------------------------------------------- one call
+
+
+def apply(store: Store, name: object, arguments: object, scope: Scope) -> Op:
+    """Run one call and return its record, the newest of the store's journal.
+
+    name, arguments: any JSON values. A faulty call writes nothing; its reply begins with "Error: "
+    and names the argument.
+    """
+    tool = TOOLS.get(name) if isinstance(name, str) and name in scope.tools else None
+    if tool is None:
+        there = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
+        fault = f"Error: name: {_quoted(name)} is no tool; {there}."
+        return refuse(store, scope, "unknown_tool", fault, arguments)
+    if not isinstance(arguments, dict):
+        fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
+        return refuse(store, scope, "bad_arguments", fault, arguments, name)
+    try:
+        call = tool.model_validate(arguments)
+    except ValidationError as error:
+        return refuse(store, scope, *_fault(error), arguments, name)
+    given = call.model_dump(exclude_unset=True, exclude_none=True)
+    try:
+        message, after = call.run(store, scope)
+    except _Refused as error:
+        return refuse(store, scope, error.code, f"Error: {error}", given, name)
+    return store.record(name, given, message, after=after, session=scope.session)
+
+
+def refuse(
+    store: Store,
+    scope: Scope,
+    code: str,
+    message: str,
+    args: object = None,
+    tool: str = "call",
+) -> Op:
+    """Enter a call that is not run into the journal.
+
+    code: one of CODES. message: the reply, which begins with "Error: ". args: what was given, any
+    value. tool: "call" if it is not known which one was meant.
+    """
+    return store.record(tool, _kept(args), message, ok=False, code=code, session=scope.session)
+
+
+# pydantic's name for a fault -> our code; all others are bad arguments
+_CODE_OF = {"missing": "missing", "string_too_long": "too_long", "string_too_short": "empty"}
+
+
+def _fault(error: ValidationError) -> tuple[str, str]:
+    """Return the code and the reply for the first fault of some arguments."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field, *inside = first["loc"] or ("",)
+    where = _quoted(field, "") + "".join(f"[{k}]" for k in inside)
+    said = first["msg"][:1].lower() + first["msg"][1:]
+    reply = f"Error: {where}: {said}." if where else f"Error: {said}."
+    return _CODE_OF.get(first["type"], "bad_arguments"), reply
+
+
+def _quoted(value: object, quote: str = "'") -> str:
+    """Return what a policy has written, short and safe to print."""
+    text = clean(value if isinstance(value, str) else type(value).__name__)
+    return f"{quote}{clip(' '.join(text.split()), 60)}{quote}"
+
+
+def _kept(args: object) -> dict:
+    """Return arguments as the journal keeps them: an object of JSON values, of moderate length."""
+    if args is None:
+        return {}
+    try:
+        text = json.dumps(args, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # no JSON value, or one nested without end
+        return {"unreadable": type(args).__name__}
+    if len(text) > 8 * MOST:
+        return {"cut": clip(text, 8 * MOST)}
+    return args if isinstance(args, dict) else {"given": args}
+
+
+# ---------------------------------------------------------------- what a model is told
+
+
+class _Schema(GenerateJsonSchema):
+    """A schema without titles and nulls: fewer tokens, and nothing that a model need not know."""
+
+    def field_title_should_be_set(self, schema) -> bool:
+        return False
+
+    def nullable_schema(self, schema):
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema):
+        plain = schema.get("default", ...) is None
+        return self.generate_inner(schema["schema"]) if plain else super().default_schema(schema)
+
+
+@lru_cache
+def schemas(tools: tuple[str, ...] = tuple(TOOLS)) -> tuple[dict, ...]:
+    """Return the schemas of these tools, as `apply_chat_template(tools=...)` takes them."""
+    return tuple(_schema(name) for name in tools)
+
+
+def _schema(name: str) -> dict:
+    parameters = TOOLS[name].model_json_schema(schema_generator=_Schema)
+    del parameters["title"]
+    function = {"name": name, "description": parameters.pop("description")}
+    return {"type": "function", "function": function | {"parameters": parameters}}
+
+
+@lru_cache
+def is_text(tool: str, argument: str) -> bool:
+    """Tell whether an argument is a text rather than another JSON value; one unknown is a text."""
+    if tool not in TOOLS:
+        return True
+    main = {"memory_type": "kind", "limit": "top_k"}.get(argument, argument)
+    properties = schemas((tool,))[0]["function"]["parameters"]["properties"]
+    return properties.get(main, {"type": "string"}).get("type") == "string"

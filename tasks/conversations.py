@@ -1,0 +1,175 @@
+"""Conversations as data: dated sessions, and questions that are asked about them afterwards.
+
+Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `session_of`,
+`turns_as_memories`, `read_samples`, `text_or_number`.
+Leaves out: the files of each data set (tasks/locomo.py, tasks/longmemeval.py), grading
+(tasks/locomo_score.py). No torch.
+Exercise it: `pytest tests/tasks/test_locomo.py`. Read next: tasks/locomo.py.
+
+A loader of another data set returns a list of `Conversation`; nothing else has to know its files.
+Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the whole session.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.errors import UserError, first_line
+from config.files import is_file
+from tasks.readers import Record
+
+
+def session_of(name: str) -> int | None:
+    """Return the session's number in the id of a turn or a session; None if it is neither.
+
+    >>> session_of("D3:12"), session_of("S3"), session_of("q12")
+    (3, 3, None)
+    """
+    match = re.fullmatch(r"D(\d+):\d+|S(\d+)", name)
+    return int(match[1] or match[2]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """Hold what one speaker said in one turn."""
+
+    id: str  # D3:12
+    speaker: str
+    text: str  # with a caption of the picture that was shared, if there was one
+
+    @property
+    def line(self) -> str:
+        """The text under its speaker, where there is one."""
+        return f"{self.speaker}: {self.text}" if self.speaker else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Hold one sitting of a conversation."""
+
+    number: int  # from 1, in order of time
+    date: str  # ISO day
+    when: str  # date and time in the source's own words
+    utterances: tuple[Utterance, ...]
+
+    @property
+    def text(self) -> str:
+        """Compose the lines SPEAKER: TEXT."""
+        return "\n".join(turn.line for turn in self.utterances)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Hold an entry that a store can start with."""
+
+    text: str
+    speaker: str | None = None
+    date: str | None = None  # ISO day of its session
+    session: int | None = None
+    evidence: tuple[str, ...] = ()  # ids of the turns, or of the session, that it was made from
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Hold one question about a conversation."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]  # accepted answers, the gold one first
+    category: int  # LoCoMo's number, 1 to 5; 0 = of another data set
+    evidence: tuple[str, ...] = ()  # ids as the source names them; some may not exist
+    abstains: bool = False  # the right answer is that nothing is known
+    kind: str = ""  # the category's name
+    distractor: str = ""  # a wrong answer that suggests itself
+    when: str = ""  # when it is asked, in the source's own words
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """Return the numbers of the sessions with evidence, in order.
+
+        >>> Probe("q", "Who?", ("Ada",), 4, evidence=("D3:12", "S1", "D3:2")).sessions
+        (1, 3)
+        """
+        return tuple(sorted({*map(session_of, self.evidence)} - {None}))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Hold the sessions of a few speakers, the questions about them, and ready-made memories."""
+
+    id: str
+    speakers: tuple[str, ...]
+    sessions: tuple[Session, ...]
+    probes: tuple[Probe, ...]
+    # what a store can start with -> its entries: "empty" and "sessions" (an entry for each turn),
+    # and where the data has them "observations", "summaries", "events"
+    memories: Mapping[str, tuple[Memory, ...]]
+
+    @property
+    def text(self) -> str:
+        """Compose all sessions, each under its number and date."""
+        parts = (f"Session {s.number}, {s.when}\n{s.text}" for s in self.sessions)
+        return "\n\n".join(parts)
+
+    @property
+    def dangling(self) -> dict[str, tuple[str, ...]]:
+        """Return the evidence that is not in the conversation: id of the probe -> ids."""
+        known = {turn.id for session in self.sessions for turn in session.utterances}
+        known |= {f"S{session.number}" for session in self.sessions}
+        missing = {p.id: tuple(e for e in p.evidence if e not in known) for p in self.probes}
+        return {name: ids for name, ids in missing.items() if ids}
+
+
+def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
+    """Make a memory of each turn that has a text."""
+    return tuple(
+        Memory(turn.text, turn.speaker, session.date, session.number, (turn.id,))
+        for session in sessions
+        for turn in session.utterances
+        if turn.text
+    )
+
+
+# ---------------------------------------------------------------- files
+
+
+def read_samples(path: str | Path, name: str) -> list[Record]:
+    """Read a file (JSON, or .gz of it) that is a list of objects, each with a text `name`: its id.
+
+    UserError: there is no such file, it is not JSON, it holds something else, an id comes twice.
+    Errors in the records returned name the file and that id.
+    """
+    path = Path(path)
+    if not is_file(path):
+        raise UserError(f"No file at {path}.")
+    try:
+        raw = path.read_bytes()
+        samples = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
+    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
+        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
+    if not (isinstance(samples, list) and samples):
+        raise UserError(f"{path} must hold a list of objects, each with the field '{name}'.")
+    records: dict[str, Record] = {}
+    for n, fields in enumerate(samples, 1):
+        record = Record(path, f"item {n}", n - 1, fields)
+        if not isinstance(fields, dict):
+            raise record.error(f"it must be an object with the field '{name}'")
+        record.place = record.text(name)
+        if record.place in records:
+            raise record.error(f"'{name}' was there before; results are kept by it")
+        records[record.place] = record
+    return [*records.values()]
+
+
+def text_or_number(record: Record, name: str) -> str:
+    """Return a field that is a text or, as some answers are, a whole number."""
+    value = record.fields.get(name)
+    return str(value) if type(value) is int else record.text(name)

