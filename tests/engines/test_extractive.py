@@ -1,0 +1,22 @@
+"""The engine that answers with words of what it is shown."""
+
+from agents import find
+from engines.extractive import NOTHING, ExtractiveEngine, extract
+from rollout import Sampling, rollout
+from tasks import ledger
+
+LINES = ["2023-05-08 Ann: I moved to Rome with my sister.", "2023-06-01 Bob: My dog is ill."]
+
+
+def test_the_line_that_shares_the_rarest_words_answers():
+    assert extract("When was Bob's dog ill?", LINES) == "1 June 2023"
+    assert extract("Who moved to Rome?", LINES) == "my sister"
+    assert extract("What is a violin?", LINES) == NOTHING == extract("Who?", [])
+
+
+def test_it_answers_whole_tasks_in_the_form_that_is_asked_for():
+    agent = find.make("facts", {"form": "boxed", "answer_order": "newest"})
+    tasks = [*ledger.make_questions(0, 12, 6)]
+    done = list(rollout(ExtractiveEngine("boxed"), agent, ((t, 0) for t in tasks), Sampling(0.0)))
+    assert all(not t.error and t.answer.startswith("\\boxed{") for t in done)
+    assert len(done) == 12
