@@ -193,6 +193,11 @@ class Snapshot:
         """Take the last versions, in the order of their ids; nobody may change them any more."""
         return cls(n, tuple(entry for entry in latest.values() if not entry.deleted), latest)
 
+    @property
+    def deleted(self) -> tuple[Entry, ...]:
+        """What the deletions have left of the entries that are not live, by id."""
+        return tuple(entry for entry in self._latest.values() if entry.deleted)
+
     def get(self, entry_id: str) -> Entry | None:
         """Return an entry, or what its deletion has left; None if there was never one."""
         return self._latest.get(entry_id)
@@ -347,7 +352,20 @@ class Store:
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Store:
         """Read a store's file; UserError with file, line and field for anything that is wrong."""
-        (_, header), *lines = _objects(path) or [(0, {})]
+        return cls._read(path, _objects(path))
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str], where: str) -> Store:
+        """Read the lines of a store's file that were kept elsewhere; where: names them in errors.
+
+        UserError: as `from_jsonl`.
+        """
+        raws = (line.encode(errors="surrogatepass") for line in lines)
+        return cls._read(where, [(n, _object(where, n, raw)) for n, raw in enumerate(raws, 1)])
+
+    @classmethod
+    def _read(cls, path: str | Path, objects: list[tuple[int, dict]]) -> Store:
+        (_, header), *lines = objects or [(0, {})]
         if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
             raise UserError(f"{path} is no file of a store: its first line must name the format.")
         n, operations = header.get("entries"), header.get("operations")

@@ -387,6 +387,9 @@ class EvalConfig:
     untrained: str = ""
     """folder or hub name of the policy before training, which answers for agents with @untrained
     after their name (with --endpoint: its name on the server)"""
+    answerer: str = ""
+    """folder or hub name of the model that answers the frozen questions of agents that have such
+    (the policy before training, where all weights were trained); empty = the model itself"""
     suite: Annotated[str, SUITE] = ""
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
@@ -701,8 +704,8 @@ PANELS: dict[str, str] = {
     "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets quantise",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep max_mismatch retries "
     "redo_failed",
-    "What it runs on": "num_nodes dtype device micro_tokens recompute trust_remote_code served_as "
-    "chat",
+    "What it runs on": "answerer num_nodes dtype device micro_tokens recompute trust_remote_code "
+    "served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
     "ruler_tasks haystack squad split test_articles",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "

@@ -31,8 +31,8 @@ WHEN = re.compile(r"when|what (?:day|date|month|year)|which (?:day|date|month|ye
 # words of questions and of grammar, which say nothing about an answer
 COMMON = frozenset(
     "a an and are as at be been by did do does for from had has have he her his how i in is it its "
-    "of on or she that the their them they this to was we were what when where which who whom whose "
-    "why will with would you your".split()
+    "of on or she that the their them they this to was we were what when where which who whom "
+    "whose why will with would you your".split()
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,13 @@ def open_reader(
         name = config.untrained if untrained else config.served_as
         return open_endpoint(config, name, thinking, window, terms)
     setup = Setup.of_evaluation(config, agents, untrained)
-    return open_engine(setup, config.engine, config.in_flight, config.kv_gib)
+    engine = open_engine(setup, config.engine, config.in_flight, config.kv_gib)
+    if not config.answerer:
+        return engine
+    from engines.frozen import WithFrozen
+
+    other = replace(setup, model=config.answerer)
+    return WithFrozen(engine, open_engine(other, config.engine, config.in_flight, config.kv_gib))
 
 
 # ---------------------------------------------------------------- for training
@@ -213,7 +220,8 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
         route = "chat" if config.chat or not config.model else "completions"
         return f"{route} {engine.model} {engine.codec.fingerprint}"
     model = config.untrained if untrained else config.model
-    return f"{config.engine} {fingerprint(model, engine.dtype)}"
+    other = f" {fingerprint(config.answerer)}" if config.answerer else ""
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{other}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

