@@ -1,0 +1,741 @@
+"""The `memory` commands: what they print is what the store says, and no source is ever changed."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from test_page import record
+from typer.testing import CliRunner
+
+from agents.search import Search
+from agents.store import Entry, Store, diff, read_entries
+from agents.tools import Scope, apply
+from commands import stores
+from commands.stores import memory_app
+from config import terminal
+from config.errors import CONTROL
+from config.flags import AgentGroup
+from embedded import keeper
+from engines.scripted import ScriptedEngine
+from report.records import record as record_of
+from rollout import rollout
+from tasks.conversations import Memory, Probe
+from tasks.episodes import Episode
+from tokens.codec import Codec
+
+app = typer.Typer(cls=AgentGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(memory_app, name="memory")
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """No colours, wherever the tests run."""
+    monkeypatch.setattr(terminal, "console", Console(highlight=False, color_system=None))
+
+
+def memory(*words, input=None):
+    return CliRunner().invoke(app, ["memory", *map(str, words)], input=input)
+
+
+def said(*words, input=None) -> str:
+    """What a command that succeeds writes to standard output."""
+    result = memory(*words, input=input)
+    assert result.exit_code == 0 and result.exception is None, result.output
+    return result.stdout
+
+
+def refused(*words, input=None) -> str:
+    """The one sentence of a command that the user has got wrong; nothing else is printed."""
+    result = memory(*words, input=input)
+    assert result.exit_code == 2 and result.stdout == "", result.output
+    *taken, why = result.stderr.splitlines()  # which trajectory was taken, and what is wrong
+    assert why.startswith("memagent: ") and all(": task " in line for line in taken)
+    return why
+
+
+def values(store, n=None) -> list[dict]:
+    """The live entries after the n-th operation, as JSON values."""
+    entries = store.at(len(store.journal) if n is None else n).entries
+    return json.loads(json.dumps([asdict(entry) for entry in entries]))
+
+
+ENTRIES = (
+    Entry("", "Ann has a red bike.", "episodic", "Ann", "2023-05-01", 1, ("D1:1", "D1:2"), "init"),
+    Entry("", "Ben lives in Rome.", "semantic", origin="init"),
+    Entry("", "It rained. Then Ben left.", date="2023-05-02", origin="init"),
+    Entry("", "Carl met Dora.", origin="init"),
+)
+CALLS = (
+    ("search_memory", {"query": "bike"}),
+    ("manage_memory", {"operation": "create", "content": "Ben has a dog."}),
+    ("manage_memory", {"operation": "update", "content": "Ann sold a red bike.", "memory_id": "m1"}),
+    ("delete_memory", {"memory_id": "m9"}),
+    ("merge_memory", {"memory_ids": ["m2", "m5"], "strategy": "concatenate"}),
+    ("split_memory", {"memory_id": "m3", "split_criteria": "temporal"}),
+    ("delete_memory", {"memory_id": "m4", "reason": "nobody asks"}),
+    ("manage_memory", {"operation": "create", "content": "Eve came."}),
+    ("delete_memory", {"memory_id": "m9"}),
+    ("nothing", {}),
+)  # fmt: skip
+
+
+def edited(session=7) -> Store:
+    """Each tool that writes, two calls that fail, and a restore."""
+    store = Store(ENTRIES)
+    scope = Scope(Search(), len, session=session)
+    for name, arguments in CALLS:
+        apply(store, name, arguments, scope)
+    store.restore(8)
+    assert [op.n for op in store.journal if not op.ok] == [4, 10]
+    return store
+
+
+def with_store(store, **other) -> dict:
+    """A trajectory whose second turn is its last edit."""
+    made = record(**other)
+    for turn in made["turns"]:
+        turn["notes"] = {"phase": "edit", "store": []}
+    made["turns"][1]["notes"]["store"] = [*store.lines()]
+    return made
+
+
+def write(path, records) -> Path:
+    text = "".join(json.dumps(one) + "\n" for one in records)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def content(folder) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def there(tmp_path):
+    """A folder of sources, no byte of which may have changed when the test is over."""
+    folder = tmp_path / "there"
+    (folder / "run").mkdir(parents=True)
+    edited().to_jsonl(folder / "store.jsonl")
+    edited().to_jsonl(folder / "store.jsonl.gz")
+    kept = with_store(edited(), id="world-1", step=3)
+    write(folder / "records.jsonl", [kept])
+    write(folder / "run" / "trajectories.jsonl.gz", [kept])
+    own = ({"text": e.text, "date": e.date, "speaker": e.speaker} for e in ENTRIES)
+    write(folder / "own.jsonl", own)
+    before = content(folder)
+    yield folder
+    assert content(folder) == before
+
+
+SOURCES = ("store.jsonl", "store.jsonl.gz", "records.jsonl", "run")
+every_source = pytest.mark.parametrize("name", SOURCES)
+
+# ---------------------------------------------------------------- show
+
+
+@every_source
+def test_show_has_the_entries_after_each_operation(there, name):
+    store = edited()
+    for n in range(len(store.journal) + 1):
+        shown = json.loads(said("show", there / name, "--until", n, "--format", "json"))
+        assert shown["entries"] == values(store, n) and shown["until"] == n
+    assert json.loads(said("show", there / name, "--format", "json"))["entries"] == values(store)
+    assert len({str(values(store, n)) for n in range(12)}) == 7  # the states do differ
+
+
+def test_show_prints_what_is_known_of_an_entry(there):
+    lines = said("show", there / "store.jsonl", "--deleted").splitlines()
+    assert lines == [
+        "entries: 5; operations: 11 of 11 (search_memory 1, manage_memory 3, delete_memory 3, "
+        "merge_memory 1, split_memory 1, call 1, restore 1); failed: 2 (unknown_id 1, "
+        "unknown_tool 1)",
+        "[m1] 2023-05-01 Ann: Ann sold a red bike.  v2, episodic, session 1, evidence D1:1, D1:2",
+        "[m6] Ben lives in Rome. Ben has a dog.  v1, from m2, m5, evidence S7",
+        "[m7] 2023-05-02 It rained.  v1, from m3",
+        "[m8] 2023-05-02 Then Ben left.  v1, from m3",
+        "[m9] Eve came.  v1, session 7, evidence S7",
+        "[m2] Ben lives in Rome.  v2, semantic, deleted",
+        "[m3] 2023-05-02 It rained. Then Ben left.  v2, deleted",
+        "[m4] Carl met Dora.  v2, deleted",
+        "[m5] Ben has a dog.  v2, session 7, evidence S7, deleted",
+    ]
+    live = said("show", there / "store.jsonl").splitlines()
+    assert live == lines[:6]
+    early = said("show", there / "store.jsonl", "--until", 4, "--deleted").splitlines()
+    assert early[0] == (
+        "entries: 5; operations: 4 of 11 (search_memory 1, manage_memory 2, delete_memory 1); "
+        "failed: 1 (unknown_id 1)"
+    )
+    assert len(early) == 6 and "deleted" not in "".join(early)
+
+
+def test_show_counts_in_json_and_gives_the_deleted_when_asked(there):
+    shown = json.loads(said("show", there / "run", "--format", "json", "--deleted"))
+    assert shown["failed"] == {"unknown_id": 1, "unknown_tool": 1} and shown["operations"] == 11
+    assert sum(shown["tools"].values()) == 11 and shown["tools"]["manage_memory"] == 3
+    ids = [entry["id"] for entry in shown["entries"] if entry["deleted"]]
+    assert ids == ["m2", "m3", "m4", "m5"] and shown["entries"][:5] == values(edited())
+
+
+def test_own_data_is_a_store_without_operations(there):
+    own = there / "own.jsonl"
+    assert json.loads(said("show", own, "--format", "json"))["entries"] == values(
+        Store(read_entries(own))
+    )
+    assert said("log", own) == "entries: 4; operations: 0 of 0; failed: 0\n"
+    assert said("replay", own).count("[m1] 2023-05-01 Ann: Ann has a red bike.") == 1
+    assert "added 0, removed 0, changed 0" in said("diff", own)
+    assert "from 0 to 0" in refused("show", own, "--until", 1)
+
+
+def test_a_table_in_markdown_holds_against_foreign_text(tmp_path):
+    hostile = "| a | *b* <b>[c](d:e)</b> `f` ~~g~~ &lt; \\"
+    path = write(tmp_path / "own.jsonl", [{"text": hostile, "speaker": "x|y"}, {"text": "plain"}])
+    head, gap, *rows = said("show", path, "--format", "md").splitlines()
+    assert head.startswith("entries: 2;") and gap == "" and len(rows) == 4
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows} == {10}
+    assert re.sub(r"\\([^\w\s])", r"\1", rows[2]).count(hostile) == 1
+    assert not re.search(r"(?<!\\)[*<\[`~&]", rows[2])
+
+
+# ---------------------------------------------------------------- which store
+
+
+def test_the_first_trajectory_of_the_last_step_with_a_store_is_taken(tmp_path):
+    def one(text, **other):
+        return with_store(Store([Entry("", text)]), **other)
+
+    path = write(tmp_path / "t.jsonl", [
+        one("a", id="x-1", step=0, sample=0),
+        record(id="x-1", step=5, sample=0),
+        one("b", id="x-2", step=5, sample=1),
+        one("c", id="x-2", step=5, sample=2),
+        one("d", id="y-2", step=0, sample=1),
+        record(id="x-3", step=9, sample=0),
+    ])  # fmt: skip
+
+    def taken(*flags):
+        result = memory("show", path, "--format", "json", *flags)
+        ((entry),) = json.loads(result.stdout)["entries"]
+        return entry["text"], result.stderr.removeprefix(f"{path}: ").strip()
+
+    assert taken() == ("b", "task x-2, sample 1, training step 5")
+    assert taken("--sample", 2) == ("c", "task x-2, sample 2, training step 5")
+    assert taken("--step", 0) == ("a", "task x-1, sample 0, training step 0")
+    assert taken("--task", "y") == ("d", "task y-2, sample 1, training step 0")
+    assert taken("--task", "2", "--step", 0)[0] == "d" and taken("--task", "2")[0] == "b"
+    for flags in (["--step", 9], ["--task", "z"], ["--sample", 7], ["--step", 5, "--task", "y"]):
+        why = refused("show", path, *flags)
+        assert "None of the 4 trajectories with a store" in why
+        assert "the first one is of task x-1, sample 0, training step 0." in why
+
+
+def test_the_last_edit_of_a_trajectory_counts(tmp_path):
+    made = with_store(Store([Entry("", "late")]))
+    made["turns"][0]["notes"]["store"] = [*Store([Entry("", "early")]).lines()]
+    made["turns"][2]["notes"] = None  # the answer's
+    assert "late" in said("show", write(tmp_path / "transcripts.jsonl", [made]))
+    assert "late" in said("show", tmp_path)  # an evaluation's folder
+
+
+def test_a_choice_is_refused_where_there_is_none(there):
+    for flags in (["--task", "w"], ["--step", 0], ["--sample", 0]):
+        for name in ("own.jsonl", "store.jsonl"):
+            assert "no source holds trajectories" in refused("show", there / name, *flags)
+        assert "no source holds trajectories" in refused("play", *flags)
+        assert "no source holds trajectories" in refused(
+            "diff", there / "own.jsonl", there / "store.jsonl", *flags
+        )
+    assert "changed 1" in said("diff", there / "own.jsonl", there / "run", "--task", "w")
+
+
+@pytest.mark.parametrize("make, why", [
+    (lambda path: None, "No file at"),
+    (lambda path: path.write_text('{"text": 3}\n'), "line 1: 'text' must be a text"),
+    (lambda path: path.write_text("nonsense\n"), "line 1: this is not JSON"),
+    (lambda path: path.write_bytes(b'{"text": "\xff"}\n'), "line 1: this is not JSON"),
+    (lambda path: path.write_text("[" * 99999), "line 1: this is not JSON"),
+    (lambda path: path.write_text('{"format": "memory store"}\n'), "is no file of a store"),
+    (lambda path: write(path, [record()]), "None of the 1 trajectories"),
+    (lambda path: path.mkdir(), "neither trajectories.jsonl.gz nor transcripts.jsonl"),
+    (lambda path: write(path, [with_store(edited()) | {"turns": [{"notes": 3}]}]), "line 1"),
+    (lambda path: write(path, [with_store(edited()), {"id": 1}]), "line 2 is no trajectory"),
+])  # fmt: skip
+def test_a_source_that_cannot_be_read_is_one_sentence(tmp_path, make, why):
+    path = tmp_path / "source.jsonl"
+    make(path)
+    for words in (["show", path], ["log", path], ["diff", path], ["replay", path],
+                  ["play", path], ["restore", path, 0, "--out", tmp_path / "out.jsonl"]):  # fmt: skip
+        assert why in refused(*words)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_damaged_notes_are_no_store_and_damaged_lines_are_named(tmp_path):
+    damaged = [with_store(edited()) for _ in range(4)]
+    for made, notes in zip(
+        damaged, (3, {"store": "x"}, {"store": [1]}, {"store": {}}), strict=True
+    ):
+        made["turns"][1]["notes"] = notes
+    path = write(tmp_path / "t.jsonl", damaged)
+    assert "None of the 4 trajectories" in refused("show", path)
+    cut = with_store(edited(), id="w")
+    cut["turns"][1]["notes"]["store"][5] = "{}"
+    why = refused("show", write(path, [cut]))
+    assert f"{path}, task w, sample 0, line 6: an operation has the fields" in why
+
+
+# ---------------------------------------------------------------- diff
+
+
+def test_a_diff_marks_the_words_that_differ(there):
+    store = there / "store.jsonl"
+    lines = said("diff", store, "--from", 2).splitlines()
+    assert lines == [
+        "added 1, removed 1, changed 1, merged 1, split 1",
+        "added",
+        "+ [m9] Eve came.  v1, session 7, evidence S7",
+        "removed",
+        "- [m4] Carl met Dora.  v1",
+        "changed",
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        "merged",
+        "- [m2] Ben lives in Rome.  v1, semantic",
+        "- [m5] Ben has a dog.  v1, session 7, evidence S7",
+        "+ [m6] Ben lives in Rome. Ben has a dog.  v1, from m2, m5, evidence S7",
+        "split",
+        "- [m3] 2023-05-02 It rained. Then Ben left.  v1",
+        "+ [m7] 2023-05-02 It rained.  v1, from m3",
+        "+ [m8] 2023-05-02 Then Ben left.  v1, from m3",
+    ]
+    back = said("diff", store, "--from", 11, "--to", 0)
+    assert "~ [m1] 2023-05-01 Ann: Ann [-sold-] {+has+} a red bike.  version 2 -> 1" in back
+    merged = said("diff", store, "--from", 4, "--to", 5).splitlines()
+    assert merged[:2] == ["added 0, removed 0, changed 0, merged 1, split 0", "merged"]
+    # undone, a merge is a split
+    assert "merged 0, split 1" in said("diff", store, "--from", 5, "--to", 4)
+    # of one entry that was there and one that was not, it is none
+    assert "added 2, removed 2, changed 1, merged 0, split 1" in said("diff", store)
+    assert said("diff", store, "--from", 8) == "added 0, removed 0, changed 0, merged 0, split 0\n"
+
+
+def test_what_else_differs_than_words_is_said(tmp_path):
+    a = write(tmp_path / "a.jsonl", [{"text": "It rains.", "session": 0, "kind": "semantic"}])
+    b = write(tmp_path / "b.jsonl", [{"text": "It rains.", "date": "2024-01-02", "session": 1,
+                                      "evidence": ["D1:1"]}])  # fmt: skip
+    assert said("diff", a, b).splitlines()[-1] == (
+        "~ [m1] {+2024-01-02+} It rains.  kind semantic -> none, session 0 -> 1, "
+        "evidence none -> D1:1"
+    )
+
+
+@pytest.mark.parametrize("colours, seen", [
+    (dict(color_system="standard"), ("\x1b[9;31mhas\x1b[0m \x1b[32msold\x1b[0m a red", None)),
+    (dict(color_system="standard", no_color=True), ("[-has-]", "{+sold+} a red")),
+])  # fmt: skip
+def test_in_colours_removed_words_are_red_and_struck_inserted_ones_green(
+    there, monkeypatch, colours, seen
+):
+    monkeypatch.setattr(
+        terminal, "console", Console(force_terminal=True, highlight=False, **colours)
+    )
+    text = said("diff", there / "store.jsonl", "--format", "text")
+    assert all(one in text for one in seen if one) and ("[-has" in text) == (seen[1] is not None)
+    assert "\x1b[9" in text or seen[1]
+
+
+def test_a_diff_of_two_sources_is_that_of_their_stores(there, tmp_path):
+    early = tmp_path / "early.jsonl"
+    said("restore", there / "store.jsonl", 2, "--out", early)
+    two = said("diff", early, there / "run", "--format", "json")
+    assert two == said("diff", there / "store.jsonl", "--from", 2, "--format", "json")
+    found, store = json.loads(two), edited()
+    wanted = diff(store.at(2), store.snapshot())
+    ids = {name: [entry["id"] for entry in found[name]] for name in ("added", "removed")}
+    assert ids == {"added": ["m9"], "removed": ["m4"]}
+    assert [(c["before"]["text"], c["after"]["text"]) for c in found["changed"]] == [
+        (old.text, new.text) for old, new in wanted.changed
+    ]
+    assert found["changed"][0]["words"][1:3] == [["out", "has "], ["in", "sold "]]
+    ((merged),), ((split),) = found["merged"], found["split"]
+    assert [e["id"] for e in merged["before"]] == ["m2", "m5"] and merged["after"]["id"] == "m6"
+    assert split["before"]["id"] == "m3" and [e["id"] for e in split["after"]] == ["m7", "m8"]
+    # every entry that came or went stands somewhere, and once
+    links = {"m2", "m5", "m6", "m3", "m7", "m8"}
+    assert {e.id for e in (*wanted.added, *wanted.removed)} == links | {"m9", "m4"}
+
+
+def test_a_diff_in_markdown(there):
+    text = said("diff", there / "store.jsonl", "--from", 4, "--format", "md")
+    assert text.startswith(
+        "added 1, removed 1, changed 0, merged 1, split 1\n\n## added\n\n- **\\[m9]"
+    )
+    assert "## merged\n\n- ~~\\[m2] Ben lives in Rome.~~  v1, semantic\n- ~~" in text
+    changed = said("diff", there / "store.jsonl", "--to", 3, "--format", "md")
+    assert "- \\[m1] 2023-05-01 Ann: Ann ~~has~~ **sold** a red bike.  version" in changed
+
+
+def test_diff_refuses_what_would_have_no_effect(there):
+    store = there / "store.jsonl"
+    for flags in (["--from", 0], ["--to", 3]):
+        assert "no second source" in refused("diff", store, there / "own.jsonl", *flags)
+    assert "from 0 to 11" in refused("diff", store, "--from", 12)
+    assert "from 0 to 11" in refused("diff", store, "--to", -1)
+
+
+# ---------------------------------------------------------------- log and replay
+
+
+@every_source
+def test_the_log_has_each_operation_with_its_outcome(there, name):
+    head, *lines = said("log", there / name).splitlines()
+    assert "operations: 11 of 11" in head
+    text = "\n".join(lines)
+    at = [text.index(f"{n:>3}  session 7  {name}") for n, (name, _) in enumerate(CALLS[:9], 1)]
+    assert at == sorted(at)
+    assert lines[:3] == [
+        '  1  session 7  search_memory query="bike"',
+        "     ok  1 of 4 memories:",
+        "         [m1] 2023-05-01 Ann: Ann has a red bike.",
+    ]
+    assert (
+        '  4  session 7  delete_memory memory_id="m9"\n'
+        "     unknown_id  Error: memory_id: m9 is unknown.\n"
+    ) in text
+    assert (
+        '  7  session 7  delete_memory memory_id="m4"\n'
+        "     reason: nobody asks\n     ok  Deleted m4.\n"
+    ) in text
+    assert text.endswith(
+        " 11  restore n=8\n     ok  Restored the entries as they were after operation 8."
+    )
+
+
+def test_long_arguments_are_cut_and_replies_are_not(tmp_path):
+    store = Store()
+    apply(store, "manage_memory", {"operation": "create", "content": "word " * 190}, SCOPE)
+    apply(store, "search_memory", {"query": "word"}, SCOPE)
+    store.to_jsonl(tmp_path / "s.jsonl")
+    first, _, *rest = said("log", tmp_path / "s.jsonl").splitlines()[1:]
+    assert len(first) < 250 and "characters left out" in first
+    assert rest[-1].strip() == f"[m1] {('word ' * 190).strip()}"
+
+
+SCOPE = Scope(Search(), len, reply_tokens=2000)
+
+
+def state_of(printed: str) -> list[str]:
+    """The lines of the entries that a replay ends with, from the rows that it prints."""
+    lines: dict[str, str] = {}
+    for row in printed.splitlines():
+        if found := re.fullmatch(r"(?:([-+~]) )?(\[(m\d+)\] .*?)  v.*", row):
+            sign, line, entry_id = found.groups()
+            if sign == "-":
+                assert lines.pop(entry_id) == line
+            elif sign == "~":
+                assert entry_id in lines
+                old = re.sub(r"\{\+.*?\+\} ?", "", line).replace("[-", "").replace("-]", "")
+                assert lines[entry_id] == old
+                new = re.sub(r"\[-.*?-\] ?", "", line).replace("{+", "").replace("+}", "")
+                lines[entry_id] = new
+            else:
+                assert entry_id not in lines
+                lines[entry_id] = line
+    return sorted(lines.values())
+
+
+@every_source
+def test_a_replay_until_n_ends_in_the_state_after_n(there, name):
+    store = edited()
+    for n in range(len(store.journal) + 1):
+        printed = said("replay", there / name, "--until", n)
+        assert state_of(printed) == sorted(entry.line for entry in store.at(n).entries)
+        head = said("show", there / name, "--until", n).splitlines()[0]
+        assert printed.splitlines()[-1] == head
+    assert state_of(said("replay", there / name)) == state_of(printed)
+    assert "from 0 to 11" in refused("replay", there / "store.jsonl", "--until", 12)
+
+
+def test_a_replay_shows_operation_by_operation(there):
+    lines = said("replay", there / "store.jsonl", "--until", 4).splitlines()
+    assert lines[5:-1] == [
+        '  1  session 7  search_memory query="bike"',
+        '  2  session 7  manage_memory operation="create" content="Ben has a dog."',
+        "+ [m5] Ben has a dog.  v1, session 7, evidence S7",
+        '  3  session 7  manage_memory operation="update" content="Ann sold a red bike." '
+        'memory_id="m1"',
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        '  4  session 7  delete_memory memory_id="m9"',
+        "     unknown_id  Error: memory_id: m9 is unknown.",
+    ]
+
+
+def test_a_replay_waits_after_each_operation(there, monkeypatch):
+    waited = []
+    monkeypatch.setattr(stores.time, "sleep", waited.append)
+    said("replay", there / "store.jsonl", "--until", 3, "--delay", 0.5)
+    assert waited == [0.5] * 3
+    for wrong in ("-1", "nan", "inf", "61"):
+        assert "--delay takes seconds" in refused("replay", there / "store.jsonl", "--delay", wrong)
+
+
+# ---------------------------------------------------------------- restore
+
+
+@every_source
+def test_restore_is_one_more_record_in_another_file(there, name, tmp_path):
+    store = edited()
+    for n in range(len(store.journal) + 1):
+        out = tmp_path / f"{n}.jsonl"
+        assert str(out) in said("restore", there / name, n, "--out", out)
+        again = Store.from_jsonl(out)
+        assert again.snapshot().entries == store.at(n).entries
+        assert again.journal[:-1] == store.journal and again.journal[-1].tool == "restore"
+        assert again.at(0).entries == store.at(0).entries
+
+
+def test_restore_writes_no_file_that_is_there(there, tmp_path):
+    source, out = there / "store.jsonl", tmp_path / "out.jsonl"
+    out.write_text("mine")
+    assert "--force" in refused("restore", source, 2, "--out", out)
+    assert out.read_text() == "mine"
+    said("restore", source, 2, "--out", out, "--force")
+    assert Store.from_jsonl(out).snapshot().entries == edited().at(2).entries
+    assert "from 0 to 11" in refused("restore", source, 12, "--out", tmp_path / "x.jsonl")
+    assert "no folder" in refused("restore", source, 2, "--out", tmp_path / "none" / "x.jsonl")
+    assert "is a folder" in refused("restore", source, 2, "--out", tmp_path, "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "there"]
+
+
+def test_not_even_by_force_is_a_source_replaced(there, tmp_path, monkeypatch):
+    source, link, twin = there / "store.jsonl", tmp_path / "link", tmp_path / "twin"
+    link.symlink_to(source)
+    os.link(source, twin)
+    monkeypatch.chdir(there)
+    for out in (source, link, twin, "store.jsonl", there / "run" / ".." / "store.jsonl"):
+        assert "stays as it is" in refused("restore", source, 2, "--out", out, "--force")
+        assert "stays as it is" in refused("play", source, "--out", out, "--force", input="")
+    inside = there / "run" / "trajectories.jsonl.gz"
+    assert "stays as it is" in refused("restore", there / "run", 2, "--out", inside, "--force")
+
+
+# ---------------------------------------------------------------- play
+
+
+def played(tmp_path, lines, *words) -> tuple[Store, str]:
+    """Play lines on standard input; return the store that was saved, and what was printed."""
+    out = tmp_path / "played.jsonl"
+    text = said("play", *words, "--out", out, "--force", input="".join(f"{x}\n" for x in lines))
+    return Store.from_jsonl(out), text
+
+
+def test_play_runs_short_forms_and_calls(tmp_path):
+    call = {"name": "delete_memory", "arguments": {"memory_id": "m1", "reason": "old"}}
+    store, text = played(tmp_path, [
+        "create Ann has  a bike.", "create Ben left.", "search bike", "", "update m1 Ann sold it.",
+        json.dumps(call), "delete m9", "show",
+    ])  # fmt: skip
+    assert text.splitlines()[:-2] == [
+        "Created m1.", "Created m2.", "1 of 2 memories:", "[m1] Ann has  a bike.", "Updated m1 (v2).",
+        "Deleted m1.", "Error: memory_id: m9 is unknown.",
+        "entries: 1; operations: 6 of 6 (manage_memory 3, search_memory 1, delete_memory 2); "
+        "failed: 1 (unknown_id 1)",
+    ]  # fmt: skip
+    assert [(op.tool, op.args) for op in store.journal] == [
+        ("manage_memory", {"operation": "create", "content": "Ann has  a bike."}),
+        ("manage_memory", {"operation": "create", "content": "Ben left."}),
+        ("search_memory", {"query": "bike"}),
+        ("manage_memory", {"operation": "update", "content": "Ann sold it.", "memory_id": "m1"}),
+        ("delete_memory", {"memory_id": "m1", "reason": "old"}),
+        ("delete_memory", {"memory_id": "m9"}),
+    ]
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "own.jsonl"])
+def test_play_edits_a_copy_of_a_source(there, name, tmp_path):
+    before = Store.from_jsonl(there / "store.jsonl") if name != "own.jsonl" else Store(
+        read_entries(there / "own.jsonl")
+    )  # fmt: skip
+    store, _ = played(tmp_path, ["create Something new."], there / name)
+    assert store.journal[:-1] == before.journal
+    assert values(store)[:-1] == values(before) and values(store)[-1]["text"] == "Something new."
+    assert "Nothing is saved" in said("play", there / name, input="create x\n")
+
+
+def test_undo_takes_back_one_edit_after_the_other(there, tmp_path):
+    source = there / "store.jsonl"
+    start = Store.from_jsonl(source)
+    edits = ["update m1 Ann lost it.", "create Fay left.", "delete m1", "search Fay", "delete m99"]
+    n = len(start.journal)
+    states = [values(played(tmp_path, edits[:k], source)[0]) for k in range(4)]
+    assert len({str(state) for state in states}) == 4
+    for undone, state in enumerate(reversed(states)):
+        store, text = played(tmp_path, [*edits, *["undo"] * undone], source)
+        assert values(store) == state and len(store.journal) == n + 5 + undone
+        assert text.count("Restored the entries") == undone
+    # no edit of this session is left, and those of the source stay
+    store, text = played(tmp_path, [*edits, *["undo"] * 5, "create Gus came.", "undo"], source)
+    assert values(store) == values(start) and text.count("Nothing is left to undo") == 2
+
+
+def test_a_line_that_is_no_call_changes_nothing(tmp_path):
+    wrong = ["serach x", "update m1", "create", "search", "delete m1 now", "undo 2", '{"name": "x"}',
+             '{"name": "undo"', "[" * 9999, '{"name": "x", "arguments": {}, "other": 1}']  # fmt: skip
+    store, text = played(tmp_path, ["create a", *wrong, "create b"])
+    assert len(store.journal) == 2 and len(store.snapshot()) == 2
+    assert text.splitlines()[0] == "Created m1." and text.splitlines()[-2] == "Created m2."
+    assert text.count("write search WORDS") == 7 and text.count("this is not JSON") == 1
+    assert text.count("a call has two fields") == 2
+
+
+def test_a_faulty_call_is_an_operation_as_for_a_policy(tmp_path):
+    store, text = played(tmp_path, [
+        "create a",
+        '{"name": "undo", "arguments": {}}',  # a tool of that name is not there
+        '{"name": ["show"], "arguments": 3}',
+        '{"name": "search_memory", "arguments": {"query": "a", "top_k": NaN}}',
+        f"create {'x' * 1001}",
+    ])  # fmt: skip
+    codes = ["", "unknown_tool", "unknown_tool", "bad_arguments", "too_long"]
+    assert [op.code for op in store.journal] == codes and values(store)[0]["text"] == "a"
+    assert text.count("Error: ") == 4
+
+
+def test_bytes_that_are_no_text_end_nothing(tmp_path):
+    out = tmp_path / "s.jsonl"
+    said(
+        "play",
+        "--out",
+        out,
+        input=b"create a\ncreate \xff\xfe\ncreate b\n\xff\ncreate Gr\xc3\xbc\xc3\x9fe\n",
+    )
+    store = Store.from_jsonl(out)
+    assert [entry.text for entry in store.snapshot().entries] == ["a", "b", "Grüße"]
+    assert [op.ok for op in store.journal] == [True, False, True, True]
+
+
+def test_play_ends_at_quit_and_saves_when_interrupted(tmp_path, monkeypatch):
+    store, _ = played(tmp_path, ["create a", "quit", "create b"])
+    assert len(store.journal) == 1
+
+    def interrupted():
+        yield "manage_memory", {"operation": "create", "content": "kept"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores, "_typed", interrupted)
+    store, text = played(tmp_path, [])
+    assert values(store)[0]["text"] == "kept" and "The store is in" in text
+
+
+def test_a_script_is_played_line_by_line(there, tmp_path):
+    script, out = tmp_path / "script.jsonl", tmp_path / "out.jsonl"
+    calls = [json.dumps({"name": name, "arguments": given}) for name, given in CALLS]
+    script.write_text("\n".join([*calls, "undo", "", "quit", "create too late"]), "utf-8-sig")
+    text = said("play", there / "own.jsonl", "--script", script, "--out", out, input="create no\n")
+    store = Store.from_jsonl(out)
+    assert [op.code for op in store.journal] == [op.code for op in edited().journal]
+    assert [entry.text for entry in store.snapshot().entries] == [
+        entry.text for entry in edited().at(8).entries
+    ]
+    assert text.splitlines()[:-1] == said("log", out).splitlines()[1:]
+
+
+@pytest.mark.parametrize("script, why", [
+    (b"create a\nserach b\n", "line 2: write search WORDS"),
+    (b'create a\n\n{"name": 1}\n', "line 3: a call has two fields"),
+    (b"create a\n{\n", "line 2: this is not JSON"),
+    (b"create \xff\n", "cannot be read"),
+    (None, "No file at"),
+])  # fmt: skip
+def test_of_a_script_with_a_fault_nothing_is_played(tmp_path, script, why):
+    path, out = tmp_path / "script.txt", tmp_path / "out.jsonl"
+    if script is not None:
+        path.write_bytes(script)
+    assert why in refused("play", "--script", path, "--out", out)
+    assert not out.exists()
+
+
+def test_where_play_cannot_save_it_does_not_begin(there, tmp_path):
+    out, script = tmp_path / "out.jsonl", tmp_path / "script.txt"
+    out.write_text("mine")
+    script.write_text("create a\n")
+    assert "--force" in refused("play", "--out", out, input="create a\n")
+    assert "stays as it is" in refused("play", "--script", script, "--out", script, "--force")
+    assert "no folder" in refused(
+        "play", "--out", tmp_path / "none" / "x.jsonl", input="create a\n"
+    )
+    assert out.read_text() == "mine" and script.read_text() == "create a\n"
+
+
+# ---------------------------------------------------------------- foreign text, a real trajectory
+
+
+def test_foreign_text_steers_no_terminal_and_is_whole_in_json(tmp_path):
+    evil = "\x1b[31m\x07\u202eevil\x9b2J\x00\ud83d"
+    store = Store([Entry("m1", "[bold]Grüße[/bold] \U0001f600", speaker="A[link]n")])
+    store.record(evil, {evil: evil, "reason": evil}, evil, ok=False, code=evil)
+    old = store.snapshot().get("m1")
+    store.record("x", {}, evil, after=[Entry("m1", "bye", version=old.version + 1)])
+    path = tmp_path / "s.jsonl"
+    store.to_jsonl(path)
+    run = write(tmp_path / "t.jsonl", [with_store(store, id=evil)])
+    for source in (path, run):
+        for words in (["show", source], ["show", source, "--format", "md"], ["log", source],
+                      ["replay", source], ["diff", source], ["diff", source, "--format", "md"]):  # fmt: skip
+            result = memory(*words)
+            assert result.exit_code == 0 and not CONTROL.search(result.output.replace("\n", ""))
+    assert "[m1] A[link]n: [bold]Grüße[/bold] \U0001f600" in said("show", path, "--until", 0)
+    shown = said("show", path, "--until", 1, "--format", "json")
+    assert shown.isascii() and not CONTROL.search(shown)
+    assert json.loads(shown)["failed"] == {evil: 1}
+    assert json.loads(shown)["entries"] == json.loads(json.dumps(values(store, 1)))
+
+
+def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
+    memories = tuple(
+        Memory(text, None, f"2024-01-0{k}", k, (f"S{k}",))
+        for k, text in enumerate(("Anna reached Oslo.", "Boris reached Lima."), 1)
+    )
+    probe = Probe("p1", "Where is Anna?", ("Oslo",), 0)
+    task = Episode("refined", "", (), text="-", memories=memories, probes=(probe,))
+    agent = keeper.agent(
+        mode="refine", budget="soft", budget_entries=0, call_tokens=200, max_turns=9, without=()
+    )
+    said_by_policy = iter([
+        '<tool_call>{"name": "manage_memory", "arguments": {"operation": "update", "memory_id": '
+        '"m1", "content": "Anna reached Rome."}}</tool_call>',
+        '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "m7"}}</tool_call>',
+        '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "m2"}}</tool_call>',
+    ])  # fmt: skip
+
+    def answer(prompt):
+        return "Oslo" if prompt.frozen else next(said_by_policy, "Done.")
+
+    engine = ScriptedEngine(Codec(keeper.make_tokenizer()), answer)
+    (trajectory,) = rollout(engine, agent, [(task, 0)])
+    assert not trajectory.error
+    made = json.loads(json.dumps(record_of(trajectory, agent, step=4)))
+    run = tmp_path / "run"
+    run.mkdir()
+    write(run / "trajectories.jsonl.gz", [made])
+    print(said("log", run))
+    lines = said("diff", run).splitlines()
+    assert lines[0] == "added 0, removed 1, changed 1, merged 0, split 0"
+    assert any("Anna reached [-Oslo.-] {+Rome.+}  version 1 -> 2" in line for line in lines)
+    assert "unknown_id  Error: memory_id: m7 is unknown." in said("log", run)
+    assert "[m2] 2024-01-02 Boris reached Lima." in said("show", run, "--until", 2)
+    assert "Boris" not in said("show", run)
+
+
+def test_the_commands_load_nothing_heavy_before_they_run():
+    heavy = {"torch", "numpy", "pydantic", "transformers", "rich.console", "agents.tools"}
+    code = f"import sys, commands.stores; print({heavy!r} & {{*sys.modules}})"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
