@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from agents import find
+from commands.stores import memory_app
 from config import options
 from config.errors import UserError
 from config.flags import AgentGroup, command
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
+app.add_typer(memory_app, name="memory")
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:

@@ -21,18 +21,20 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.calls import Call, Fault, Format, format_of
 from agents.demos import Demo, Size
-from agents.search import Embedder, Search
 from agents.store import Entry, Op, Snapshot, Store, number
-from agents.tools import Scope, apply, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
 from data import Task, extract_answer
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tokens.codec import Codec
+
+if TYPE_CHECKING:  # pydantic and numpy come with them, which `--help` does not wait for
+    from agents.calls import Call, Fault, Format
+    from agents.search import Embedder, Search
+    from agents.tools import Scope
 
 # ---------------------------------------------------------------- wording and settings
 
@@ -296,6 +298,8 @@ class MemUpdate(Agent):
             editing.last.notes.store = [*editing.store.lines()]
 
     def _begin(self, task: Task) -> Editing:
+        from agents.tools import Scope
+
         c = self.config
         store = Store(self.start(task))
         source = self._source_tokens(task, store)
@@ -404,6 +408,8 @@ class MemUpdate(Agent):
     def _edit_prompt(
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
     ) -> Prompt:
+        from agents.tools import schemas
+
         c = self.config
         snapshot = editing.store.snapshot()
         state = self._state(editing, ops, turns)
@@ -466,6 +472,9 @@ class MemUpdate(Agent):
         self, store: Store, scope: Scope, calls: Sequence[Call | Fault], left: int
     ) -> list[Op]:
         """Run the calls of a turn; each one, run or refused, is an operation."""
+        from agents.calls import Fault
+        from agents.tools import apply, refuse
+
         done = []
         for k, call in enumerate(calls[:left]):
             if k >= self.config.max_calls:
@@ -480,6 +489,8 @@ class MemUpdate(Agent):
     # ---- answering
 
     def searcher(self) -> Search:
+        from agents.search import Search
+
         if self._search is None:
             self._search = Search(self.how or self.config.search, self.embed)
         return self._search
@@ -615,6 +626,8 @@ class MemUpdate(Agent):
     @property
     def format(self) -> Format:
         """How the model writes calls."""
+        from agents.calls import format_of
+
         if self._format is None:
             self._format = format_of(getattr(self.codec, "tokenizer", None))
         return self._format

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -720,13 +719,22 @@ def panel_of(name: str) -> str:
 
 def docs(cls: type) -> dict[str, str]:
     """Map each field, inherited ones included, to the docstring under it, joined to one line."""
-    by_field = {}
+    by_field: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if "__dataclass_fields__" not in base.__dict__:
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, doc in pairwise(tree.body):  # type: ignore[attr-defined]
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                text = getattr(doc.value, "value", "")
-                by_field[field.target.id] = " ".join(str(text).split())  # type: ignore[union-attr]
+        if "__dataclass_fields__" in base.__dict__:
+            by_field |= _docs_in(inspect.getsourcefile(base)).get(base.__name__, {})
     return by_field
+
+
+@lru_cache(maxsize=64)
+def _docs_in(file: str) -> dict[str, dict[str, str]]:
+    """Map the classes of a module to the docstrings under their fields; it is parsed once."""
+    found = {}
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = {
+                field.target.id: " ".join(str(getattr(doc.value, "value", "")).split())
+                for field, doc in pairwise(node.body)
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+            }
+    return found

@@ -76,7 +76,10 @@ ENTRIES = (
 CALLS = (
     ("search_memory", {"query": "bike"}),
     ("manage_memory", {"operation": "create", "content": "Ben has a dog."}),
-    ("manage_memory", {"operation": "update", "content": "Ann sold a red bike.", "memory_id": "m1"}),
+    (
+        "manage_memory",
+        {"operation": "update", "content": "Ann sold a red bike.", "memory_id": "m1"},
+    ),
     ("delete_memory", {"memory_id": "m9"}),
     ("merge_memory", {"memory_ids": ["m2", "m5"], "strategy": "concatenate"}),
     ("split_memory", {"memory_id": "m3", "split_criteria": "temporal"}),
@@ -272,7 +275,8 @@ def test_a_source_that_cannot_be_read_is_one_sentence(tmp_path, make, why):
     path = tmp_path / "source.jsonl"
     make(path)
     for words in (["show", path], ["log", path], ["diff", path], ["replay", path],
-                  ["play", path], ["restore", path, 0, "--out", tmp_path / "out.jsonl"]):  # fmt: skip
+                  ["play", path],
+                  ["restore", path, 0, "--out", tmp_path / "out.jsonl"]):  # fmt: skip
         assert why in refused(*words)
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -335,19 +339,18 @@ def test_what_else_differs_than_words_is_said(tmp_path):
     )
 
 
-@pytest.mark.parametrize("colours, seen", [
-    (dict(color_system="standard"), ("\x1b[9;31mhas\x1b[0m \x1b[32msold\x1b[0m a red", None)),
-    (dict(color_system="standard", no_color=True), ("[-has-]", "{+sold+} a red")),
+@pytest.mark.parametrize("no_color, seen", [
+    (False, "Ann \x1b[9;31mhas\x1b[0m \x1b[32msold\x1b[0m a red bike."),
+    (True, "[-has-]"),
 ])  # fmt: skip
-def test_in_colours_removed_words_are_red_and_struck_inserted_ones_green(
-    there, monkeypatch, colours, seen
+def test_removed_words_are_red_and_struck_and_inserted_ones_green(
+    there, monkeypatch, no_color, seen
 ):
-    monkeypatch.setattr(
-        terminal, "console", Console(force_terminal=True, highlight=False, **colours)
-    )
-    text = said("diff", there / "store.jsonl", "--format", "text")
-    assert all(one in text for one in seen if one) and ("[-has" in text) == (seen[1] is not None)
-    assert "\x1b[9" in text or seen[1]
+    colours = dict(force_terminal=True, color_system="standard", no_color=no_color)
+    monkeypatch.setattr(terminal, "console", Console(highlight=False, **colours))
+    text = said("diff", there / "store.jsonl")
+    assert seen in text and ("[-" in text) == ("{+" in text) == no_color
+    assert ("\x1b[32m" in text) == (not no_color)
 
 
 def test_a_diff_of_two_sources_is_that_of_their_stores(there, tmp_path):
@@ -441,9 +444,9 @@ def state_of(printed: str) -> list[str]:
             elif sign == "~":
                 assert entry_id in lines
                 old = re.sub(r"\{\+.*?\+\} ?", "", line).replace("[-", "").replace("-]", "")
-                assert lines[entry_id] == old
+                assert lines[entry_id] == old.rstrip()
                 new = re.sub(r"\[-.*?-\] ?", "", line).replace("{+", "").replace("+}", "")
-                lines[entry_id] = new
+                lines[entry_id] = new.rstrip()
             else:
                 assert entry_id not in lines
                 lines[entry_id] = line
@@ -460,6 +463,25 @@ def test_a_replay_until_n_ends_in_the_state_after_n(there, name):
         assert printed.splitlines()[-1] == head
     assert state_of(said("replay", there / name)) == state_of(printed)
     assert "from 0 to 11" in refused("replay", there / "store.jsonl", "--until", 12)
+
+
+def test_a_replay_leaves_out_what_changes_of_a_deleted_entry(tmp_path):
+    store = Store([Entry("", "a"), Entry("", "b")])
+    update = {"operation": "update", "content": "c", "memory_id": "m1"}
+    apply(store, "delete_memory", {"memory_id": "m1"}, SCOPE)  # what it leaves is v2
+    store.restore(0)
+    apply(store, "manage_memory", update, SCOPE)
+    apply(store, "delete_memory", {"memory_id": "m1"}, SCOPE)  # v3
+    op = store.restore(1)
+    assert [(entry.version, entry.deleted) for entry in (*op.before, *op.after)] == [
+        (3, True),
+        (2, True),
+    ]
+    store.to_jsonl(tmp_path / "s.jsonl")
+    for n in range(len(store.journal) + 1):
+        printed = said("replay", tmp_path / "s.jsonl", "--until", n)
+        assert state_of(printed) == sorted(entry.line for entry in store.at(n).entries)
+        assert "deleted" not in printed
 
 
 def test_a_replay_shows_operation_by_operation(there):
@@ -538,12 +560,13 @@ def played(tmp_path, lines, *words) -> tuple[Store, str]:
 def test_play_runs_short_forms_and_calls(tmp_path):
     call = {"name": "delete_memory", "arguments": {"memory_id": "m1", "reason": "old"}}
     store, text = played(tmp_path, [
-        "create Ann has  a bike.", "create Ben left.", "search bike", "", "update m1 Ann sold it.",
+        "create Ann has  a bike.", "create Ben left.", "search bike", "", "  ",
+        " update m1 Ann sold it.",
         json.dumps(call), "delete m9", "show",
     ])  # fmt: skip
     assert text.splitlines()[:-2] == [
-        "Created m1.", "Created m2.", "1 of 2 memories:", "[m1] Ann has  a bike.", "Updated m1 (v2).",
-        "Deleted m1.", "Error: memory_id: m9 is unknown.",
+        "Created m1.", "Created m2.", "1 of 2 memories:", "[m1] Ann has  a bike.",
+        "Updated m1 (v2).", "Deleted m1.", "Error: memory_id: m9 is unknown.",
         "entries: 1; operations: 6 of 6 (manage_memory 3, search_memory 1, delete_memory 2); "
         "failed: 1 (unknown_id 1)",
     ]  # fmt: skip
@@ -585,8 +608,10 @@ def test_undo_takes_back_one_edit_after_the_other(there, tmp_path):
 
 
 def test_a_line_that_is_no_call_changes_nothing(tmp_path):
-    wrong = ["serach x", "update m1", "create", "search", "delete m1 now", "undo 2", '{"name": "x"}',
-             '{"name": "undo"', "[" * 9999, '{"name": "x", "arguments": {}, "other": 1}']  # fmt: skip
+    wrong = [
+        "serach x", "update m1", "create", "search", "delete m1 now", "undo 2", "[" * 9999,
+        '{"name": "x"}', '{"name": "undo"', '{"name": "x", "arguments": {}, "other": 1}',
+    ]  # fmt: skip
     store, text = played(tmp_path, ["create a", *wrong, "create b"])
     assert len(store.journal) == 2 and len(store.snapshot()) == 2
     assert text.splitlines()[0] == "Created m1." and text.splitlines()[-2] == "Created m2."
@@ -687,7 +712,8 @@ def test_foreign_text_steers_no_terminal_and_is_whole_in_json(tmp_path):
     run = write(tmp_path / "t.jsonl", [with_store(store, id=evil)])
     for source in (path, run):
         for words in (["show", source], ["show", source, "--format", "md"], ["log", source],
-                      ["replay", source], ["diff", source], ["diff", source, "--format", "md"]):  # fmt: skip
+                      ["replay", source], ["diff", source],
+                      ["diff", source, "--format", "md"]):  # fmt: skip
             result = memory(*words)
             assert result.exit_code == 0 and not CONTROL.search(result.output.replace("\n", ""))
     assert "[m1] A[link]n: [bold]Grüße[/bold] \U0001f600" in said("show", path, "--until", 0)
@@ -708,8 +734,8 @@ def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
         mode="refine", budget="soft", budget_entries=0, call_tokens=200, max_turns=9, without=()
     )
     said_by_policy = iter([
-        '<tool_call>{"name": "manage_memory", "arguments": {"operation": "update", "memory_id": '
-        '"m1", "content": "Anna reached Rome."}}</tool_call>',
+        '<tool_call>{"name": "manage_memory", "arguments": {"operation": "update", "content": '
+        '"Anna reached Rome.", "memory_id": "m1"}}</tool_call>',
         '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "m7"}}</tool_call>',
         '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "m2"}}</tool_call>',
     ])  # fmt: skip
@@ -724,7 +750,6 @@ def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     write(run / "trajectories.jsonl.gz", [made])
-    print(said("log", run))
     lines = said("diff", run).splitlines()
     assert lines[0] == "added 0, removed 1, changed 1, merged 0, split 0"
     assert any("Anna reached [-Oslo.-] {+Rome.+}  version 1 -> 2" in line for line in lines)

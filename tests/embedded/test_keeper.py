@@ -1,4 +1,4 @@
-"""The embedded policy that keeps a store: its tokens, its demonstrator, what the shipped one can."""
+"""The embedded policy that keeps a store: tokens, demonstrator, and what the shipped one can."""
 
 import random
 

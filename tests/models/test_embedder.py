@@ -288,7 +288,7 @@ def test_zeros_are_no_embedding(folder):
 
 # ---------------------------------------------------------------- servers
 
-SECRET = "sk-very-secret-0123456789"
+SECRET = "key-very-secret-0123456789"
 
 
 class Server:
