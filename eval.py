@@ -406,9 +406,9 @@ class _Suite:
             for k in range(len(self.columns))
             for row in self.done[name, sampling.temperature, k]
         ]
-        summary = summarise(
-            rows, self.unit, agents={self.labels[n]: self._agent(n) for n in self.labels}
-        )
+        agents = {self.labels[n]: self._agent(n) for n in self.labels}
+        metric = "reward" if self.unit == "sessions" else "sub_em"  # these have their own metric
+        summary = summarise(rows, self.unit, metric, agents=agents)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
