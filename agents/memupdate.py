@@ -16,6 +16,7 @@ the same way. Any other document is read as well: each of its sections is a sess
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,9 @@ class Notes:
     tokens: int = 0  # of them
     stop: str = ""  # why the session's editing ended with this turn
     probe: str = ""  # id of the question
-    score: float | None = None
+    found: list[str] = field(default_factory=list)  # lines of the entries that it is answered from
+    recall: float | None = None  # share of its evidence that they were taken from; None: unknown
+    search_s: float = 0.0  # to find them
     # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
     parts: dict[str, float] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
@@ -248,6 +251,8 @@ class MemUpdate(Agent):
         "store_entries": ("store_entries", "edit_turns"),
         "score_before": ("score_before", "episodes"),
         "score_after": ("score_after", "episodes"),
+        "recall": ("recall", "sought"),
+        "search_s": ("search_s", "answers"),
     }
     training = dict(kl=0.001)
     demo = DEMO
@@ -513,7 +518,12 @@ class MemUpdate(Agent):
     ) -> Generator[Prompt, Turn, str]:
         """Ask the frozen policy a question; return its response. Known answers are not asked
         again."""
-        memory = "\n".join(e.shown for e in self.context(snapshot, about.question)) or NO_ENTRIES
+        from agents.search import recall
+
+        begun = time.perf_counter()
+        entries = self.context(snapshot, about.question)
+        search_s = time.perf_counter() - begun
+        memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         key = memory, about.question
         if final or key not in self._answers:
             prompt = self.prompt(
@@ -524,8 +534,16 @@ class MemUpdate(Agent):
                 problem=about.question,
             )
             turn = yield replace(prompt, frozen=True)
-            turn.notes = Notes("answer" if final else "probe", probe=about.id)
-            turn.notes.entries, turn.notes.tokens = len(snapshot), self.tokens_of(snapshot)
+            evidence = getattr(getattr(about, "asked", about), "evidence", None)
+            turn.notes = Notes(
+                "answer" if final else "probe",
+                entries=len(snapshot),
+                tokens=self.tokens_of(snapshot),
+                probe=about.id,
+                found=[entry.line for entry in entries],
+                recall=recall(entries, evidence) if isinstance(evidence, tuple) else None,
+                search_s=search_s,
+            )
             self._answers[key] = str(turn.response)
             while len(self._answers) > ANSWERS:
                 self._answers.popitem(last=False)
@@ -660,7 +678,9 @@ class MemUpdate(Agent):
         if notes is None or notes.phase == "probe":
             return {}
         if notes.phase == "answer":
-            return {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
+            counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
+            counts |= {"answers": 1, "search_s": notes.search_s}
+            return counts | ({} if notes.recall is None else {"recall": notes.recall, "sought": 1})
         counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
         for op in notes.ops:
             counts["calls"] += 1
@@ -676,7 +696,9 @@ class MemUpdate(Agent):
 
     def lines(self, turn: dict) -> list[Line]:
         notes = turn.get("notes") or {}
-        lines = [
+        found = notes.get("found", ())
+        lines = [Line("found", line, before=True) for line in found]
+        lines += [
             Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
             for op in notes.get("ops", ())
         ]

@@ -120,14 +120,15 @@ def conversations_of(source: str) -> tuple[str, list[Conversation], str]:
     """Read `locomo:FILE#RULE/PART/START`; return the kind of file, its conversations and START.
 
     RULE/PART: one of `locomo.SPLITS` and train, validation or test; without it, all conversations.
-    START: what a store may begin with, `STARTS`; observations if it is not said. UserError: there
-    is no such rule, part or start, or the part is empty.
+    START: what a store may begin with, `STARTS`; if it is not said observations, where there are
+    any, else sessions. UserError: there is no such rule, part or start, or the part is empty.
     """
     kind, _, rest = source.partition(":")
     path, _, chosen = rest.partition("#")
     conversations = LOADERS[kind](path)
     words = chosen.split("/") if chosen else []
-    start = words.pop() if words and words[-1] in STARTS else "observations"
+    there = [name for name in STARTS if any(c.memories.get(name) for c in conversations)]
+    start = words.pop() if words and words[-1] in STARTS else (there or ["empty"])[0]
     if words:
         rule, part = (*words, "")[:2]
         if kind != "locomo" or len(words) > 2 or rule not in locomo.SPLITS or part not in PARTS:

@@ -78,7 +78,7 @@ def question(category: int, **fields) -> dict:
 
 def write(path: Path, content: object) -> Path:
     raw = json.dumps(content).encode()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
     return path
 
 
@@ -190,7 +190,7 @@ def test_no_day_is_guessed(when):
 
 # ---------------------------------------------------------------- bad files
 
-MISSING = object()
+MISSING = b"missing"  # in no JSON; a bare object would have another name in every process
 BAD = [  # where in the sample, what stands there, what the error says
     (["conversation"], MISSING, "the field 'conversation' is missing"),
     (["conversation"], [1], "'conversation' must be an object, this is a list"),
@@ -258,7 +258,7 @@ def test_an_error_names_file_sample_and_field(tmp_path, at, value, expected):
         ("x.json", b"[" * 100_000, "this is not JSON"),
         ("x.json", b"", "this is not JSON"),
         ("x.json.gz", b"no gzip", "cannot be read"),
-        ("x.json.gz", gzip.compress(b"[1, 2, 3]" * 99)[:-9], "cannot be read"),
+        ("x.json.gz", gzip.compress(b"[1, 2, 3]" * 99, mtime=0)[:-9], "cannot be read"),
         ("x.json", b'{"data": []}', "must hold a list of objects, each with the field 'sample_id'"),
         ("x.json", b"[]", "must hold a list of objects"),
         ("x.json", b"[[]]", "item 1: it must be an object with the field 'sample_id'"),
