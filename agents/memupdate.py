@@ -59,7 +59,7 @@ REFINE = Wording(
     cue="Your calls:",
     needs=("memory",),
 )
-TARGET = "\n\nThis question will be among them: {problem}"
+TARGET = "This question will be among those that are asked: "
 ANSWER = Wording(
     "Solve the problem with the help of the memories alone; they are dated. {answer}",
     ("memory", "problem"),
@@ -236,8 +236,9 @@ class MemUpdate(Agent):
     prompts = {
         "build": BUILD,
         "refine": REFINE,
-        "more": "{section}\n\n{state}",  # a growing conversation: the next session ...
-        "results": "{results}",  # ... and what the calls of the last turn have brought
+        # a growing conversation: what the calls of the last turn have brought, and the next session
+        "results": "{results}",
+        "more": "{results}\n\n{section}\n\n{state}",
         "answer": ANSWER,
     }
     edits: bool = True
@@ -419,11 +420,11 @@ class MemUpdate(Agent):
         snapshot = editing.store.snapshot()
         state = self._state(editing, ops, turns)
         if c.grows and editing.last is not None:
+            told = "\n".join(op["message"] for op in editing.last.notes.ops)
             if replies:
-                joined = "\n".join(replies)
-                prompt = self.prompt("results", c.call_tokens, results=joined)
+                prompt = self.prompt("results", c.call_tokens, results=told)
                 return replace(prompt, after=editing.last, role=self.reply_role)
-            prompt = self.prompt("more", c.call_tokens, section=piece, state=state)
+            prompt = self.prompt("more", c.call_tokens, results=told, section=piece, state=state)
             return replace(prompt, after=editing.last)
         entries = self._relevant(snapshot, piece)
         slots = dict(
@@ -435,18 +436,11 @@ class MemUpdate(Agent):
         if c.mode == "build":
             slots["section"] = piece
         prompt = self.prompt(c.mode, c.call_tokens, **slots)
-        if c.target == "visible" and (asked := self._target(editing.task)):
-            pieces = (*prompt.pieces, (TARGET.replace("{problem}", asked), False))
-            prompt = replace(prompt, pieces=pieces)
         tools = schemas(editing.scope.tools) if self.format.by_template else ()
         return replace(prompt, tools=tools)
 
-    def _target(self, task: Task) -> str:
-        probes = self.probes_of(task)
-        return probes[0].question if probes else task.question
-
     def _state(self, editing: Editing, ops: int, turns: int) -> str:
-        """Say in one line how much is stored and what may still be done."""
+        """Say how much is stored, what may still be done and, if it is visible, the question."""
         c, snapshot = self.config, editing.store.snapshot()
         used = f"{self.tokens_of(snapshot)} tokens"
         if c.budget_entries and c.budget != "none":
@@ -454,7 +448,11 @@ class MemUpdate(Agent):
         else:
             room = f" of at most {editing.budget} tokens" if editing.budget else ""
         left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
-        return f"{len(snapshot)} memories, {used}{room}; {left} operations left."
+        said = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
+        if c.target == "hidden":
+            return said
+        first, *_ = (*self.probes_of(editing.task), editing.task)
+        return f"{said}\n{TARGET}{first.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""

@@ -368,6 +368,36 @@ def test_compat_pays_an_insertion_and_nothing_for_looking(codec):
     assert looked == 0
 
 
+def test_a_visible_question_is_shown_and_paid_for_beside_the_others(codec):
+    seen = []
+
+    def script(prompt):
+        seen.append(prompt.text)
+        return once(create("Dora reached Genoa."))(prompt)
+
+    _, won = worth(codec, script, refiner(target="visible"))
+    assert all("Where is Anna?" in text and "Where is Dora?" not in text for text in seen)
+    assert won["delta"] == 0.0 + 0.5  # the first probe has won nothing, all of them half
+    _, won = worth(codec, once(call("delete_memory", memory_id="m1")),
+                        refiner(target="visible"))  # fmt: skip
+    assert won["delta"] == -1.0 - 0.5
+
+
+def test_a_growing_conversation_says_what_the_last_calls_have_brought(chat_codec):
+    texts = []
+
+    def script(prompt):
+        texts.append((prompt.role, prompt.text))
+        return create(f"entry {len(texts)}")
+
+    agent = editor(history="append", max_turns=2, call_tokens=200, budget="none", templates="")
+    task = replace(TASK, sessions=TASK.sessions[:2])
+    play(chat_codec, agent, task, script)
+    assert [role for role, _ in texts] == ["user", "tool", "user", "tool"]
+    assert texts[1][1].strip() == "Created m1." and texts[3][1].strip() == "Created m3."
+    assert texts[2][1].strip().startswith("Created m2.") and "2024-01-02" in texts[2][1]
+
+
 # ---------------------------------------------------------------- questions
 
 
