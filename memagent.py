@@ -58,6 +58,7 @@ class Prompt:
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     # answered, greedily, by the policy as it was before training; never trained
     frozen: bool = False
+    target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
     # turns of a group with the same place are compared with each other; None: the k-th turns are,
     # and those that answer
     place: Hashable = None
@@ -246,6 +247,10 @@ class Agent:
     """column -> (numerator, denominator), names of `count`"""
     splits: ClassVar[Sequence[str]] = ()
     """counts by which a report splits trajectories: with any, with none"""
+    tallies: ClassVar[Mapping[str, str]] = {}
+    """title of a table in the report -> prefix of the counts that it lists"""
+    curves: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """title of a plot -> prefixes of counts that end in a number: sums, how many were added"""
     demo: ClassVar[object] = None
     """a plan of commands/demo.py as plain data; None: the usual one"""
 
@@ -353,12 +358,8 @@ class Agent:
         """Return the most tokens of a turn by section: section, memories, response, question and
         template."""
         limits, config = self.limits(), self.config
-        return (
-            config.chunk_tokens
-            + limits.shown
-            + max(limits.written, config.final_tokens)
-            + ROOM_TOKENS
-        )
+        response = max(limits.written, config.final_tokens)
+        return config.chunk_tokens + limits.shown + response + ROOM_TOKENS
 
     def window_needed(self) -> int | None:
         """Return the window that a sampler must reserve; None: all that the model has."""
@@ -380,10 +381,8 @@ class Agent:
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
         """
-        with_ids, pieces = self.codec.text, []
-        slots = {
-            slot: text if type(text) is Text else with_ids(text) for slot, text in slots.items()
-        }
+        text, pieces = self.codec.text, []
+        slots = {slot: t if type(t) is Text else text(t) for slot, t in slots.items()}
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
                 raise AgentError(

@@ -28,7 +28,7 @@ from agents.demos import Demo, Size
 from agents.store import Entry, Op, Snapshot, Store, number
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
-from data import Task, extract_answer
+from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tokens.codec import Codec
 
@@ -124,9 +124,10 @@ class MemUpdateConfig(ReadConfig):
     start (refine); 0 = 0.1 of the source, 1.0 of the start"""
     budget_entries: Annotated[int, LIMIT] = 0
     """count the budget in entries instead; 0 = in tokens"""
-    pay: Literal["answer", "compat"] = "answer"
-    """answer = how much better the probes are answered than at the start; compat = the formula of
-    the original's documentation, by shared words, times its efficiency"""
+    pay: Literal["answer", "likelihood", "compat"] = "answer"
+    """answer = how much better the probes are answered than at the start; likelihood = how much
+    more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
+    the formula of the original's documentation, by shared words, times its efficiency"""
     size_cap: Annotated[int, COUNT] = 100
     """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
@@ -171,7 +172,7 @@ class Notes:
     # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
     parts: dict[str, float] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
-    answers: list[dict] = field(default_factory=list)  # of the probes, before and after
+    answers: list[dict] = field(default_factory=list)  # of the probes: see `Answered.row`
     # in the last turn that edits: the whole store with its journal, as lines of its file
     store: list[str] = field(default_factory=list)
 
@@ -179,6 +180,7 @@ class Notes:
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
 ANSWERS = 1 << 14  # of the frozen policy that are remembered
 LEAST_ENTRY = 8  # tokens of the shortest entry worth the name, with its id
+CURVE = 64  # sessions after which the store's size is counted
 ENTRY_TOKENS = 48  # of an entry in a prompt, for the window that a sampler reserves
 
 
@@ -228,6 +230,15 @@ class Editing:
         return self.turns[-1] if self.turns else None
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the frozen policy says to one question, from one state of the store."""
+
+    response: str
+    found: tuple[str, ...]  # lines of the entries that it is answered from
+    score: float = 0.0  # likelihood: mean log-prob of the accepted answer's tokens
+
+
 class MemUpdate(Agent):
     """A store of dated entries, searched and rewritten by six tools."""
 
@@ -255,6 +266,12 @@ class MemUpdate(Agent):
         "recall": ("recall", "sought"),
         "search_s": ("search_s", "answers"),
     }
+    tallies = {
+        "Operations by tool": "op_",
+        "Refused calls by fault": "error_",
+        "Why editing ended": "stop_",
+    }
+    curves = {"Tokens of the store after a session": ("tokens_after_", "stores_after_")}
     training = dict(kl=0.001)
     demo = DEMO
 
@@ -267,7 +284,7 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str, str], Answered] = OrderedDict()
         self._stores: dict[str, Store] = {}  # fingerprint of a document -> the store made of it
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
@@ -512,67 +529,103 @@ class MemUpdate(Agent):
         return found[::-1] if c.answer_order == "newest" else found
 
     def _ask(
-        self, snapshot: Snapshot, about: object, final: bool = False
-    ) -> Generator[Prompt, Turn, str]:
-        """Ask the frozen policy a question; return its response. Known answers are not asked
-        again."""
+        self, snapshot: Snapshot, about: object, final: bool = False, target: str = ""
+    ) -> Generator[Prompt, Turn, Answered]:
+        """Ask the frozen policy a question, or how probable an answer is (target).
+
+        What is known already is not asked again.
+        """
         from agents.search import recall
 
         begun = time.perf_counter()
         entries = self.context(snapshot, about.question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
-        key = memory, about.question
+        lines = tuple(entry.line for entry in entries)
+        key = memory, about.question, target
         if final or key not in self._answers:
-            prompt = self.prompt(
-                "answer",
-                self.config.final_tokens,
-                final=final,
-                memory=memory,
-                problem=about.question,
-            )
-            turn = yield replace(prompt, frozen=True)
+            most = len(self.codec.encode(target)) if target else self.config.final_tokens
+            slots = dict(memory=memory, problem=about.question)
+            prompt = self.prompt("answer", most, final=final, **slots)
+            turn = yield replace(prompt, frozen=True, target=target)
             evidence = getattr(getattr(about, "asked", about), "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
                 tokens=self.tokens_of(snapshot),
                 probe=about.id,
-                found=[entry.line for entry in entries],
+                found=[*lines],
                 recall=recall(entries, evidence) if isinstance(evidence, tuple) else None,
                 search_s=search_s,
             )
-            self._answers[key] = str(turn.response)
+            score = fmean(turn.logprobs) if target else 0.0
+            self._answers[key] = Answered(str(turn.response), lines, score)
             while len(self._answers) > ANSWERS:
                 self._answers.popitem(last=False)
-        return self._answers[key]
+        # other entries may read the same: ids are not shown to the frozen policy
+        return replace(self._answers[key], found=lines)
 
     def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Answer the probes from the first store and the last, and note what that is worth."""
-        c, task, probes = self.config, editing.task, self.probes_of(editing.task)
+        c, probes = self.config, self.probes_of(editing.task)
         first, last = editing.states[0], editing.states[-1]
         wanted = editing.states if c.turn_credit else [first, last]
         scores: dict[int, list[float]] = {}  # operations so far -> of each probe
-        said: dict[int, list[str]] = {}
+        said: dict[int, list[Answered]] = {}
         for snapshot in wanted:
             if snapshot.n in scores:
                 continue
             said[snapshot.n], scores[snapshot.n] = [], []
             for probe in probes:
-                response = yield from self._ask(snapshot, probe)
-                prediction, _ = extract_answer(response, c.form)
-                said[snapshot.n].append(prediction)
-                scores[snapshot.n].append(task.score(prediction, probe))
+                target = formed(probe.answers[0], c.form) if c.pay == "likelihood" else ""
+                answered = yield from self._ask(snapshot, probe, target=target)
+                said[snapshot.n].append(answered)
+                scores[snapshot.n].append(self._score(editing.task, probe, answered))
         notes = editing.last.notes
         notes.parts = self.parts(editing, scores[first.n], scores[last.n])
         notes.answers = [
-            {"question": p.question, "before": a, "after": b, "won": round(y - x, 4)}
-            for p, a, b, x, y in zip(probes, said[first.n], said[last.n],
-                                     scores[first.n], scores[last.n], strict=True)
+            self._compared(editing, *each)
+            for each in zip(probes, said[first.n], said[last.n],
+                            scores[first.n], scores[last.n], strict=True)
         ]  # fmt: skip
         if c.turn_credit:
             means = [fmean(scores[snapshot.n]) for snapshot in editing.states]
             notes.gains = [after - before for before, after in pairwise(means)]
+
+    def _score(self, task: Task, probe: object, answered: Answered) -> float:
+        if self.config.pay == "likelihood":
+            return answered.score
+        return task.score(extract_answer(answered.response, self.config.form)[0], probe)
+
+    def _compared(
+        self,
+        editing: Editing,
+        probe: object,
+        before: Answered,
+        after: Answered,
+        first: float,
+        last: float,
+    ) -> dict:
+        """Return what a probe was answered before and after, and what has changed that."""
+        changed = {line.split("]")[0][1:] for line in {*before.found} ^ {*after.found}}
+        ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
+        caused = [op["message"] for op in ops if changed & {*op["ids"]}]
+
+        def said(answered: Answered, score: float) -> str:
+            if self.config.pay == "likelihood":
+                return f"log p {score:.2f}"
+            return extract_answer(answered.response, self.config.form)[0]
+
+        return {
+            "question": probe.question,
+            "expected": probe.answers[0],
+            "before": said(before, first),
+            "after": said(after, last),
+            "won": round(last - first, 4),
+            "found_before": [*before.found],
+            "found_after": [*after.found],
+            "caused": caused,
+        }
 
     def parts(
         self, editing: Editing, before: Sequence[float], after: Sequence[float]
@@ -686,6 +739,9 @@ class MemUpdate(Agent):
             counts[f"op_{op['tool']}" if op["ok"] else f"error_{op['code']}"] += 1
         if notes.stop:
             counts[f"stop_{notes.stop}"] += 1
+            if notes.session and notes.session <= CURVE:
+                counts[f"tokens_after_{notes.session}"] += notes.tokens
+                counts[f"stores_after_{notes.session}"] += 1
         if notes.parts:
             counts["episodes"] += 1
             counts.update(score_before=notes.parts["score_before"])
