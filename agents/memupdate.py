@@ -132,6 +132,8 @@ class MemUpdateConfig(ReadConfig):
     """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
     """pay each turn for what it has changed in the answers to the same probes"""
+    turn_format: bool = False
+    """take from each turn the share of its calls that failed"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """weight of the share of calls that were valid; without a call it is 0"""
     size_weight: Annotated[float, NOT_NEGATIVE] = 0.1
@@ -682,13 +684,23 @@ class MemUpdate(Agent):
         )
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]] | None:
-        """Return what each turn has changed in the probes' mean score, with `turn_credit`."""
-        if not self.config.turn_credit:
+        """Return what each turn is paid for by itself.
+
+        gain: with `turn_credit`, what it has changed in the probes' mean score. failed: with
+        `turn_format`, minus the share of its calls that failed.
+        """
+        c = self.config
+        if not (c.turn_credit or c.turn_format):
             return None
         edits = [t for t in trajectory.turns if t.notes is not None and t.notes.phase == "edit"]
         gains = next((t.notes.gains for t in reversed(edits) if t.notes.gains), [])
-        won = dict(zip(map(id, edits), gains, strict=False))
-        return [{"gain": won[id(t)]} if id(t) in won else {} for t in trajectory.turns]
+        rewards = {id(turn): {} for turn in trajectory.turns}
+        for turn, gain in zip(edits, gains, strict=False):
+            rewards[id(turn)]["gain"] = gain
+        for turn in edits if c.turn_format else ():
+            ops = turn.notes.ops
+            rewards[id(turn)]["failed"] = -sum(not op["ok"] for op in ops) / max(1, len(ops))
+        return [*rewards.values()]
 
     # ---- what it needs
 

@@ -463,7 +463,9 @@ def _where(folder: Path) -> str:
     return f"Numbers: {folder / 'summary.json'}; report: {folder / 'report.html'}"
 
 
-def _collect(folder: Path, rows: list[dict], agents: Mapping[str, Agent]) -> dict:
+def _collect(
+    folder: Path, rows: list[dict], agents: Mapping[str, Agent], unit: str = "sections"
+) -> dict:
     """Summarise all rows, with the machine; merge jobs' rows and transcripts into one file each."""
     import torch
 
@@ -480,7 +482,7 @@ def _collect(folder: Path, rows: list[dict], agents: Mapping[str, Agent]) -> dic
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
     }
-    return summarise(rows, metric="reward", agents=agents) | {"machine": machine}
+    return summarise(rows, unit, "reward", agents) | {"machine": machine}
 
 
 def _write(folder: Path, summary: dict, title: str) -> None:
@@ -511,6 +513,11 @@ class Comparison:
     @property
     def seeds(self) -> range:
         return range(self.seed, self.seed + self.size.seeds)
+
+    @property
+    def unit(self) -> str:
+        """What lengths count."""
+        return "sessions" if self.demo.data == ledger.KIND else "sections"
 
     @property
     def model(self) -> str:
@@ -612,7 +619,7 @@ def run_comparison(comparison: Comparison, size: str, name: str, runs: str) -> P
         f"{' beside '.join(comparison.arms)}, {len(comparison.seeds)} seeds from "
         f"{comparison.seed} on: {first.grpo.steps} steps of GRPO each from the same policy, on "
         f"{comparison.demo.about}; then questions about unseen facts in documents of up to "
-        f"{max(comparison.size.questions):,} sections."
+        f"{max(comparison.size.questions):,} {comparison.unit}."
     )
     if axes := find.axes(find.make(first.run.agent, first.settings), first.grpo):
         console.print(axes)
@@ -694,7 +701,7 @@ def _report(
         for seed in (None, *comparison.seeds)
     ]
     facts = {"seed": comparison.seed, "size": size, "seconds": round(seconds, 1), "seeds": seeds}
-    summary = _collect(folder, rows, comparison.agents()) | facts
+    summary = _collect(folder, rows, comparison.agents(), comparison.unit) | facts
     _write(folder, summary, comparison.demo.title)
 
     def place(pair: dict) -> tuple:
@@ -704,9 +711,9 @@ def _report(
         each = [d for d in seeds if d["seed"] is not None and place(d) == place(whole)]
         interval = f"{whole['low']:+.3f} to {whole['high']:+.3f}, n {whole['n']}"
         console.print(
-            f"{whole['length']:>4} sections, T {whole['temperature']}: {comparison.agent} - "
-            f"{whole['against']} {whole['mean']:+.3f} ({interval}), seed by seed "
-            + ", ".join(f"{d['mean']:+.3f}" for d in each)
+            f"{whole['length']:>4} {comparison.unit}, T {whole['temperature']}: "
+            f"{comparison.agent} - {whole['against']} {whole['mean']:+.3f} ({interval}), seed by "
+            "seed " + ", ".join(f"{d['mean']:+.3f}" for d in each)
         )
     console.print(f"{seconds:.0f} s in all. {_where(folder)}; a report of each training beside it.")
 

@@ -41,6 +41,8 @@ from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
 from models.setup import TrainingSetup
 from report.runlog import RunRecorder, StepCSV
+from rollout import advance
+from rollout import start as begin
 from tasks import hub
 from tasks.sources import GENERATED, training_tasks, validation_tasks
 
@@ -94,7 +96,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     run, training = setup.run, setup.training
     check(setup)
     tasks = training_tasks(run, training)
-    tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
+    first, *_ = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
     codec = setup.codec()
@@ -110,6 +112,8 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     keep_freed_memory(inner(model))
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
+    reader = agent.on(codec, engine.window)
+    advance(reader, begin(reader, first))  # the first prompt: what the agent refuses is said now
     kind = SFT if warm else GRPO
     return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
 
