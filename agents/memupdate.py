@@ -639,17 +639,29 @@ class MemUpdate(Agent):
         c, last, first = self.config, editing.states[-1], editing.states[0]
         n = editing.calls.total()
         valid = editing.calls["ok"] / n if n else 0.0
-        parts = {"score_before": fmean(before), "score_after": fmean(after), "valid": valid}
+        probes = self.probes_of(editing.task)
+        won = [b - a for a, b in zip(before, after, strict=True)]
+        parts = {
+            "score_before": fmean(before),
+            "score_after": fmean(after),
+            "valid": valid,
+            "tokens_before": float(self.tokens_of(first)),
+            "tokens_after": float(self.tokens_of(last)),
+        }
+        known = [b for a, b in zip(before, after, strict=True) if a > 0]
+        if known and c.pay == "answer":
+            parts["retained"] = fmean(known)  # of what could be answered at the start
+        for category in sorted({p.category for p in probes} - {0}):
+            of = [x for p, x in zip(probes, won, strict=True) if p.category == category]
+            parts[f"delta_{category}"] = fmean(of)
         if c.pay == "compat":
-            task = editing.task
             gained = fmean(
                 overlap_score(p.answers[0], found(last.entries, p.question))
                 - overlap_score(p.answers[0], found(first.entries, p.question))
-                for p in self.probes_of(task)
+                for p in probes
             )
             factor = efficiency(sizes(first), sizes(last), c.size_cap)
             return parts | {"delta": gained, "efficiency": factor, "reward": gained * factor}
-        won = [b - a for a, b in zip(before, after, strict=True)]
         delta = fmean(won)
         if c.target == "visible":
             delta = won[0] + c.visible_weight * delta
@@ -748,7 +760,8 @@ class MemUpdate(Agent):
         for op in notes.ops:
             counts["calls"] += 1
             counts["valid_calls"] += op["ok"]
-            counts[f"op_{op['tool']}" if op["ok"] else f"error_{op['code']}"] += 1
+            what = op["args"].get("operation") or op["tool"]  # create and update are one tool
+            counts[f"op_{what}" if op["ok"] else f"error_{op['code']}"] += 1
         if notes.stop:
             counts[f"stop_{notes.stop}"] += 1
             if notes.session and notes.session <= CURVE:

@@ -331,6 +331,49 @@ def test_with_credit_by_turn_the_turns_sum_up_to_what_the_episode_has_won(codec)
     assert len(advantages_of(group, GRPOConfig())[0]) == len(done.turns)
 
 
+def test_a_turn_pays_for_its_own_failed_calls_and_for_no_others(codec):
+    bad = call("delete_memory", memory_id="m9")
+    said = iter([create("Dora reached Genoa.") + bad, bad, create("Emil reached Paris."), ""])
+    (done,) = play(codec, refiner(turn_format=True), REFINED, lambda p: next(said))
+    rewards = refiner(turn_format=True).turn_rewards(done)
+    assert [r["failed"] for r in rewards if r] == [-0.5, -1.0, 0.0, 0.0]
+    both = refiner(turn_format=True, turn_credit=True)
+    said = iter([bad, ""])
+    (done,) = play(codec, both, REFINED, lambda p: next(said))
+    assert both.turn_rewards(done)[:2] == [{"gain": 0, "failed": -1}, {"gain": 0, "failed": 0}]
+
+
+def test_what_has_changed_an_answer_is_noted_beside_it(codec):
+    calls = create("Dora reached Genoa.") + call("delete_memory", memory_id="m2")
+    (done,) = play(codec, refiner(), REFINED, once(calls))
+    anna, dora = noted(done)[-1].answers
+    assert (anna["before"], anna["after"], anna["won"]) == ("Oslo", "Oslo", 0.0)
+    assert anna["found_before"] == anna["found_after"] and not anna["caused"]
+    assert (dora["expected"], dora["before"], dora["after"]) == ("Genoa", "unknown", "Genoa")
+    assert dora["won"] == 1.0 and any("Genoa" in line for line in dora["found_after"])
+    assert not any("Genoa" in line for line in dora["found_before"])
+    ops = [op for notes in noted(done) for op in notes.ops]
+    assert ops[0]["message"] in dora["caused"]
+
+
+def test_every_part_of_the_reward_is_kept_apart(codec):
+    probes = (
+        Probe("p1", "Where is Anna?", ("Oslo",), 1),
+        Probe("p2", "Where is Dora?", ("Genoa",), 2),
+        Probe("p3", "Where is Carl?", ("Rome",), 2),
+    )
+    task = replace(REFINED, probes=probes)
+    calls = create("Dora reached Genoa.") + call("delete_memory", memory_id="m3")
+    (done,) = play(codec, refiner(), task, once(calls))
+    won = parts(done)
+    assert (won["delta_1"], won["delta_2"]) == (0.0, 0.0)  # one of category 2 won, one lost
+    assert won["retained"] == 0.5  # of the two that were right at the start
+    agent = refiner().on(codec)
+    assert won["tokens_before"] == agent.tokens_of(Store(memupdate.entries_of(MEMORIES)).snapshot())
+    counts = agent.count(task, next(t for t in done.turns if t.notes.ops))
+    assert counts["op_create"] == 1 and counts["op_delete_memory"] == 1
+
+
 # the vectors of the specification: (entries, characters) before and after -> efficiency
 VECTORS = [
     ((50, 4000), (50, 4000), 1.0), ((184, 14720), (184, 14720), 0.16),
