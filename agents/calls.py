@@ -9,6 +9,8 @@ Exercise it: `pytest tests/agents/test_calls.py`. Read next: agents/memupdate.py
 transformers' `chat_parsing` splits a response by a response template. It could read the bodies too,
 but raises for the whole message if one of them is damaged; the bodies are therefore taken as text,
 and each is read by itself. What cannot be read becomes a Fault in its place, never an exception.
+Some chat templates begin a thought at the end of the prompt: the response then has only its end, or
+not even that.
 
 | format | one call | whose |
 |---|---|---|
@@ -221,11 +223,102 @@ def _value(text: str) -> object:
         return text
 
 
+# ---------------------------------------------------------------- what may be written
+
+# Structural tags, as xgrammar takes them: nested objects, each with a type. Members of an object
+# stand in the schema's order, with blanks as `json.dumps` writes them. Texts may be of any length,
+# for to count their characters takes xgrammar seconds a token; they begin with something visible,
+# and hold neither control characters nor tags, which could end the call.
+_LESS = r'<[^"\\</a-z\x00-\x1f\x7f]'  # begins no tag
+JSON_TEXT = (
+    rf'(?:[^"\\<\x00-\x20\x7f]|{_LESS}|\\["\\/])'
+    rf'(?:[^"\\<\x00-\x1f\x7f]|{_LESS}|\\["\\/nrt])*'
+)
+XML_TEXT = rf"(?:[^<\x00-\x20\x7f]|{_LESS})(?:[^<\x00-\x08\x0b-\x1f\x7f]|{_LESS})*"
+
+
+def _sequence(*parts: str | dict) -> dict:
+    """Return parts one after the other; a string stands for itself."""
+    literal = ({"type": "const_string", "value": p} if isinstance(p, str) else p for p in parts)
+    return {"type": "sequence", "elements": [*literal]}
+
+
+def _either(parts: Sequence[dict]) -> dict:
+    return {"type": "or", "elements": [*parts]}
+
+
+def _optional(*parts: str | dict) -> dict:
+    return {"type": "optional", "content": _sequence(*parts)}
+
+
+def _tag(begin: str, content: dict, end: str) -> dict:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _matching(pattern: str) -> dict:
+    return {"type": "regex", "pattern": pattern}
+
+
+def _is_free(schema: dict) -> bool:
+    """Tell whether a schema is that of any text."""
+    return schema.get("type") == "string" and not schema.keys() & {"enum", "const", "pattern"}
+
+
+def _in_json_by(schema: dict) -> dict:
+    """Return the JSON values of a schema."""
+    kind = schema.get("type")
+    if _is_free(schema):
+        return _sequence('"', _matching(JSON_TEXT), '"')
+    if kind == "object" and schema.get("properties"):
+        return _sequence("{", _members(schema), "}")
+    if kind == "array" and "items" in schema:
+        item, least = _in_json_by(schema["items"]), schema.get("minItems", 0)
+        more = {"type": "repeat", "content": _sequence(", ", item)}
+        more |= {"min": max(0, least - 1), "max": schema.get("maxItems", 0) - 1}  # -1: no limit
+        items = _sequence(item, more)
+        return _sequence("[", items if least else _optional(items), "]")
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _members(schema: dict) -> dict:
+    """Return the members of an object, without its braces."""
+    needed = schema.get("required", ())
+    members = [
+        (_sequence(f"{_dumps(key)}: ", _in_json_by(one)), key in needed)
+        for key, one in schema["properties"].items()
+    ]
+    beginnings = []  # with each member that may be the first one
+    for k, (member, is_needed) in enumerate(members, 1):
+        rest = [_sequence(", ", m) if n else _optional(", ", m) for m, n in members[k:]]
+        beginnings.append(_sequence(member, *rest))
+        if is_needed:
+            return _either(beginnings)
+    return _optional(_either(beginnings))
+
+
+def _in_xml_by(schema: dict) -> dict:
+    """Return the parameters of a function: texts as they are, other values in JSON."""
+    parameters = []
+    for key, one in schema.get("properties", {}).items():
+        if _is_free(one):
+            value = _matching(XML_TEXT)
+        elif one.get("type") != "string":
+            value = _in_json_by(one)
+        elif "pattern" in one:
+            value = _matching(one["pattern"])
+        else:
+            value = _either([_sequence(text) for text in one.get("enum", [one.get("const")])])
+        parts = f"<parameter={key}>\n", value, "\n</parameter>\n"
+        parameters.append((_sequence if key in schema.get("required", ()) else _optional)(*parts))
+    return _sequence(*parameters)
+
+
 # ---------------------------------------------------------------- formats
 
 # An anchor is needed: transformers takes what follows it in the prompt as the response's beginning
 _SPEC = {"start_anchor": "<|im_start|>assistant\n"}
-_OTHERS = {"thinking": {"open": "<think>", "close": "</think>"}, "content": {}}
+THOUGHT = "<think>", "</think>"
+_OTHERS = {"thinking": dict(zip(("open", "close"), THOUGHT, strict=True)), "content": {}}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKED = _SPEC | {"fields": _OTHERS | {"tool_calls": {"open": OPEN, "close": CLOSE}}}
 # Bare calls have no closing mark: from the first on, all that follows is taken as calls
@@ -247,20 +340,24 @@ class Format:
     # the schemas are given to the chat template; False: `instructions` has to stand in the prompt
     by_template: bool = False
     gap: str = ""  # between the marks of a call and its body
+    # what the chat template itself writes of a response if it begins a thought, else "": where the
+    # model is not asked to think, and where it is
+    begun: tuple[str, str] = ("", "")
     # of the tokenizer, for "own": what splits a response, and what reads the body of a call
     own: tuple[ResponseTemplate, ResponseTemplate] | None = None
 
     def parse(self, response: str, before: str = "") -> tuple[str, str, list[Call | Fault]]:
         """Split a response into thoughts, text and calls in their order. Never raises.
 
-        before: what the prompt has written of the response, such as "<think>". A response that
-        ends a thought which it did not begin is taken to begin inside it.
+        before: what the prompt has written of the response, such as "<think>"; "" = what is known
+        of the chat template. A response that ends a thought which it did not begin is taken to
+        begin inside it.
         """
         from transformers.utils.chat_parsing import ResponseParser
 
-        if not before and 0 <= response.find("</think>") < _place(response, "<think>"):
-            before = "<think>"
         splitter = self.own[0] if self.own else _splitter(self.kind == "bare")
+        if not before:
+            before, response = self._begin(splitter, response)
         try:
             parser = ResponseParser(splitter, prefix=before)
             closed = parser.feed(response + "\n")  # so that no mark stands at the very end
@@ -281,6 +378,19 @@ class Format:
                     calls.append(_fault(f"{OPEN} is missing before it", event["value"]))
         thoughts, text = ("\n".join(filter(None, texts)) for texts in parts.values())
         return thoughts, text, calls
+
+    def _begin(self, splitter: ResponseTemplate, response: str) -> tuple[str, str]:
+        """Return what the prompt has written of a response, and the response without the mark that
+        a codec puts before it if the template began a thought (`Codec.response`)."""
+        always, asked = self.begun
+        if THOUGHT[0] in asked and response.startswith(THOUGHT[0]):
+            return asked, response.removeprefix(THOUGHT[0])
+        marks = splitter.fields.get("thinking")
+        if not always and marks and marks.open_re and marks.close_re:
+            end, start = marks.close_re.search(response), marks.open_re.search(response)
+            if end and not (start and start.start() < end.start()):
+                return asked or (marks.open_literals or ("",))[0], response
+        return always, response
 
     def _read(self, body: str | Mapping[str, str], cut: bool) -> list[Call | Fault]:
         """Read one body; cut: it goes to the end of the response."""
@@ -345,6 +455,53 @@ class Format:
         call = f"[{call}]" if self.kind == "list" else call
         return f"{OPEN}{self.gap}{call}{self.gap}{CLOSE}"
 
+    def grammar(self, schemas: Sequence[dict], thinking: bool = False) -> str:
+        """Return what a response may be where calls have to be well-formed: a structural tag.
+
+        A thought and any text are free, but a mark of a call is followed by a call of one of these
+        tools, with arguments of its schema. thinking: whether the model is asked to think.
+        UserError: a tokenizer's own format can be read, not written.
+        """
+        if self.kind == "own":
+            raise UserError("Calls cannot be constrained for this model: its format is its own.")
+        begin, call = self._call_by(schemas)
+        end = "}" if self.kind == "bare" else CLOSE
+        text = {
+            "type": "triggered_tags",
+            "triggers": [begin],
+            "tags": [_tag(begin, call, end)],
+            "excludes": [*THOUGHT, *([] if self.kind == "bare" else [CLOSE])],
+        }
+        if self.begun[thinking]:
+            thought = {"type": "any_text", "excludes": [THOUGHT[1]]}
+            response = _sequence(thought, _optional(THOUGHT[1], text))
+        else:
+            thought = _tag(THOUGHT[0], {"type": "any_text"}, THOUGHT[1])
+            response = _sequence(_optional(thought), text)
+        return json.dumps({"type": "structural_tag", "format": response})
+
+    def _call_by(self, schemas: Sequence[dict]) -> tuple[str, dict]:
+        """Return the mark at which a call begins, and what stands between it and the last mark."""
+        functions = [schema["function"] for schema in schemas]
+        if self.kind == "xml":
+            calls = [
+                _sequence(f"<function={f['name']}>\n", _in_xml_by(f["parameters"]), "</function>")
+                for f in functions
+            ]
+            return OPEN, _sequence("\n", _either(calls), "\n")
+        key = "parameters" if self.kind == "bare" else "arguments"
+        insides = [
+            _sequence(f'"name": "{f["name"]}", "{key}": ', _in_json_by(f["parameters"]))
+            for f in functions
+        ]
+        if self.kind == "bare":
+            return "{", _either(insides)
+        call = _tag("{", _either(insides), "}")
+        if self.kind == "list":
+            call = {"type": "tags_with_separator", "tags": [call], "separator": ", "}
+            call = _sequence("[", call, "]")
+        return OPEN, _sequence(_optional("\n"), call, _optional("\n"))
+
     def instructions(self, schemas: Sequence[dict]) -> str:
         """Describe tools for the prompt; "" where the chat template does so."""
         if self.by_template:
@@ -355,12 +512,6 @@ class Format:
             f"Tools, one JSON schema a line:\n{lines}\n\n"
             f"A call is written like this, and several may follow one another:\n{example}"
         )
-
-
-def _place(text: str, part: str) -> int:
-    """Return where a part begins, the text's length if nowhere."""
-    at = text.find(part)
-    return at if at >= 0 else len(text)
 
 
 # ---------------------------------------------------------------- which one a model has
@@ -388,10 +539,12 @@ def format_of(tokenizer: object) -> Format:
     takes_tools = bool(template) and _takes_tools(tokenizer)
     own = getattr(tokenizer, "response_template", None) or {}
     if takes_tools and "tool_calls" in own.get("fields", {}):
-        return Format("own", True, own=_own(own))
+        both = _own(own)
+        return Format("own", True, begun=_begun(tokenizer, both[0]), own=both)
     kind = next((kind for kind, mark in MARKS if mark.search(template)), None)
     gap = "\n" if GAP.search(template) else ""
-    return Format(kind or "hermes", kind is not None and takes_tools, gap)
+    begun = _begun(tokenizer, _splitter(kind == "bare")) if template else ("", "")
+    return Format(kind or "hermes", kind is not None and takes_tools, gap, begun)
 
 
 def _chat_template(tokenizer: object) -> str:
@@ -415,6 +568,33 @@ def _takes_tools(tokenizer: object) -> bool:
     except TemplateError:
         return False
     return given != none
+
+
+def _begun(tokenizer: object, splitter: ResponseTemplate) -> tuple[str, str]:
+    """Return what a chat template writes of a response if that begins a thought, else "".
+
+    Where the model is not asked to think, and where it is.
+    """
+    from jinja2 import TemplateError
+    from transformers.utils.chat_parsing import ResponseParser
+
+    def begun(thinking: bool) -> str:
+        message, switch = [{"role": "user", "content": "-"}], {"enable_thinking": thinking}
+        prompt, whole = (
+            tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=k, **switch
+            )
+            for k in (False, True)
+        )
+        written = whole.removeprefix(prompt)
+        parser = ResponseParser(splitter, prefix=written)
+        *_, last = {}, *parser.initial_events, *parser.feed("-")
+        return written if last.get("field") == "thinking" and "text" in last else ""
+
+    try:
+        return begun(False), begun(True)
+    except (TemplateError, ValueError, KeyError, TypeError):  # a template's own, as in `parse`
+        return "", ""
 
 
 def _own(spec: dict) -> tuple[ResponseTemplate, ResponseTemplate]:

@@ -781,15 +781,27 @@ class MemUpdate(Agent):
             Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
             for op in notes.get("ops", ())
         ]
-        for answer in notes.get("answers", ()):
-            was, now = answer["before"] or "nothing", answer["after"] or "nothing"
-            lines.append(Line("probe", answer["question"], f"{was} -> {now} ({answer['won']:+g})"))
         if notes.get("parts"):
             parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
             lines.append(Line("worth", parts))
         if notes.get("stop"):
             lines.append(Line("stops", notes["stop"].replace("_", " ")))
         return lines
+
+    def table(self, turn: dict) -> list[dict[str, str | list[str]]]:
+        """Return what the probes were answered before and after, of the turn that ends editing."""
+        return [
+            {
+                "question": a["question"],
+                "expected": a["expected"],
+                "before": a["before"] or "nothing",
+                "after": f"{a['after'] or 'nothing'} ({a['won']:+g})",
+                "found before": a["found_before"],
+                "found after": a["found_after"],
+                "changed by": a["caused"],
+            }
+            for a in (turn.get("notes") or {}).get("answers", ())
+        ]
 
     def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
         """Return the store with its journal, for `memory` commands."""

@@ -7,7 +7,7 @@ Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/
 A reading is a folder, RUNS/NAME, from which it can be gone on with at any time:
 
     config.yaml        what answers, the agent and its settings, all resolved
-    document.json      the text with its pages, and the question
+    document.json      the text with its pages or sessions, and the question
     turns.jsonl        one line a turn, on the disk before the next turn begins
     transcripts.jsonl  the whole of it as one record, when it is finished (`cli.py show`)
     report.html        the same as a page
@@ -43,8 +43,11 @@ from report.rows import Rows
 from report.summary import write_text
 from rollout import Engine, Sampling, advance, follow, start
 from tasks import documents
+from tasks.conversations import turns_as_memories
 from tasks.documents import Document
+from tasks.episodes import Episode
 from tasks.pages import Places
+from tokens.codec import Sections
 
 SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
@@ -90,7 +93,13 @@ class Reading:
 
     @property
     def task(self) -> Task:
-        return Task(self.document.title, self.question, (), self.document.text, kind="asked")
+        """The question about the text; about a chat, also as dated sessions and messages."""
+        document = self.document
+        asked = document.title, self.question, (), document.text
+        if not document.sessions:
+            return Task(*asked, kind="asked")
+        memories = turns_as_memories(document.sessions)
+        return Episode(*asked, kind="asked", sessions=document.sessions, memories=memories)
 
     @property
     def again(self) -> str:
@@ -351,22 +360,21 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
         )
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections = agent.sections(task)
-    places = Places(task.document, sections, engine.codec.decode, agent.config.over)
+    decode, in_sessions = engine.codec.decode, bool(reading.document.sessions)
+    places = Places(task.document, sections, decode, agent.config.over, verbatim=in_sessions)
     tokens = len(sections.ids) + sections.left_out
-    clock = Clock(reading, agent, tokens, len(sections), [turn["seconds"] for turn in recorded])
-    sampling, turn = Sampling(reading.config.temperature), None
-    trace, n_read = recorded[:], sum(not turn["final"] for turn in recorded)
-    if recorded:
-        _say(f"{_sections(n_read)} were read before.")
-    n_steps = len(sections) if agent.by_section else 1
+    n_sections = _n_sections(reading.document, agent, sections)
+    clock = Clock(reading, agent, tokens, n_sections, [turn["seconds"] for turn in recorded])
+    sampling, turn, section = Sampling(reading.config.temperature), None, None
+    trace, n_read = recorded[:], 0
+    n_steps = n_sections if agent.by_section else 1
     progress = bar("sections")
     progress.disable = not console.is_terminal  # else it would print itself once, when it stops
     with engine.awake(), progress:
         task_of_bar = progress.add_task("reading", total=n_steps, note="")
         try:
-            if recorded or not agent.by_section:
-                trial = None if recorded or agent.by_section else _trial(engine, agent, task)
-                _say(clock.estimate(trial), console=progress.console)
+            if not recorded and not agent.by_section:
+                _say(clock.estimate(_trial(engine, agent, task)), console=progress.console)
             begun = time.perf_counter()
             turns = follow(Replay(engine, recorded), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
@@ -375,11 +383,15 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):
                     continue  # it is tried again by --resume
+                if _begins(turn, section):
+                    n_read, section = n_read + 1, turn.prompt.section
+                if number == len(recorded):
+                    _say(f"{_sections(n_read)} were read before.", console=progress.console)
+                    _say(clock.estimate(), console=progress.console)
                 if number > len(recorded):
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
                     trace.append(row)
-                    n_read += not turn.prompt.final
                     if clock.add(seconds) and agent.by_section:
                         _say(clock.estimate(), console=progress.console)
                     for line in _lines(turn, agent, number, named):
@@ -389,14 +401,31 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                 progress.update(task_of_bar, completed=min(done, n_steps), note=note)
         except KeyboardInterrupt:
             progress.stop()
-            done = f"read {min(n_read, len(sections)):,} of {_sections(len(sections))}"
+            done = f"read {min(n_read, n_sections):,} of {_sections(n_sections)}"
             typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
             raise typer.Exit(130) from None
         except UserError as error:
             if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
                 raise UserError(_too_long(error, reading)) from error
-            raise UserError(_stopped(error, reading, n_read, len(sections))) from error
+            raise UserError(_stopped(error, reading, n_read, n_sections)) from error
     _end(reading, agent, turn, trace)
+
+
+def _begins(turn: Turn, section: str | None) -> bool:
+    """Tell whether a turn reads another section than the one before it, not only an equal one."""
+    prompt = turn.prompt
+    if prompt.final:
+        return False
+    return prompt.section is not section if prompt.section else prompt.after is None
+
+
+def _n_sections(document: Document, agent: Agent, sections: Sections) -> int:
+    """Count the sections that an agent reads; one that keeps what it notes of a document reads the
+    sessions of a chat one by one."""
+    if not (document.sessions and agent.keeps):
+        return len(sections)
+    cut, most = agent.codec.cut, agent.config.chunk_tokens
+    return sum(len(cut(session.dated, most)) for session in document.sessions)
 
 
 def _too_long(error: UserError, reading: Reading) -> str:

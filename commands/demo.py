@@ -482,7 +482,7 @@ def _collect(
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
     }
-    return summarise(rows, unit, "reward", agents) | {"machine": machine}
+    return summarise(rows, unit, "reward", agents=agents) | {"machine": machine}
 
 
 def _write(folder: Path, summary: dict, title: str) -> None:
@@ -607,6 +607,7 @@ class Comparison:
         agents: dict[str, Agent] = dict.fromkeys(labels, own)
         for arm in self.arms:
             agents |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())
+        agents |= {name: find.find(name)() for name in self.demo.baselines}
         return agents
 
 

@@ -27,6 +27,7 @@ from models.packaged import if_here
 from models.plan import SIZES, SIZES_GIB, geometry, plan
 from models.setup import TrainingSetup
 from tasks import readers
+from tasks.episodes import conversations_of, is_conversations
 from tasks.sources import GENERATED
 from tokens.codec import Codec
 
@@ -49,10 +50,12 @@ def dry_run(
     from transformers.utils import logging as hf_logging
 
     from commands.train import check, check_folder, train
+    from engines.open import check_answerer
     from tasks.sources import training_tasks
 
     setup = TrainingSetup.of(run, config, agent)
     check(setup, here=False)
+    check_answerer(setup)
     run, config = setup.run, setup.training
     if run.adapter:
         say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
@@ -72,6 +75,10 @@ def dry_run(
         devices = min(run.devices * run.num_nodes, 2)
         if devices < run.devices * run.num_nodes:
             say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
+        answerer = run.answerer
+        if answerer != "base":
+            answerer = f"hf:{model}"
+            say("The model that stands in answers the frozen prompts, too.")
         engine = run.engine
         if engine == "vllm" and not importlib.util.find_spec("vllm"):
             engine = "transformers"
@@ -88,6 +95,7 @@ def dry_run(
             num_nodes=1,
             device="cpu",
             engine=engine,
+            answerer=answerer,
             dtype=_dtype(run, config),
             engine_window=0,
             kv_gib=0.1 if engine == "vllm" else 0.0,
@@ -108,7 +116,7 @@ def dry_run(
         missing = [
             source
             for source in (run.data, run.validation)
-            if source not in GENERATED and not Path(source).exists()
+            if source not in GENERATED and not _is_here(source)
         ]
         _look(train(short, small, brief, reward=made_up), missing, say)
 
@@ -139,15 +147,21 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
 def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
     if run.device == "cpu":
         return
-    mode = TrainingSetup.of(run, config, agent).mode
+    from engines.open import gib_of_answerer
+
+    mode, beside = TrainingSetup.of(run, config, agent).mode, 0.0
     try:
         sizes = geometry(run.model, download=False)
     except UserError:
         say(f"The sizes of {run.model} are not known here: no plan.")
         return
+    try:
+        beside = gib_of_answerer(run.answerer, download=False)
+    except UserError:
+        say(f"The sizes of {run.answerer} are not known here: the plan has no room for it.")
     devices = run.devices * run.num_nodes
     for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent)
+        p = plan(sizes, mode, gib, devices, config, agent, beside)
         if p.fits:
             say(
                 f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) "
@@ -214,10 +228,19 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     return folder
 
 
+def _is_here(source: str) -> bool:
+    """Tell whether the file of a `--data` is there."""
+    file = source.partition(":")[2].partition("#")[0] if is_conversations(source) else source
+    return Path(file).exists()
+
+
 def _tasks(run: RunConfig, source: str, say) -> str:
     if source in GENERATED:
         return source
-    if Path(source).exists():
+    if is_conversations(source) and _is_here(source):
+        say(f"{len(conversations_of(source)[1]):,} conversations are in {source}.")
+        return source
+    if _is_here(source):
         say(f"{len(readers.read(source)):,} tasks are in {source}.")
         return source
     say(f"{source} is not here: generated English stands in.")

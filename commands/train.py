@@ -32,7 +32,7 @@ from config.plugins import load_function
 from config.realmodels import base_of
 from config.terminal import bar
 from engines import vllm_colocated
-from engines.open import open_sampler
+from engines.open import check_answerer, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
@@ -62,6 +62,7 @@ class Steps:
 def check(setup: TrainingSetup, here: bool = True) -> None:
     """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
     run, grpo = setup.run, setup.training
+    check_answerer(setup)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():

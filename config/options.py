@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -52,6 +53,14 @@ SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
 SUITES = ("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval")
 SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
+ANSWERER = Bound(
+    lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
+    "base, hf:FOLDER or openai:URL#MODEL",
+)
+ANOTHER_MODEL = Bound(
+    lambda name: not name.startswith("openai:") or re.fullmatch("openai:[^#]+#.+", name),
+    "a folder, hf:FOLDER or openai:URL#MODEL",
+)
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -320,6 +329,10 @@ class RunConfig:
     sleep: Literal["auto", "never", "1", "2"] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
     drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
+    answerer: Annotated[str, ANSWERER] = "base"
+    """what answers the frozen questions of agents that have such: base = the policy as it was
+    before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
+    protocol, asked in text, its key read from OPENAI_API_KEY"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; only for models that you trust"""
 
@@ -386,9 +399,10 @@ class EvalConfig:
     untrained: str = ""
     """folder or hub name of the policy before training, which answers for agents with @untrained
     after their name (with --endpoint: its name on the server)"""
-    answerer: str = ""
-    """folder or hub name of the model that answers the frozen questions of agents that have such
-    (the policy before training, where all weights were trained); empty = the model itself"""
+    answerer: Annotated[str, ANOTHER_MODEL] = ""
+    """what answers the frozen questions of agents that have such (the policy before training, where
+    all weights were trained): a folder or hub name, also written hf:FOLDER, or openai:URL#MODEL = a
+    server; empty = the model itself"""
     suite: Annotated[str, SUITE] = ""
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
@@ -414,6 +428,10 @@ class EvalConfig:
     """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
     passages: train or test, as --test-articles divides them; facts: train if none is given and the
     file names splits; locomo: RULE/PART/START, such as seven-three/test/observations"""
+    metric: Literal["official", "mem0"] = "official"
+    """locomo: how answers are graded: official = LoCoMo's own score; mem0 = A-Mem's and Mem0's F1,
+    without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
+    and tables name it"""
     test_articles: str = "4/5"
     """passages: articles of the split test, all others are train: K/M = those whose number in the
     file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
@@ -464,6 +482,9 @@ class EvalConfig:
     of the text that a prompt shows by a crude rule, to compare what agents find"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
+    grammar: bool = False
+    """vllm: constrain what an agent with tools writes to well-formed calls (xgrammar), which
+    changes what is sampled; there is no such setting in training"""
     endpoint: tuple[str, ...] = ()
     """ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1, instead of loading the
     weights; several = replicas that share the work. --model then names the tokenizer; without it,
@@ -490,6 +511,11 @@ class EvalConfig:
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
                 raise UserError(f"{name} has {twice[0]!r} twice.")
+        if self.grammar and (self.engine != "vllm" or self.endpoint):
+            raise UserError(
+                "grammar constrains what vLLM writes in this process: give --engine vllm and no "
+                "--endpoint, or leave it out."
+            )
         used = SUITE_SETTINGS.get(self.suite, ())
         for name in {
             name for names in SUITE_SETTINGS.values() for name in names if name not in used
@@ -510,7 +536,7 @@ SUITE_SETTINGS = {
     "ruler": "ruler_tasks haystack squad filler source_split".split(),
     "passages": "filler source_split test_articles together".split(),
     "facts": "filler source_split together".split(),
-    "locomo": ["source_split"],
+    "locomo": ["source_split", "metric"],
     "longmemeval": ["source_split"],
 }
 
@@ -690,7 +716,7 @@ EVERYDAY = {  # command -> the flags of the first panel
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine engine_window kv_gib sleep".split()}
+UNUSED = {"sft": "reward engine engine_window kv_gib sleep answerer".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
@@ -701,12 +727,12 @@ PANELS: dict[str, str] = {
     "importance_cap",
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
     "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets quantise",
-    "How it is sampled": "top_p in_flight engine_window kv_gib sleep max_mismatch retries "
+    "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
     "redo_failed",
     "What it runs on": "answerer num_nodes dtype device micro_tokens recompute trust_remote_code "
     "served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks haystack squad split test_articles",
+    "ruler_tasks haystack squad split test_articles metric",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

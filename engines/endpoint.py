@@ -16,6 +16,7 @@ one that calls `add` and `step`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import random
@@ -228,6 +229,11 @@ class EndpointEngine:
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         if self._closed:
             raise RuntimeError("The engine is closed: a prompt would wait for ever.")
+        if prompt.target:
+            raise UserError(
+                "A server cannot say how probable a response is: scoring needs --engine "
+                "transformers or vllm, and an --answerer with weights (base or hf:FOLDER)."
+            )
         self._keys += 1
         ids = prompt.ids(self.codec)
         if (
@@ -272,12 +278,18 @@ class EndpointEngine:
 
     def step(self) -> list[tuple[int, Turn]]:
         """Block until a turn has finished; return all that have."""
+        return self.poll(math.inf)
+
+    def poll(self, most_s: float = 0.0) -> list[tuple[int, Turn]]:
+        """Return all turns that have finished; wait for the first one at most `most_s` seconds."""
         done, self._refused = self._refused, []
+        until = time.monotonic() + most_s
         while self._jobs:
+            left_s = 0.0 if done else max(0.0, until - time.monotonic())
             try:  # a short wait, again and again: an endless one holds up Ctrl-C on some systems
-                key, result = self._finished.get(block=not done, timeout=0.2)
+                key, result = self._finished.get(timeout=min(0.2, left_s))
             except queue.Empty:
-                if done:
+                if done or not left_s:
                     break
                 continue
             if key in self._jobs:

@@ -29,6 +29,9 @@ ones in the prompt are appended as a guess, and one forward pass samples after e
 
 Every token is drawn from the model's own distribution with the random number of its position: the
 draft changes how many passes a turn takes, not what it says.
+
+A prompt with a target is drawn nothing for: its tokens are the target's, one after the other, and
+their log-probs the model's own, at temperature 1. The target is its own draft.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from models.logprobs import logits_of
 from models.ranks import full_tensor
 from rollout import Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
-from tokens.codec import Codec
+from tokens.codec import Codec, Text
 from tokens.trie import (
     Bucket,
     Cost,
@@ -81,14 +84,18 @@ class _Request:
     ids: list[int]
     sampling: Sampling
     seed: int
+    target: tuple[int, ...] = ()  # the response to be scored; (): one is sampled
     # one or two tokens of the prompt -> the position after their last occurrence
     _after: dict[int | tuple[int, int], int] = field(default_factory=dict)
 
     def draft(self, out: list[int], most: int) -> list[int]:
         """Guess at most `most` tokens after the sampled ones, `out`.
 
-        The guess is what followed their last two tokens in the prompt; failing that, their last.
+        The guess is what followed their last two tokens in the prompt; failing that, their last. Of
+        a target it is what follows, and holds.
         """
+        if self.target:
+            return [*self.target[len(out) : -1][:most]]  # one more is scored after them
         most = min(most, self.prompt.max_tokens - len(out) - 1)  # one more is drawn after them
         if most < 1:
             return []
@@ -451,11 +458,24 @@ class TransformersEngine:
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
         ids = prompt.ids(self.codec)
-        if turn := refusal(prompt, ids, self.window, self.codec):
+        target = self.codec.encode(prompt.target) if prompt.target else ()
+        if turn := refusal(prompt, ids, self.window, self.codec) or self._misfit(prompt, target):
             self._refused.append((self._keys, turn))
         else:
-            self._waiting.append(_Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1)))
+            request = _Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1), target)
+            self._waiting.append(request)
         return self._keys
+
+    def _misfit(self, prompt: Prompt, target: tuple[int, ...]) -> Turn | None:
+        """Return the failed turn of a target without tokens or longer than `max_tokens`."""
+        if not prompt.target or 0 < len(target) <= prompt.max_tokens:
+            return None
+        turn = Turn(prompt, prompt.ids(self.codec), [], [], Finish.ERROR, self.codec.response([]))
+        turn.error = (
+            f"a target of {len(target)} tokens cannot be scored: "
+            f"1 to {prompt.max_tokens} (max_tokens) are possible"
+        )
+        return turn
 
     @torch.no_grad()
     def step(self) -> list[tuple[int, Turn]]:
@@ -723,7 +743,7 @@ class TransformersEngine:
     def _sample(
         self, rows: list[int], drafts: list[list[int]], hidden: torch.Tensor
     ) -> list[tuple[int, Turn]]:
-        """Draw what follows the latest token of each row and every token of its draft.
+        """Draw, or score, what follows the latest token of each row and every token of its draft.
 
         hidden: the states of these tokens, [rows and their drafts, D]. Returns the turns that this
         finishes.
@@ -738,13 +758,23 @@ class TransformersEngine:
         def per_token(values: list) -> torch.Tensor:
             return self._put(np.repeat(np.array(values), n))
 
+        logits = self._logits(hidden)
         ids, logprobs = draw(
-            self._logits(hidden),
+            logits,
             per_token([r.sampling.temperature for r in requests]).float(),
             per_token([r.sampling.top_p for r in requests]).float(),
             per_token([r.sampling.top_k for r in requests]),
             self._put(uniforms(seeds, positions)),
         )
+        forced = [
+            pair  # a place in `ids`, and the token of a target that stands there
+            for start, row, request, k in zip(np.cumsum(n) - n, rows, requests, n, strict=True)
+            for pair in enumerate(request.target[len(self._sampled[row]) :][:k], start)
+        ]
+        if forced:
+            at, wanted = map(self._put, zip(*forced, strict=True))
+            ids[at] = wanted
+            logprobs[at] = logits[at].log_softmax(-1).gather(1, wanted[:, None])[:, 0]
         done, drawn = [], iter(zip(ids.tolist(), logprobs.tolist(), strict=True))
         for row, request, draft in zip(rows, requests, drafts, strict=True):
             if turn := self._accept(row, request, list(islice(drawn, 1 + len(draft))), draft):
@@ -756,17 +786,20 @@ class TransformersEngine:
     ) -> Turn | None:
         """Append the tokens drawn for a row as long as its draft holds; return a finished turn.
 
+        A target ends with its last token, and no end-of-sequence id follows.
+
         The token after a wrong guess was drawn after the wrong text, and so were all further ones.
         """
-        out = self._sampled[row]
+        out, target = self._sampled[row], request.target
+        most = len(target) or request.prompt.max_tokens
         for (token, logprob), guess in zip(drawn, [*draft, None], strict=True):
             out.append(token)
             self._logprobs[row].append(logprob)
             self.generated_tokens += 1
-            stopped = token in self.codec.eos_ids
-            if stopped or len(out) == request.prompt.max_tokens:
+            stopped = len(out) == most if target else token in self.codec.eos_ids
+            if stopped or len(out) == most:
                 finish = Finish.STOP if stopped else Finish.LENGTH
-                response = self.codec.response(out)
+                response = Text(request.prompt.target, out) if target else self.codec.response(out)
                 logprobs = self._logprobs[row]
                 turn = Turn(request.prompt, request.ids, out, logprobs, finish, response)
                 # the last token was never read by the model

@@ -1,7 +1,8 @@
 """Open any engine: a model's own, a server's, or the one that samples for a trainer.
 
-Holds: `open_engine`, `open_endpoint`, `open_reader`, `open_sampler`, `fingerprint`. Leaves out: the
-engines themselves, what they compute with (models/setup.py).
+Holds: `open_engine`, `open_endpoint`, `open_answerer`, `open_reader`, `open_sampler`,
+`check_answerer`, `gib_of_answerer`, `fingerprint`. Leaves out: the engines themselves, what they
+compute with (models/setup.py).
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from config.options import EMBEDDED, EvalConfig
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
-from models.plan import GRAPHS_GIB, geometry, plan
-from models.setup import Setup, TrainingSetup
+from models.plan import ANSWERER_TOKENS, GRAPHS_GIB, answerer_gib, geometry, plan
+from models.setup import Setup, TrainingSetup, auto_dtype
 
 if TYPE_CHECKING:  # torch comes with it
     from engines.endpoint import Terms
@@ -42,11 +42,18 @@ def give_embedder(agents: Sequence[Agent]) -> None:
 
 
 def open_engine(
-    setup: Setup, name: str = "transformers", rows: int = 256, kv_gib: float = 0.0
+    setup: Setup,
+    name: str = "transformers",
+    rows: int = 256,
+    kv_gib: float = 0.0,
+    beside: float = 0.0,
+    constrained: Sequence[Agent] = (),
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
-    rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default.
+    rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. beside: GiB of
+    the GPU that vLLM leaves to something else. constrained: agents whose calls have to be
+    well-formed, which vLLM sees to.
     """
     import torch
 
@@ -65,6 +72,7 @@ def open_engine(
         if setup.on_gpu != torch.cuda.is_available():
             raise UserError("vLLM computes on the GPU where there is one: leave --device out.")
         most = window_of_model(setup.folder, setup.trust_remote_code)
+        taken = beside / _gpu_gib() if setup.on_gpu else 0.0
         return ColocatedEngine(
             setup.folder,
             codec,
@@ -72,12 +80,45 @@ def open_engine(
             rows,
             kv_gib or (0.0 if setup.on_gpu else 1.0),
             setup.dtype,
-            gpu_memory_utilization=0.9,
+            gpu_memory_utilization=0.9 - taken,
             trust_remote_code=setup.trust_remote_code,
+            grammar=grammar_of(constrained, codec) if constrained else "",
         )
     model = load_model(setup.folder, setup.dtype, setup.device, setup.trust_remote_code)
     settle_threads(model)
     return TransformersEngine(model, codec, max_rows=rows)
+
+
+def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
+    """Return what all of some agents may write where they call tools (`grammar` of an agent).
+
+    An agent says "" if it calls none, and None if it writes nothing but answers. UserError: none
+    calls a tool, or not all write alike, for an engine cannot tell whose a prompt is.
+    """
+    labels: dict[str, str] = {}  # grammar -> an agent that has it
+    for agent in agents:
+        if hasattr(agent, "grammar"):
+            grammar = agent.on(codec).grammar()
+        else:
+            grammar = "" if agent.by_section else None
+        if grammar is not None:
+            labels.setdefault(grammar, agent.label)
+    if not any(labels):
+        raise UserError("No agent here calls tools: leave --grammar out.")
+    if len(labels) > 1:
+        one, other, *_ = labels.values()
+        raise UserError(
+            f"--grammar holds for all agents, and {one} and {other} do not write the same calls: "
+            "evaluate them apart."
+        )
+    return next(iter(labels))
+
+
+def _gpu_gib() -> float:
+    """Return the memory of this process's GPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
 def open_endpoint(
@@ -103,6 +144,62 @@ def open_endpoint(
     return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
 
 
+def _other_model(answerer: str) -> tuple[str, str]:
+    """Split what answers frozen prompts: ("hf", folder) or ("openai", URL#MODEL)."""
+    form, _, what = answerer.partition(":")
+    return (form, what) if form in ("hf", "openai") and what else ("hf", answerer)
+
+
+def open_answerer(
+    answerer: str, setup: Setup, rows: int, dtype: str = "auto", beside_vllm: bool = False
+) -> Engine:
+    """Open another model, which answers frozen prompts: hf:FOLDER, a folder, or openai:URL#MODEL.
+
+    setup: of the model that it answers beside. dtype: of weights that are loaded here; auto = as
+    the folder and the device suggest. UserError for a server that does not answer.
+    """
+    form, what = _other_model(answerer)
+    if form == "openai":
+        url, _, name = what.partition("#")
+        return open_endpoint(EvalConfig(endpoint=(url,), in_flight=rows), name, setup.thinking)
+    from engines.hf import TransformersEngine
+    from models.load import load_model
+
+    if dtype == "auto":
+        dtype = auto_dtype(what, setup.device)
+    other = Setup(what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code)
+    codec = other.codec()
+    model = load_model(other.folder, dtype, other.device, other.trust_remote_code)
+    room = {"max_cache_tokens": ANSWERER_TOKENS} if beside_vllm and other.on_gpu else {}
+    return TransformersEngine(model.requires_grad_(False), codec, max_rows=rows, **room)
+
+
+def _beside(engine: Engine, other: Engine, processes: int = 1) -> Engine:
+    """Let another model answer frozen prompts; torch gets the threads of the larger of the two."""
+    import torch
+
+    from engines.frozen import WithFrozen
+    from engines.hf import TransformersEngine
+    from models.load import settle_threads
+
+    if isinstance(other, TransformersEngine):
+        threads = torch.get_num_threads()
+        settle_threads(other.model, processes)
+        torch.set_num_threads(max(threads, torch.get_num_threads()))
+    return WithFrozen(engine, other)
+
+
+def gib_of_answerer(answerer: str, download: bool = True) -> float:
+    """Return GiB that another model takes beside vLLM; 0 for a server or the policy itself.
+
+    download: see `geometry`.
+    """
+    form, what = _other_model(answerer)
+    if form == "openai" or answerer in ("", "base"):
+        return 0.0
+    return answerer_gib(geometry(what, download))
+
+
 def open_reader(
     config: EvalConfig,
     agents: Sequence[Agent],
@@ -112,9 +209,26 @@ def open_reader(
 ) -> Engine:
     """Open the engine that answers agents, with the one or the other weights of an evaluation.
 
-    window: of an endpoint whose server does not say. terms: see `open_endpoint`.
+    Another model may answer their frozen prompts (`EvalConfig.answerer`). window: of an endpoint
+    whose server does not say. terms: see `open_endpoint`.
     """
     give_embedder(agents)
+    if not config.answerer:
+        return _open_reader(config, agents, untrained, window, terms)
+    setup = Setup.of_evaluation(config, agents, untrained)
+    on_vllm = config.engine == "vllm" and not config.endpoint
+    # first of all: a server that is not there, or a folder, is quickly refused
+    other = open_answerer(config.answerer, setup, config.in_flight, config.dtype, on_vllm)
+    return _beside(_open_reader(config, agents, untrained, window, terms), other)
+
+
+def _open_reader(
+    config: EvalConfig,
+    agents: Sequence[Agent],
+    untrained: bool,
+    window: int | None,
+    terms: Terms | None,
+) -> Engine:
     if config.engine == "extractive":
         from engines.extractive import ExtractiveEngine
 
@@ -124,28 +238,52 @@ def open_reader(
         name = config.untrained if untrained else config.served_as
         return open_endpoint(config, name, thinking, window, terms)
     setup = Setup.of_evaluation(config, agents, untrained)
-    engine = open_engine(setup, config.engine, config.in_flight, config.kv_gib)
-    if not config.answerer:
-        return engine
-    from engines.frozen import WithFrozen
-
-    other = replace(setup, model=config.answerer)
-    return WithFrozen(engine, open_engine(other, config.engine, config.in_flight, config.kv_gib))
+    on_card = config.engine == "vllm" and setup.on_gpu
+    beside = gib_of_answerer(config.answerer) if on_card else 0.0
+    constrained = agents if config.grammar else ()
+    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, beside, constrained)
 
 
 # ---------------------------------------------------------------- for training
 
 
+def check_answerer(setup: TrainingSetup) -> None:
+    """Raise a UserError if frozen prompts would have no answer, or if an answerer has none."""
+    run, agent = setup.run, setup.agent
+    if run.answerer != "base" and not agent.frozen_turns:
+        raise UserError(
+            f"The agent {agent.label} asks no policy but the one that is trained: leave "
+            "--answerer out."
+        )
+    one_set = run.engine == "vllm" and (not setup.training.lora_rank or run.adapter)
+    if run.answerer == "base" and agent.frozen_turns and one_set:
+        raise UserError(
+            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
+            "one set of weights: give --answerer hf:FOLDER or openai:URL#MODEL, or a --lora-rank "
+            "and no --adapter, or --engine transformers."
+        )
+
+
 def open_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
-    """Open what samples for the trainer of `policy`."""
+    """Open what samples for the trainer of `policy`, and what answers frozen prompts."""
+    check_answerer(setup)
     give_embedder([setup.agent])
-    if setup.run.engine == "transformers":
-        return _transformers_sampler(setup, policy, codec)
-    return _vllm_sampler(setup, policy, codec)
+    run = setup.run
+    on_vllm = run.engine == "vllm"
+    sampler = _vllm_sampler if on_vllm else _transformers_sampler
+    if run.answerer == "base":
+        return sampler(setup, policy, codec)
+    dtype = "auto" if run.dtype == "auto" else setup.compute_dtype
+    # before the sampler, which may take minutes: a server that is not there is refused at once
+    other = open_answerer(run.answerer, setup, setup.training.in_flight, dtype, on_vllm)
+    return _beside(sampler(setup, policy, codec), other, run.devices)
 
 
 def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
-    """Sample from the trainer's own weights, or from a copy where those are shards."""
+    """Sample from the trainer's own weights, or from a copy where those are shards.
+
+    Where the policy before training answers frozen prompts it is here, too.
+    """
     from engines.frozen import WithFrozen
     from engines.hf import TransformersEngine
     from models.load import inner, load_policy
@@ -157,7 +295,7 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 
     model = copy_of_policy() if setup.sharded else policy
     engine = TransformersEngine(inner(model), codec, max_rows=rows, copy=setup.sharded)
-    if not setup.agent.frozen_turns:
+    if not setup.agent.frozen_turns or setup.run.answerer != "base":
         return engine
     # adapters that training went on from are not switched off: they are part of what was before
     off = setup.training.lora_rank and not setup.run.adapter
@@ -168,21 +306,14 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 
 def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     """Sample with vLLM in this process; memory is shared out by the plan."""
-    import torch
-
     from engines.vllm_colocated import ColocatedEngine
     from models.load import dequantised_folder, inner
 
     run, grpo, agent = setup.run, setup.training, setup.agent
-    if agent.frozen_turns and (not grpo.lora_rank or run.adapter):
-        raise UserError(
-            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
-            "one set of weights: give a --lora-rank and no --adapter, or --engine transformers."
-        )
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
     if setup.on_gpu:
-        gpu_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        p = plan(geometry(run.model), setup.mode, gpu_gib, setup.ranks, grpo, agent)
+        gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
+        p = plan(geometry(run.model), setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
@@ -214,14 +345,18 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 
 def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = False) -> str:
     """Fingerprint what answers: the weights, or the server's model; which replica plays no part."""
+    other = ""
+    if config.answerer:
+        form, what = _other_model(config.answerer)
+        other = f" {config.answerer if form == 'openai' else fingerprint(what)}"
     if config.engine == "extractive":
-        return config.engine
+        return f"{config.engine}{other}"
     if config.endpoint:
         route = "chat" if config.chat or not config.model else "completions"
-        return f"{route} {engine.model} {engine.codec.fingerprint}"
+        return f"{route} {engine.model} {engine.codec.fingerprint}{other}"
     model = config.untrained if untrained else config.model
-    other = f" {fingerprint(config.answerer)}" if config.answerer else ""
-    return f"{config.engine} {fingerprint(model, engine.dtype)}{other}"
+    grammar = " grammar" if config.grammar else ""
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{other}{grammar}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

@@ -17,6 +17,9 @@ How deep it sleeps:
     1       the weights move to host memory, the cache is dropped
     2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
             used with adapters, which bring no base weights
+
+A prompt with a target is read together with it: vLLM then says how probable the tokens of a prompt
+are, at temperature 1, and computes all of it anew, since cached states do not say that.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.ranks import full_tensor, world
 from rollout import Sampling, refusal
-from tokens.codec import Codec
+from tokens.codec import Codec, Text
 
 SLEEP = ("never", "1", "2")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -143,6 +146,29 @@ def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
     return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
 
 
+def _drop_adapter_of_head(model: torch.nn.Module) -> None:
+    """Take away vLLM's room for an adapter of the lm_head, which ours never have.
+
+    It knows the adapters of sampled tokens only. For the tokens of a target it raises an error on a
+    CPU; on a GPU, by its source, it would take them for others.
+    """
+    for name, layer in [*model.named_modules()]:
+        if type(layer).__name__ == "LogitsProcessorWithLoRA":
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, layer.base_layer)
+
+
+def _logprobs_of(scores, ids: list[int], first: int = 0) -> list[float]:
+    """Return the log-probs of some tokens, from the first one on that has any.
+
+    scores: vLLM's, flat: at each position the token that stands there comes first.
+    """
+    starts = scores.start_indices[first:]
+    if [scores.token_ids[i] for i in starts] != ids[first:]:
+        raise RuntimeError("vLLM's log-probs are not those of the tokens that it has read.")
+    return [scores.logprobs[i] for i in starts]
+
+
 class ColocatedEngine:
     """A vLLM engine in this process.
 
@@ -152,8 +178,9 @@ class ColocatedEngine:
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
     2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
-    trust_remote_code. vLLM keeps its state in globals: there is one engine a process, until
-    `close`.
+    trust_remote_code; and grammar, a structural tag that says what the responses to prompts which
+    are neither frozen nor final may be (xgrammar). vLLM keeps its state in globals: there is one
+    engine a process, until `close`.
     """
 
     # referred to from here, or the garbage collector would end the process group with the engine
@@ -174,13 +201,15 @@ class ColocatedEngine:
         check_settings(sleep, lora_rank)
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.level, self.dtype = sleep, getattr(torch, dtype)
+        self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm()
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         self._params, self._lora_request = vllm.SamplingParams, LoRARequest
+        self._structured = StructuredOutputsParams
         self._final_only = RequestOutputKind.FINAL_ONLY
         settings = {
             "dtype": dtype,
@@ -193,6 +222,8 @@ class ColocatedEngine:
         settings |= self._fixed_settings() | options
         with preserve_process():
             self._engine = vllm.LLM(str(model), **settings).llm_engine
+        if lora_rank:
+            self._engine.apply_model(_drop_adapter_of_head)
         ColocatedEngine._open = self
         self._adapter: object | None = None
         self._folder: Path | None = None
@@ -218,6 +249,9 @@ class ColocatedEngine:
         }
         if world() > 1:  # each rank has an engine of its own, and torchrun has started them
             settings["distributed_executor_backend"] = "external_launcher"
+        if self.grammar:  # xgrammar asks the tokenizer which texts its tokens are
+            settings["skip_tokenizer_init"] = False
+            settings["structured_outputs_config"] = {"backend": "xgrammar"}
         if self.dtype != torch.float32:  # as the trainer (models/logprobs.py, logits_of)
             settings["hf_overrides"] = {"head_dtype": "float32"}
         if self.lora_rank:
@@ -238,20 +272,12 @@ class ColocatedEngine:
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
         ids = prompt.ids(self.codec)
-        if turn := refusal(prompt, ids, self.window, self.codec):
+        if turn := self._refusal(prompt, ids):
             self._refused.append((self._keys, turn))
             return self._keys
+        asked = self._scored() if prompt.target else self._sampled(prompt, sampling, seed)
         params = self._params(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=prompt.max_tokens,
-            seed=seed % 2**63,
-            stop_token_ids=sorted(self.codec.eos_ids),
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=self._final_only,
+            flat_logprobs=True, detokenize=False, output_kind=self._final_only, **asked
         )
         request = str(self._keys), prompt, ids, params
         _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
@@ -261,9 +287,47 @@ class ColocatedEngine:
             self._submit(*request)
         return self._keys
 
+    def _sampled(self, prompt: Prompt, sampling: Sampling, seed: int) -> dict[str, object]:
+        """Return vLLM's settings for a response that is drawn."""
+        free = prompt.frozen or prompt.final or not self.grammar
+        return {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": prompt.max_tokens,
+            "seed": seed % 2**63,
+            "stop_token_ids": sorted(self.codec.eos_ids),
+            "logprobs": 0,
+            "structured_outputs": None if free else self._structured(structural_tag=self.grammar),
+        }
+
+    @staticmethod
+    def _scored() -> dict[str, object]:
+        """Return vLLM's settings for a prompt that ends with a target; a token has to be drawn."""
+        return {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+
+    def _refusal(self, prompt: Prompt, ids: list[int]) -> Turn | None:
+        """Return the failed turn of a prompt that does not fit the window, or of a target without
+        tokens or longer than `max_tokens`; None if all is well."""
+        n_target = len(self.codec.encode(prompt.target))
+        if prompt.target and not 0 < n_target <= prompt.max_tokens:
+            turn = Turn(prompt, ids, [], [], Finish.ERROR, self.codec.response([]))
+            turn.error = (
+                f"a target of {n_target} tokens cannot be scored: "
+                f"1 to {prompt.max_tokens} (max_tokens) are possible"
+            )
+            return turn
+        # beside a target one token is drawn
+        return refusal(prompt, ids, self.window - bool(prompt.target), self.codec)
+
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
-        self._engine.add_request(name, {"prompt_token_ids": ids}, params, lora_request=adapter)
+        read = {"prompt_token_ids": [*ids, *self.codec.encode(prompt.target)]}
+        try:
+            self._engine.add_request(name, read, params, lora_request=adapter)
+        except ModuleNotFoundError as error:
+            # it imports all that can check a grammar, and a CPU build does not come with them
+            raise UserError(f"vLLM cannot check the grammar: {error}; install it too.") from error
         self._prompts[name] = int(name), prompt, ids
 
     def step(self) -> list[tuple[int, Turn]]:
@@ -276,28 +340,36 @@ class ColocatedEngine:
             if not output.finished:
                 continue
             key, prompt, ids = self._prompts.pop(output.request_id)
-            (sampled,) = output.outputs
-            out = list(sampled.token_ids)
-            scores = sampled.logprobs  # flat: at each position the sampled token's comes first
-            if [scores.token_ids[i] for i in scores.start_indices] != out:
-                raise RuntimeError("vLLM's log-probs are not those of the tokens that it sampled.")
-            logprobs = [scores.logprobs[i] for i in scores.start_indices]
-            finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(
-                sampled.finish_reason, Finish.ERROR
-            )
-            turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
-            if finish is Finish.ERROR:
-                turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
+            turn = (self._score if prompt.target else self._turn)(prompt, ids, output)
             reused = output.num_cached_tokens or 0
             self.reused_tokens += reused
             self.prefilled_tokens += len(ids) - reused
-            self.generated_tokens += len(out)
+            self.generated_tokens += len(turn.response_ids)
             done.append((key, turn))
         if self._waiting and not self._prompts:  # they are all of one kind
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self._submit(*request)
         return done
+
+    def _turn(self, prompt: Prompt, ids: list[int], output) -> Turn:
+        """Make a turn of what vLLM has drawn."""
+        (sampled,) = output.outputs
+        out = list(sampled.token_ids)
+        logprobs = _logprobs_of(sampled.logprobs, out)
+        finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(
+            sampled.finish_reason, Finish.ERROR
+        )
+        turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
+        if finish is Finish.ERROR:
+            turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
+        return turn
+
+    def _score(self, prompt: Prompt, ids: list[int], output) -> Turn:
+        """Make a turn of a target and what vLLM says of its tokens in the prompt."""
+        target = [*self.codec.encode(prompt.target)]
+        logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
+        return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
 
     def counts(self) -> dict[str, int]:
         names = ("prefilled_tokens", "reused_tokens", "generated_tokens")

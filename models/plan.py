@@ -1,7 +1,7 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
 Holds: `Geometry` and the sizes of common models, `plan` (memory of each phase, what the sampler
-does during the update), `step_seconds`, `longest_section`.
+does during the update), `answerer_gib`, `step_seconds`, `longest_section`.
 Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
@@ -30,6 +30,8 @@ GRAPHS_GIB = 2.0  # the sampler's workspace, CUDA graphs, logits of all turns
 CACHE_SLACK = 0.1
 # of a 4-bit weight and its share of the doubly quantised scales (arXiv 2305.14314)
 NF4_BYTES = 0.516
+# tokens in the cache of a model that answers frozen prompts beside vLLM, and GiB of its passes
+ANSWERER_TOKENS, ANSWERER_PASS_GIB = 1 << 15, 1.0
 MODES = ("qlora", "lora", "full")
 MIN_TURNS = 4  # in flight; with fewer, decoding reads the weights for hardly anything
 SIZES_GIB = (24, 48, 80, 141)  # of common cards
@@ -189,8 +191,9 @@ activations  with recomputation: layers x T x hidden x 2, one layer of T tokens 
              T = micro_tokens
 sampler      2W
 cache        turns x window x 4 x layers x kv_heads x head_dim
-rollout      weights + optimizer + sampler + cache
-update       weights + gradients + optimizer + activations + what sleep leaves
+answerer     beside vLLM, with --answerer hf:FOLDER, of its own sizes: 2W + 32,768 tokens of cache
+rollout      weights + optimizer + sampler + cache + answerer
+update       weights + gradients + optimizer + activations + what sleep leaves + answerer
 seconds      prefill 2L a token, decode (sampler + cache read) / bandwidth a token of all turns,
              update (6L full, 4L adapters) + 2L recomputed a token"""
 
@@ -212,6 +215,11 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     return _gib(stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6)
 
 
+def answerer_gib(g: Geometry) -> float:
+    """Return GiB of a model that answers frozen prompts beside vLLM: weights, cache, a pass."""
+    return _gib(2 * g.weights + ANSWERER_TOKENS * g.kv_bytes) + ANSWERER_PASS_GIB
+
+
 def plan(
     g: Geometry,
     mode: str,
@@ -219,10 +227,12 @@ def plan(
     devices: int,
     grpo: GRPOConfig,
     agent: Agent,
+    beside: float = 0.0,
 ) -> Plan:
     """Plan the memory of a training of `mode` (qlora, lora, full) on `devices` GPUs of `gpu_gib`.
 
-    Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
+    Adapters have rank `grpo.lora_rank`, or 32 where that is 0. beside: GiB that something else
+    takes on each GPU all the time (`answerer_gib`).
     UserError for a mode or number that makes no sense.
     """
     if mode not in MODES:
@@ -234,7 +244,7 @@ def plan(
     window = agent.turn_tokens()
     weights, gradients, optimizer = _trainer_gib(g, mode, devices, grpo)
     sampler = _gib(2 * g.weights)  # in 16 bits; of a 4-bit policy the dequantised weights
-    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
+    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB - beside
 
     # The rollout: gradients are freed, the optimizer stays, the cache takes what is left.
     one_turn = _gib(window * g.kv_bytes)
@@ -270,8 +280,8 @@ def plan(
         sleep,
         micro_tokens,
         turns,
-        rollout=CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache,
-        update=CONTEXT_GIB + state + activations + resident,
+        rollout=CONTEXT_GIB + beside + weights + optimizer + sampler + GRAPHS_GIB + cache,
+        update=CONTEXT_GIB + beside + state + activations + resident,
     )
 
 

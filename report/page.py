@@ -15,26 +15,44 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
 from config.errors import UserError
 from report import plots
+from report.counted import pooled
 from report.headline import headline
 from report.published import TABLES, TEN, Published
-from report.records import CELL, is_record
+from report.reading import thin
+from report.records import CELL, is_record, step_records
 from report.rows import FATES
-from report.summary import DEPTHS, METRICS, cells, csv_of, markdown_of, overlaps, write_text
+from report.summary import (
+    COSTS,
+    DEPTHS,
+    METRICS,
+    PAYS,
+    SEARCH,
+    cells,
+    costs,
+    csv_of,
+    markdown_of,
+    overlaps,
+    shares,
+    together,
+    write_text,
+)
 from report.transcripts import esc, transcript
 from tasks.seen import TRAINED_ON, trained_on
 
 STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 TRANSCRIPTS = 10  # shown on the page, at most
+OF_TRAINING = 4  # of the last recorded step, where nothing has been evaluated
 QUESTIONS = 2000  # named on the page, at most
 
 # (agent, temperature) -> length -> share of right answers
@@ -357,9 +375,26 @@ def _fates(summary: dict) -> Section:
 
 
 def _counted(summary: dict) -> Section:
-    """Return what agents count of their turns (`Agent.rates` and `splits`), one line a cell."""
-    rated, splits = list(cells(summary, "rates")), dict(cells(summary, "splits"))
-    columns = list(dict.fromkeys(column for _, rates in rated for column in rates))
+    """Return what agents count of their turns: `Agent.rates`, `splits` and `tallies`."""
+    rates, tallies = _rated(summary), _tallies(summary)
+    notes = {
+        "Shares and means that each agent counts of its own turns (Agent.rates), over all "
+        "trajectories of a cell. With and without: the trajectories that have any of a count, and "
+        "those that have none.": rates,
+        "Lists of counts (Agent.tallies): how many an episode has on average, and their share of "
+        "the line, the most frequent first. An episode is a trajectory that has read its document "
+        "itself.": tallies,
+    }
+    said = " ".join(note for note, part in notes.items() if part)
+    return Section("What the agents did", rates + tallies, said + _about_ends(summary))
+
+
+def _rated(summary: dict) -> str:
+    """Return the table of `Agent.rates` and `splits`, one line a cell."""
+    # the seconds of a search stand with what a question costs
+    rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - {SEARCH}]
+    splits = dict(cells(summary, "splits"))
+    columns = dict.fromkeys(column for _, rates in rated for column in rates if column != SEARCH)
     names = dict.fromkeys(name for split in splits.values() for name in split)
     sides = [(name, side) for name in names for side in ("with", "without")]
     body = []
@@ -375,13 +410,81 @@ def _counted(summary: dict) -> Section:
     head = ["agent, question", esc(summary["unit"]), "temp."]
     head += [esc(column.replace("_", " ")) for column in columns]
     head += [f"{esc(summary['metric'])} {side} {esc(name)}" for name, side in sides]
-    return Section(
-        "What the agents did",
-        _table("what agents count of their turns", head, body),
-        "Shares and means that each agent counts of its own turns (Agent.rates), over all "
-        "trajectories of a cell. With and without: the trajectories that have any of a count, and "
-        "those that have none.",
+    return _table("what agents count of their turns", head, body)
+
+
+def _ends(summary: dict) -> list[tuple[str, dict]]:
+    """Return (name, record) of the first and the last step that a training has recorded."""
+    names = ("at first", "at last")
+    ends = zip(names, summary.get("ends", ()), strict=False)
+    return [(f"{name}, step {end['step']:,}", end) for name, end in ends]
+
+
+def _about_ends(summary: dict) -> str:
+    """Say what steps these are; "" without any."""
+    levels = {end.get("level") for _, end in _ends(summary)}
+    said = "The first and the last step of which trajectories were recorded; those of step 0 were "
+    said += "sampled before training."
+    longer = " Training went on to longer documents between the two." * (len(levels) > 1)
+    return f" {said}{longer}" if levels else ""
+
+
+def _tallies(summary: dict) -> str:
+    """Return a table for each title of `Agent.tallies`: counts by episode, and their shares."""
+    head = ["agent, question", esc(summary["unit"]), "temp."]
+    listed = [
+        ([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature)], r)
+        for cell, r in cells(summary)
+        if "tallies" in r
+    ]
+    if ends := _ends(summary):
+        head = ["", ""]
+        listed = [([esc(name), ""], end) for name, end in ends if "tallies" in end]
+    tables = []
+    for title in dict.fromkeys(title for _, record in listed for title in record["tallies"]):
+        rows = [(first, r["episodes"], r["tallies"].get(title)) for first, r in listed]
+        total: Counter[str] = Counter()
+        for _, _, tally in rows:
+            total.update(tally or {})
+        names = [name for name, _ in total.most_common()]
+        body = [
+            [*first, f"{n:,}", *(_per_episode(tally, name, n) for name in names)]
+            for first, n, tally in rows
+            if tally
+        ]
+        columns = (esc(name.replace("_", " ")) for name in names)
+        tables.append(_table(esc(title), [*head, "episodes", *columns], body))
+    return "".join(tables)
+
+
+def _per_episode(tally: Mapping[str, float], name: str, episodes: int) -> str:
+    if name not in tally:
+        return "0"
+    share = 100 * tally[name] / sum(tally.values())
+    return f"{tally[name] / episodes:,.2f}<small>{share:.0f} %</small>"
+
+
+def _curves(summary: dict) -> Section:
+    """Draw `Agent.curves`: at one temperature and the longest length, or of a training's ends."""
+    lines = [(name, end["curves"]) for name, end in _ends(summary) if "curves" in end]
+    note = f"Means over the episodes that got so far.{_about_ends(summary)}"
+    if found := dict(cells(summary, "curves")):
+        temperatures = list(dict.fromkeys(cell.temperature for cell in found))
+        at = "1.0" if "1.0" in temperatures else temperatures[0], max(c.length for c in found)
+        chosen = {cell: of for cell, of in found.items() if (cell.temperature, cell.length) == at}
+        lines = [(cell.agent, of) for cell, of in chosen.items()]
+        note += f" {at[1]:,} {esc(summary['unit'])}, temperature {esc(at[0])}."
+    panels: dict[str, dict[str, list[dict]]] = {}  # title -> line -> of each kind of question
+    for name, curves in lines:
+        for title, curve in curves.items():
+            panels.setdefault(title, {}).setdefault(name, []).append(curve)
+    figures = plots.curves(
+        {
+            title: {name: pooled(of) for name, of in by_name.items()}
+            for title, by_name in panels.items()
+        }
     )
+    return Section("Along an episode", _figures(figures), note)
 
 
 def _side(part: dict | None) -> str:
@@ -419,23 +522,33 @@ def _transcripts(records: Sequence[dict]) -> Section:
 
 
 def _cost(summary: dict) -> Section:
-    def show(record: dict) -> str:
-        metrics = ("tokens_read", "tokens_written", "seconds", "mean")
-        read, written, seconds, right = (record[metric] for metric in metrics)
-        per_answer = "no right answer"
-        if right:
-            tokens = f"{(read + written) / right:,.0f} tokens"
-            per_answer = f"{tokens}, {seconds / right:,.2f} s a right answer"
-        return (
-            f"{read:,.0f} read<small>{written:,.0f} written</small>"
-            f"<small>{seconds:,.2f} s</small><small>{per_answer}</small>"
-        )
+    def said(record: dict) -> str:
+        read, written, calls, seconds = costs(record)
+        calls = calls and f", {calls} model calls"
+        return f"{read} tokens read, {written} written{calls}, {seconds} s"
 
+    def show(record: dict) -> str:
+        parts = [said(record)]
+        if "search_ms" in record:
+            parts.append(f"{record['search_ms']:.2f} ms a search")
+        parts += [f"{name}, n {part['n']:,}: {said(part)}" for name, part in shares(record)]
+        right = record.get("mean")  # None: of all kinds
+        if right == 0:
+            parts.append("no right answer")
+        elif right and not shares(record):
+            tokens = record["tokens_read"] + record["tokens_written"]
+            seconds = f"{record['seconds'] / right:,.2f} s"
+            parts.append(f"{tokens / right:,.0f} tokens, {seconds} a right answer")
+        score = "" if right is None else f"<b>{right:.3f}</b>"
+        return score + "".join(f"<small>{part}</small>" for part in parts)
+
+    several = any(shares(record) for _, record in cells(summary))
     return Section(
         "Cost of one question",
-        _pivots(summary, show),
-        "Mean tokens read and written, and seconds from first prompt to answer with others in "
-        "flight beside it.",
+        _pivots(summary | {"cells": summary["cells"] + together(summary)}, show),
+        f"Below the {esc(summary['metric'])}, means: tokens read and written, calls of the model, "
+        "and seconds from first prompt to answer with others in flight beside it."
+        f"{f' {PAYS}' if several else ''}",
     )
 
 
@@ -453,12 +566,11 @@ def _growth(summary: dict) -> Section:
 
 
 def _all_metrics(summary: dict) -> Section:
-    elsewhere = ("tokens_read", "tokens_written", "seconds")
     records = dict(cells(summary))
     metrics = [
         metric
         for metric in METRICS
-        if metric not in elsewhere and any(metric in record for record in records.values())
+        if metric not in COSTS and any(metric in record for record in records.values())
     ]
     rows = [
         [
@@ -533,7 +645,8 @@ def _warnings(summary: dict) -> str:
 
 
 def _load(folder: Path) -> tuple[dict, list[dict]]:
-    """Return the summary of a run and the transcripts of the evaluation it sums up, once each."""
+    """Return the summary of a run and the transcripts of the evaluation it sums up, once each; of
+    a training without one, some of its last recorded step."""
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_bytes())
@@ -547,6 +660,9 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
         # what follows the last newline is torn
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         records = {(r.get("settings"), r["id"], r["sample"]): r for r in map(json.loads, lines)}
+        if not summary["cells"]:
+            firsts = (r for r in step_records(folder, last=True) if not r["sample"])
+            records |= {(None, r["id"], r["sample"]): thin(r) for r in islice(firsts, OF_TRAINING)}
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -641,6 +757,7 @@ def _sections(
         _published(summary),
         _depths(summary),
         _occupancy(summary),
+        _curves(summary),
         _fates(summary),
         _counted(summary),
         _transcripts(records),
@@ -671,8 +788,8 @@ def write_report(folder: Path, title: str = "") -> Path:
     """Write folder/report.html from summary.json and what else the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. Reads metrics.csv, validation.csv, trained_on.csv, config.yaml and transcripts.jsonl where
-    they exist.
+    it. Reads metrics.csv, validation.csv, trained_on.csv, config.yaml, transcripts.jsonl and, if
+    nothing has been evaluated, trajectories.jsonl.gz where they exist.
     UserError if there is no summary, or if it cannot be read.
     """
     summary, records = _load(folder)

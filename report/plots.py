@@ -1,10 +1,10 @@
 """Draw plots as SVG for a page: no size, no colours and no script of their own.
 
-Holds: `accuracy`, `reward`, `occupancy`, `growth`. Leaves out: the page and its tables
+Holds: `accuracy`, `reward`, `occupancy`, `curves`, `growth`. Leaves out: the page and its tables
 (report/page.py), numbers (report/summary.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 
-Each of the four returns HTML: one <figure> a panel, "" where there is nothing to draw.
+Each of the five returns HTML: one <figure> a panel, "" where there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -90,7 +90,13 @@ def _sample(**style):
     return Line2D([], [], **style)
 
 
+ROOM = 68  # characters in all columns of a legend, about six of them for each handle
+
+
 def _legend(axes, entries: Entries, columns: int) -> None:
+    """Draw a legend below the axes, in fewer columns where the labels are long."""
+    longest = max(len(line) for _, label in entries for line in label.split("\n"))
+    columns = max(1, min(columns, ROOM // (longest + 6)))
     handles, labels = [handle for handle, _ in entries], [label for _, label in entries]
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
@@ -305,6 +311,31 @@ def occupancy(summary: dict) -> str:
 
         panels.append(_svg(draw, f"occupancy{len(panels)}", f"Tokens in the memory of {agent}"))
     return _figures(panels)
+
+
+# ---------------------------------------------------------------- what agents count along the way
+
+
+def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
+    """Draw a panel per title, with a line per name, over whole numbers."""
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    figures = []
+    for title, lines in panels.items():
+
+        def draw(axes, title=title, lines=lines):
+            entries: Entries = []
+            for name, points in lines.items():
+                style = _line_style(names.index(name), names.index(name), greedy=False)
+                (line,) = axes.plot(
+                    *zip(*points, strict=True), **style, markersize=4, linewidth=1.5
+                )
+                entries.append((line, clean(name)[:32]))
+            axes.set(ylim=(0, None), title=clean(title)[:48])
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            _legend(axes, entries, columns=3)
+
+        figures.append(_svg(draw, f"curve{len(figures)}", title))
+    return _figures(figures)
 
 
 # ---------------------------------------------------------------- growth with the document

@@ -56,6 +56,7 @@ class Reading:
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
+        self.model_calls = 0
         self.memory_cut = self.memory_empty = self.cut = 0
         self.memory_tokens: list[int] = []  # after each section
         self.seen: list[int] = []  # sections, from 1, that contain an accepted answer
@@ -78,11 +79,12 @@ class Reading:
         counts = self.agent.count(self.task, turn)
         for name, value in counts.items():
             self.counts[name] += value
+        self.model_calls += 1
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
-            self._add_memory(prompt.memory)
+            self._add_memory(prompt.memory, counted=not prompt.frozen)
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if not prompt.final:
             self.sections += 1
@@ -91,9 +93,14 @@ class Reading:
             if self._count_answers(prompt.section):
                 self.seen.append(self.sections)
 
-    def _add_memory(self, memory: str) -> None:
-        """Count the memory after the latest section, as the next prompt shows it."""
-        self.memory_tokens.append(len(getattr(memory, "ids", ())))
+    def _add_memory(self, memory: str, counted: bool) -> None:
+        """Count the memory after the latest section, as the next prompt shows it.
+
+        counted: whether all of it is shown; a question to the policy as it was before training is
+        shown what it needs.
+        """
+        if counted:
+            self.memory_tokens.append(len(getattr(memory, "ids", ())))
         if memory != self.memory:  # most sections change nothing
             self.memory, self.in_memory = memory, self._count_answers(memory)
         if self.in_memory != (self.held[-1][1] if self.held else 0):
@@ -111,6 +118,7 @@ class Reading:
         return (
             {
                 "sections": self.sections,
+                "model_calls": self.model_calls,
                 "tokens_read": self.tokens_read,
                 "tokens_written": self.tokens_written,
                 "document_tokens": self.document_tokens,  # read by the agent

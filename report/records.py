@@ -1,6 +1,6 @@
 """Trajectories as plain data, stored as JSON lines.
 
-Holds: `record`, `read_records`, `is_record`. Leaves out: how a record is shown
+Holds: `record`, `read_records`, `step_records`, `is_record`. Leaves out: how a record is shown
 (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import mmap
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from config.errors import UserError
 from memagent import Agent, Trajectory, Turn
@@ -60,6 +62,8 @@ def record_turn(turn: Turn) -> dict:
         "response_ids": turn.response_ids,
         "logprobs": [round(x, 7) for x in turn.logprobs],
     }
+    if turn.prompt.frozen:
+        plain["frozen"] = True
     if is_dataclass(turn.notes):
         plain["notes"] = asdict(turn.notes)
     if turn.rewards:
@@ -110,6 +114,51 @@ def read_records(path: Path) -> list[dict]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number} cannot be read: {error}.") from error
     return records
+
+
+MEMBER = b"\x1f\x8b\x08\0\0\0\0\0"  # how a gzip member without a time begins
+BROKEN = (EOFError, OSError, ValueError, zlib.error)  # of a member that is torn, or is none
+
+
+def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
+    """Yield the records of the first step of a training, or of the last one, that was recorded.
+
+    Only these are read, however many lie between: each step is some gzip members. A file that is
+    missing, empty or damaged gives what can be read.
+    """
+    path = folder / "trajectories.jsonl.gz"
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as raw:
+        raw.seek(_last_step(raw) if last else 0)
+        try:
+            with gzip.open(raw, "rt", encoding="utf-8") as lines:
+                step = None
+                for line in lines:
+                    record = json.loads(line)
+                    if not is_record(record) or step not in (None, record["step"]):
+                        return
+                    step = record["step"]
+                    yield record
+        except BROKEN:
+            return
+
+
+def _last_step(raw: BinaryIO) -> int:
+    """Return where the last step begins in a file of gzip members."""
+    with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start, step, at = 0, None, len(data)
+        while (at := data.rfind(MEMBER, 0, at)) >= 0:
+            raw.seek(at)
+            try:
+                with gzip.open(raw, "rt", encoding="utf-8") as lines:
+                    found = json.loads(lines.readline())["step"]
+            except (*BROKEN, KeyError, TypeError):  # chance, or torn
+                continue
+            if step not in (None, found):
+                break
+            start, step = at, found
+        return start
 
 
 def _file_in(folder: Path) -> Path:

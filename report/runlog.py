@@ -44,6 +44,7 @@ from models.checkpoints import (
     validations,
     write_validations,
 )
+from report.counted import counts_of, ends_of
 from report.records import record
 from tasks import seen
 
@@ -70,12 +71,15 @@ def packed(
 ) -> bytes:
     """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member.
 
-    Members can be appended to a file and cut off again.
+    Members can be appended to a file and cut off again. With what the agent counts, where it lists
+    that (`Agent.tallies`, `curves`).
     """
-    text = "".join(
-        json.dumps(record(t, agent, step, temperature), ensure_ascii=False) + "\n"
+    records = (
+        record(t, agent, step, temperature)
+        | ({"counts": counts_of(t, agent)} if agent.tallies or agent.curves else {})
         for t in trajectories
     )
+    text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
     return gzip.compress(text.encode(), 5, mtime=0)
 
 
@@ -270,7 +274,8 @@ def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`.
+    or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`; ends: see
+    `counted.ends_of`, with the level of each.
     """
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -280,6 +285,8 @@ def summary(folder: Path, last: int = 10) -> dict:
 
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
     values = [float(row[name]) for row in rows]
+    level_at = {row.get("step"): row.get("level") for row in rows}
+    ends = [end | {"level": level_at.get(str(end["step"]))} for end in ends_of(folder)]
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
     return {
         "unit": "sections",
@@ -287,6 +294,7 @@ def summary(folder: Path, last: int = 10) -> dict:
         "steps": len(rows),
         name: fmean(values[-last:]),
         **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
+        **({"ends": ends} if ends else {}),
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }

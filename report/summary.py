@@ -21,6 +21,7 @@ from config.files import replacing
 from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
+from report.counted import counted
 from report.rows import FATES, Cell, fate
 from tasks.seen import trained_on
 
@@ -75,8 +76,10 @@ def bootstrap(
 METRICS = (
     "sub_em", "em", "f1", "reward", "sub_em_upstream", "failed", "unformed", "empty",
     "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
-    "memory_tokens", "memory_cut", "memory_empty", "cut",
+    "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
+COSTS = ("tokens_read", "tokens_written", "model_calls", "seconds")
+SEARCH = "search_s"  # the rate of an agent that is the seconds of one search
 DEPTHS = 10  # bins of evidence depth, and of the places where answers were lost
 
 Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
@@ -103,11 +106,11 @@ def summarise(
     documents
         how many these are, where several questions share one
     each of `METRICS`
-        the mean over the same questions. failed: the trajectory has an error. Of the others,
-        unformed: the response lacks the required form; empty: nothing follows the thinking.
-        memory_cut, memory_empty: turns.
-        tokens, seconds: of one trajectory. cut: tokens of the document that a cap or a window kept
-        from the agent. mib: the maximum instead of the mean
+        the mean over the same questions, where all rows have it. failed: the trajectory has an
+        error. Of the others, unformed: the response lacks the required form; empty: nothing
+        follows the thinking. memory_cut, memory_empty: turns. tokens, seconds, model_calls: of one
+        trajectory. cut: tokens of the document that a cap or a window kept from the agent. mib:
+        the maximum instead of the mean
     depths, fates, occupancy
         where there are any. {n, mean}: trajectories and their mean by tenths of the document, by
         the depth of the first piece of evidence. {wrong, one count for each of `rows.FATES`, left}:
@@ -116,6 +119,14 @@ def summarise(
     counts, rates, splits
         of agents that count something: sums over the trajectories; the agent's own rates of them;
         {count: {with, without: {n, mean}}}, the trajectories with and without any
+    episodes, tallies, curves
+        of agents that list counts: see `counted.counted`. Of an agent that keeps what it makes of
+        a document, the trajectories that have read one
+    first, later
+        of such an agent, if some of its trajectories found their document read: {n, each of
+        `COSTS`}, means over the trajectories that paid for reading it, and over the others
+    search_ms
+        milliseconds of one search, of agents with the rate `SEARCH`
 
     paired is a list of {a, b, question, temperature, length, mean, n, low, high}: differences on
     the same questions, see `_paired`.
@@ -155,11 +166,15 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
     record = asdict(cell) | {"n": len(values), "mean": fmean(values), "low": low, "high": high}
     if 1 < len({*documents}) < len(values):
         record["documents"] = len({*documents})
+    rows = [row for of_question in samples for row in of_question]
     for name in METRICS:
         average = max if name == "mib" else fmean
-        record[name] = average(average(row[name] for row in rows) for rows in samples)
-    rows = [row for of_question in samples for row in of_question]
+        if all(name in row for row in rows):  # those of an earlier version lack some
+            record[name] = average(average(row[name] for row in rows) for rows in samples)
     counts = _counts(rows)
+    keeps = agent is not None and agent.keeps
+    reading = [row for row in rows if row.get("sections")] if keeps else rows
+    later = [row for row in rows if not (row.get("sections") or row["error"])] if keeps else []
     parts = {
         "depths": _by_depth(rows, metric),
         "fates": _fates(rows, metric),
@@ -167,7 +182,10 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
         "counts": counts,
         "rates": _rates(counts, agent),
         "splits": _splits(rows, agent, metric),
-    }
+        "first": _paid(reading) if later else {},
+        "later": _paid(later),
+        "search_ms": _search_ms(counts, agent),
+    } | counted([row.get("counts") or {} for row in reading], agent)
     return record | {name: part for name, part in parts.items() if part}
 
 
@@ -231,6 +249,20 @@ def _rates(counts: dict, agent: Agent | None) -> dict:
         for column, (above, below) in agent.rates.items()
         if above in counts or below in counts
     }
+
+
+def _paid(rows: Sequence[dict]) -> dict:
+    """Return how many rows there are and the means of what they cost; {} without any."""
+    if not rows:
+        return {}
+    known = (name for name in COSTS if all(name in row for row in rows))
+    return {"n": len(rows)} | {name: fmean(row[name] for row in rows) for name in known}
+
+
+def _search_ms(counts: dict, agent: Agent | None) -> float | None:
+    """Return the milliseconds of one search; None for an agent that does not count them."""
+    above, below = agent.rates.get(SEARCH, ("", "")) if agent else ("", "")
+    return round(1000 * counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
 
 
 def _splits(rows: Sequence[dict], agent: Agent | None, metric: str) -> dict:
@@ -417,6 +449,10 @@ def overlaps(summary: dict) -> list[str]:
 # ---------------------------------------------------------------- tables
 
 UNFORMED = "answers without the form asked for, counted as wrong"
+PAYS = (
+    "Where what an agent makes of a document serves all questions about it, the first of them that "
+    "is asked pays for reading it: these and the later ones are also shown apart."
+)
 
 
 def markdown_of(summary: dict) -> str:
@@ -434,8 +470,8 @@ def markdown_of(summary: dict) -> str:
         (cell.question, cell.agent, cell.temperature) for cell in records
     ):
         row = [records.get(Cell(agent, question, temperature, n)) for n in lengths]
-        names = (name.replace("|", "\\|").replace("\n", " ") for name in (question, agent))
-        lines.append(f"| {' | '.join((*names, temperature, *map(_percent, row)))} |")
+        first = _plain(question), _plain(agent), temperature
+        lines.append(f"| {' | '.join((*first, *map(_percent, row)))} |")
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
     caption = (
         f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over "
@@ -445,7 +481,71 @@ def markdown_of(summary: dict) -> str:
     if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
         caption += f" {UNFORMED.capitalize()}, in {with_unformed} of {len(records)} cells."
     caption = " ".join([caption, *overlaps(summary)])
-    return clean("\n".join([*lines, "", caption, ""]))
+    return clean("\n".join([*lines, "", caption, "", *_cost_lines(summary), ""]))
+
+
+def _cost_lines(summary: dict) -> list[str]:
+    """Return the lines of a second table, of what the questions of each cell cost."""
+    searched = any(True for _ in cells(summary, "search_ms"))
+    head = ["question", "agent", "T", summary["unit"], f"{summary['metric']} %", "n"]
+    head += ["tokens read", "tokens written", "model calls", "seconds"]
+    head += ["ms a search"] * searched
+    body = []
+    for cell, record in cells(summary | {"cells": summary["cells"] + together(summary)}):
+        ms = [f"{record['search_ms']:.2f}" if "search_ms" in record else ""] * searched
+        lines = [("", f"{100 * record['mean']:.1f}" if "mean" in record else "", record, ms)]
+        lines += [(f", {name}", "", part, [""] * searched) for name, part in shares(record)]
+        for name, score, of, more in lines:
+            about = [_plain(cell.question), _plain(cell.agent) + name, cell.temperature]
+            about += [f"{cell.length:,}", score, f"{of['n']:,}"]
+            body.append([*about, *costs(of), *more])
+    said = "What a question costs, on average."
+    if any(shares(record) for _, record in cells(summary)):
+        said += f" {PAYS}"
+    first, *rows = (f"| {' | '.join(row)} |" for row in (head, *body))
+    return [said, "", first, "|" + "---|" * len(head), *rows] if body else []
+
+
+def shares(record: dict) -> list[tuple[str, dict]]:
+    """Return (name, means of `COSTS`) of a cell's trajectories that read their document, and of
+    those that found it read; [] where all read it."""
+    names = {"first": "first of a document", "later": "later ones"}
+    return [(name, record[part]) for part, name in names.items() if part in record]
+
+
+def together(summary: dict) -> list[dict]:
+    """Return a record for each agent, temperature and length with `COSTS` of all kinds of question.
+
+    Only where a document that was read for a question of one kind serves those of others: no kind
+    by itself says what a question costs. [] else.
+    """
+    groups: dict[Cell, list[dict]] = {}
+    for cell, record in cells(summary):
+        groups.setdefault(replace(cell, question="all kinds together"), []).append(record)
+    if not any(shares(record) for _, record in cells(summary)):
+        return []
+    return [
+        asdict(cell)
+        | {"n": (n := sum(record["n"] for record in of))}
+        | {
+            name: sum(record[name] * record["n"] for record in of) / n
+            for name in COSTS
+            if all(name in record for record in of)
+        }
+        for cell, of in groups.items()
+        if len(of) > 1
+    ]
+
+
+def costs(record: dict) -> list[str]:
+    """Format each of `COSTS`; "" for one that is not known."""
+    digits = dict(zip(COSTS, (0, 0, 1, 2), strict=True))
+    return [f"{record[name]:,.{digits[name]}f}" if name in record else "" for name in COSTS]
+
+
+def _plain(name: str) -> str:
+    """Return a name as a cell of a Markdown table may hold it."""
+    return name.replace("|", "\\|").replace("\n", " ")
 
 
 def _percent(record: dict | None) -> str:
@@ -471,7 +571,8 @@ def _n_questions(records: Mapping[Cell, dict]) -> str:
 
 
 def csv_of(summary: dict) -> str:
-    """Return one line per cell: the cell, n, mean, low, high and all other metrics."""
+    """Return one line per cell: the cell, n, mean, low, high, all other metrics and, of agents that
+    have such, `search_ms` and the costs of the `first` and `later` trajectories."""
     import csv
     import io
 
@@ -479,11 +580,17 @@ def csv_of(summary: dict) -> str:
     writer = csv.writer(file)
     others = [name for name in METRICS if name != summary["metric"]]
     cell_columns = ["agent", "question", "temperature", summary["unit"]]
-    writer.writerow([*cell_columns, "n", summary["metric"], "low", "high", *others])
+    if any(True for _ in cells(summary, "search_ms")):
+        others.append("search_ms")
+    parts = [part for part in ("first", "later") if any(True for _ in cells(summary, part))]
+    of_parts = [(part, name) for part in parts for name in ("n", *COSTS)]
+    apart = [f"{part}_{name}" for part, name in of_parts]
+    writer.writerow([*cell_columns, "n", summary["metric"], "low", "high", *others, *apart])
     for cell, record in cells(summary):
         columns = ("n", "mean", "low", "high", *others)
         # an earlier version's summary lacks a metric
-        writer.writerow([*astuple(cell), *(record.get(name, "") for name in columns)])
+        line = [*astuple(cell), *(record.get(name, "") for name in columns)]
+        writer.writerow([*line, *(record.get(part, {}).get(name, "") for part, name in of_parts)])
     return clean(file.getvalue())
 
 

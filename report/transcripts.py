@@ -7,6 +7,9 @@ Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
 Questions, documents and answers are foreign text: all of it goes through `clean` and is then
 escaped (HTML) or kept apart from markup (rich's Text).
+
+An agent may have a method `table(turn)` beside `Agent.lines`: what a recorded turn shows as a
+table, one mapping a row, column -> text or a list of lines.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
@@ -46,6 +50,9 @@ def diff(before: str, after: str) -> list[tuple[str, str]]:
     return [(kind, text) for kind, text in pieces if text]
 
 
+Row = dict[str, list[str]]  # of an agent's table: column -> lines of the cell
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One section, with the memory before and after it."""
@@ -57,6 +64,7 @@ class Step:
     remark: str  # on an unusual end of the turn, else ""
     lines: tuple[Line, ...] = ()  # of the agent
     where: str = ""  # the pages that the section stands on, where they are known
+    table: tuple[Row, ...] = ()  # of the agent
 
 
 # finish reason -> remark
@@ -85,6 +93,21 @@ def lines_of(agent: Agent, turn: dict) -> list[Line]:
         return [Line("notes", "cannot be read")]
 
 
+def table_of(agent: Agent, turn: dict) -> list[Row]:
+    """Return the agent's table on a recorded turn; [] if it has none, or cannot read the notes."""
+    make = getattr(agent, "table", None)
+    try:
+        return [
+            {
+                str(name): [cell] if isinstance(cell, str) else [str(line) for line in cell]
+                for name, cell in row.items()
+            }
+            for row in (make(turn) if make else ())
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return []
+
+
 def steps_of(
     record: dict, most: int | None = 24, agent: type[Agent] | None = None
 ) -> list[Step | str]:
@@ -92,16 +115,21 @@ def steps_of(
 
     The first and the last section are never omitted. The others are if they left the memory as it
     was and have no lines; of more than `most` remaining sections the middle is omitted too. None
-    omits nothing.
+    omits nothing. Questions to the policy as it was before training are no sections.
     """
-    steps = _all_steps(record, agent)
+    steps, asked = _all_steps(record, agent), sum(map(_is_aside, record["turns"]))
+    questions = f"{asked:,} question{'s' * (asked > 1)}"
+    end = [f"{questions} to the policy as it was before training left out"] * (asked > 0)
     if most is None:
-        return [*steps]
+        return [*steps, *end]
     ends = (1, len(steps))
     changed = [
         step.number
         for step in steps
-        if step.number in ends or step.before.split() != step.after.split() or step.lines
+        if step.number in ends
+        or step.before.split() != step.after.split()
+        or step.lines
+        or step.table
     ]
     visible = {*changed}
     if len(changed) > most:
@@ -110,7 +138,7 @@ def steps_of(
     for keep, run in groupby(steps, lambda step: step.number in visible):
         run = list(run)
         result += run if keep else [_omission([step.number in changed for step in run])]
-    return result
+    return result + end
 
 
 def _omission(changed: list[bool]) -> str:
@@ -122,21 +150,36 @@ def _omission(changed: list[bool]) -> str:
 
 def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
     """List all sections of a record."""
-    turns, reader = record["turns"], agent_of(record, agent)
-    steps = []
+    reader, steps = agent_of(record, agent), []
+    turns = [turn for turn in record["turns"] if not _is_aside(turn)]
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
         if turn["final"]:
             continue
-        if following:
+        if following and not following.get("frozen"):  # which is shown what its question needs
             after = following["memory"]
         else:  # a turn that failed ends the trajectory and leaves the memory as it was
             failed = turn["finish"] in WITHOUT_RESPONSE
             after = turn["memory"] if failed else reader.memory_after(turn)
         remark = REMARKS.get(turn["finish"], "")
-        lines = tuple(lines_of(reader, turn))
+        lines, table = tuple(lines_of(reader, turn)), tuple(table_of(reader, turn))
         where = str(turn.get("where", ""))
-        steps.append(Step(number, turn["section"], turn["memory"], after, remark, lines, where))
+        step = Step(number, turn["section"], turn["memory"], after, remark, lines, where, table)
+        steps.append(step)
     return steps
+
+
+def _is_aside(turn: dict) -> bool:
+    """Whether a turn neither reads nor answers: it asks the policy as it was before training."""
+    return bool(turn.get("frozen")) and not turn["final"]
+
+
+def _n_sections(record: dict) -> int:
+    return sum(not (turn["final"] or _is_aside(turn)) for turn in record["turns"])
+
+
+def _title(record: dict) -> str:
+    """Return the question of a record; its id, where the questions are hidden."""
+    return record["question"] or record["id"]
 
 
 def unformed(form: str, wrong: bool = True) -> str:
@@ -165,14 +208,15 @@ def sampled(record: dict) -> str:
 def _facts(record: dict) -> dict[str, str]:
     """Map labels to the facts about the end of a trajectory: answer, finish reasons, reward, ...
 
-    A question of a user's own has no accepted answers, and nothing that depends on them.
+    A question of a user's own has no accepted answers, and nothing that depends on them; an
+    episode of training that is paid for otherwise has a reward all the same.
     """
     finishes = Counter(turn["finish"] for turn in record["turns"])
     form = record.get("form") or ""
     final, formed = extract_answer(record["answer"], form)
     graded = bool(record["answers"])
     return {
-        "answer": record["answer"].strip() or "(none)",
+        **({"answer": record["answer"].strip() or "(none)"} if record["question"] else {}),
         **(
             {"form": unformed(form, record["reward"] <= 0)}
             if graded and final and not formed
@@ -181,7 +225,7 @@ def _facts(record: dict) -> dict[str, str]:
         **({"gold": " | ".join(record["answers"])} if graded else {}),
         "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
         **({"error": record["error"]} if record["error"] else {}),
-        **({"reward": f"{record['reward']:g}"} if graded else {}),
+        **({"reward": f"{record['reward']:g}"} if graded or record["step"] is not None else {}),
     }
 
 
@@ -201,6 +245,11 @@ def _final_lines(record: dict, agent: type[Agent] | None = None) -> list[Line]:
     return lines_of(agent_of(record, agent), turn) if turn else []
 
 
+def _final_table(record: dict, agent: type[Agent] | None = None) -> list[Row]:
+    turn = _final_turn(record)
+    return table_of(agent_of(record, agent), turn) if turn else []
+
+
 def _final_turn(record: dict) -> dict | None:
     turn = record["turns"][-1] if record["turns"] else None
     return turn if turn and turn["final"] else None
@@ -217,6 +266,19 @@ def styled(line: Line) -> Text:
     return Text.assemble((f"{clean(line.label)} ", "magenta"), clean(line.text), note)
 
 
+def _plain(table: Sequence[Row]) -> list[Text]:
+    """Render an agent's table for the terminal: a line per cell, since its texts are long."""
+    from rich.text import Text
+
+    lines = []
+    for row in table:
+        lines.append(Text())
+        for name, cell in row.items():
+            words = "\n    ".join(map(clean, cell)) or "-"
+            lines.append(Text.assemble((f"{clean(name)}  ", "magenta"), words))
+    return lines
+
+
 def render_trajectory(
     record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
 ) -> Group:
@@ -228,10 +290,10 @@ def render_trajectory(
     from rich.text import Text
 
     styles = {"same": "", "out": "red strike", "in": "green underline"}
-    n_sections = sum(not turn["final"] for turn in record["turns"])
+    n_sections = _n_sections(record)
     origin = f"task {record['id']}, sample {record['sample']}"
     about = ", ".join(filter(None, (origin, sampled(record))))
-    lines = [Text(clean(record["question"]), "bold"), Text(clean(about), "dim")]
+    lines = [Text(clean(_title(record)), "bold"), Text(clean(about), "dim")]
     for step in steps_of(record, most, agent):
         if isinstance(step, str):
             lines.append(Text(f"\n… {step}", "italic"))
@@ -245,14 +307,16 @@ def render_trajectory(
             lines.append(Text.assemble((name, "cyan"), *words))
             before = name == "before  "
             lines += [styled(line) for line in step.lines if line.before == before]
+        lines += _plain(step.table)
     if final_lines := _final_lines(record, agent):
         lines += [Text("\nfor the answer", "cyan"), *map(styled, final_lines)]
+    lines += _plain(_final_table(record, agent))
     if text := _text_read(record):
         lines += [Text("\nread at once", "cyan"), Text(clip(clean(text), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
     if "reward" in facts:
         colour = "bold green" if record["reward"] >= 1 else "bold red"
-        facts["reward"] = f"{record['reward']:g}", colour
+        facts["reward"] = facts["reward"][0], colour
     return Group(
         *lines,
         Text(),
@@ -273,13 +337,32 @@ def _html(line: Line) -> str:
     return f'<p class="recall"><b>{esc(line.label)}</b> {esc(line.text)}{note}</p>'
 
 
+def _html_table(table: Sequence[Row]) -> str:
+    """Return an agent's table as HTML; columns in the order in which rows name them."""
+    names = list(dict.fromkeys(name for row in table for name in row))
+    head = "".join(f'<th scope="col">{esc(name)}</th>' for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{''.join(f'<div>{esc(line)}</div>' for line in row.get(name, ()))}</td>"
+            for name in names
+        )
+        + "</tr>"
+        for row in table
+    )
+    return body and (
+        '<div class="scroll"><table class="words">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
 def transcript(record: dict, unfolded: bool, whole: bool = False) -> str:
     """Return a record as a <details> element, open if `unfolded`.
 
     whole: with all sections, in full length.
     """
     tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
-    n_sections = sum(not turn["final"] for turn in record["turns"])
+    n_sections = _n_sections(record)
     parts = []
     most = 1 << 60 if whole else 3000  # characters of a section
     for step in steps_of(record, None if whole else 24):
@@ -295,7 +378,9 @@ def transcript(record: dict, unfolded: bool, whole: bool = False) -> str:
         parts += [_html(line) for line in step.lines if line.before]
         parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
         parts += [_html(line) for line in step.lines if not line.before]
+        parts.append(_html_table(step.table))
     parts += map(_html, _final_lines(record))
+    parts.append(_html_table(_final_table(record)))
     if text := _text_read(record):
         where = esc(_comma(str(record["turns"][-1].get("where", ""))))
         parts.append(f'<h3>Read at once{where}</h3><p class="section">{esc(clip(text, most))}</p>')
@@ -303,15 +388,19 @@ def transcript(record: dict, unfolded: bool, whole: bool = False) -> str:
     verdict, style = _verdict(record)
     return (
         f'<details class="box"{" open" if unfolded else ""}>'
-        f'<summary><span class="tag {style}">{verdict}</span> {esc(record["question"])} '
+        f'<summary><span class="tag {style}">{verdict}</span> {esc(_title(record))} '
         f"<small>{esc(_origin(record))}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>"
     )
 
 
 def _verdict(record: dict) -> tuple[str, str]:
     """Return the verdict on a record's answer and the CSS class of its tag."""
-    if not record["answers"]:  # a question of a user's own
-        return ("failed", "bad") if record["error"] else ("answered", "good")
+    if not record["answers"]:
+        if record["error"]:
+            return "failed", "bad"
+        if record["step"] is not None:  # an episode that is paid for otherwise
+            return f"reward {record['reward']:.3g}", ""
+        return "answered", "good"  # a question of a user's own
     if record["reward"] >= 1:
         return "right", "good"
     verdict = "wrong" if record["reward"] <= 0 else "partly right"

@@ -63,6 +63,11 @@ class Session:
         """Compose the lines SPEAKER: TEXT."""
         return "\n".join(turn.line for turn in self.utterances)
 
+    @property
+    def dated(self) -> str:
+        """Compose the text under its date and time."""
+        return f"{self.when}\n{self.text}"
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -114,7 +119,7 @@ class Conversation:
     @property
     def text(self) -> str:
         """Compose all sessions, each under its number and date."""
-        parts = (f"Session {s.number}, {s.when}\n{s.text}" for s in self.sessions)
+        parts = (f"Session {s.number}, {s.dated}" for s in self.sessions)
         return "\n\n".join(parts)
 
     @property

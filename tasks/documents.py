@@ -8,6 +8,8 @@ What a file is follows from its first bytes, so that standard input needs no nam
 
     path -> bytes -> Contents -> [(text, number, name), ...] -> Document
             -       contents     pages, chapters, or one       together
+
+The pieces of an exported chat are its sessions, each under its date.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from stat import S_ISREG
@@ -28,6 +30,7 @@ from typing import BinaryIO
 from config.errors import UserError, clip
 from config.files import is_file
 from data import normalize_answer
+from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
 
 STDIN = "-"
@@ -43,13 +46,14 @@ Range = tuple[int, int]  # characters of a document, from the first to before th
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A page, a chapter, or a file that has neither; it goes on to the next part's start."""
+    """A page, a chapter, a session of a chat, or a file that has none; it goes on to the next
+    part's start."""
 
     start: int  # character of the document
     file: str
-    kind: str  # page, chapter or file
-    number: int = 0  # of the page or chapter, from 1 in each file
-    name: str = ""  # of the chapter
+    kind: str  # page, chapter, session or file
+    number: int = 0  # of the page, chapter or session, from 1 in each file
+    name: str = ""  # of the chapter, or the session's day
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Document:
     parts: tuple[Part, ...]  # in reading order, at least one
     title: str
     remarks: tuple[str, ...] = ()  # on what of the files was not read, one sentence each
+    # where a file is a chat: the parts as sessions, numbered through; those of other files have no
+    # date
+    sessions: tuple[Session, ...] = ()
 
     def size(self) -> str:
         """Return how much that is, in pages, chapters or files: "212 pages"; "" for one plain
@@ -128,7 +135,13 @@ class Document:
     def of(cls, plain: dict) -> Document:
         """Make it again of what `plain` returned."""
         parts = tuple(Part(**part) for part in plain["parts"])
-        return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]))
+        sessions = [
+            Session(
+                **session | {"utterances": tuple(Utterance(**u) for u in session["utterances"])}
+            )
+            for session in plain.get("sessions", ())  # earlier versions knew no chats
+        ]
+        return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]), tuple(sessions))
 
 
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3" + (
@@ -305,7 +318,25 @@ def _together(found: Sequence[Named], remarks: Sequence[str]) -> Document:
             texts.append(text)
             length += len(text)
     title = files[0].title or names[0] if len(files) == 1 else f"{len(files):,} files"
-    return Document("".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks))
+    sessions = [*_sessions(names, files)] if any(file.sessions for file in files) else []
+    return Document(
+        "".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks), tuple(sessions)
+    )
+
+
+def _sessions(names: Sequence[str], files: Sequence[Contents]) -> Iterator[Session]:
+    """Yield the sessions of all files, numbered through; a piece of another file is one without a
+    date, under the place that it comes from."""
+    n = 0
+    for name, file in zip(names, files, strict=True):
+        for k, (text, number, _) in enumerate(file.pieces):
+            if not text.strip():
+                continue
+            place = f"{name}, {file.kind} {number}" if number else name
+            undated = Session(0, "", place, (Utterance("", "", text),))
+            session, n = file.sessions[k] if file.sessions else undated, n + 1
+            said = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
+            yield replace(session, number=n, utterances=tuple(said))
 
 
 def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Tasks about dated sessions: what a memory store is made of, and the questions asked of it.
 
-Holds: `Episode`, `episode_of` (of a conversation), `questions_of` (one task a question),
+Holds: `Episode`, `Metric`, `episode_of` (of a conversation), `questions_of` (one task a question),
 `ConversationTasks` and `conversations_of` (`--data locomo:FILE#RULE/PART`). Leaves out:
 conversations and their files (tasks/conversations.py, tasks/locomo.py), the generated world
 (tasks/ledger.py), stores (agents/store.py).
@@ -12,16 +12,26 @@ An episode of an evaluation has one question, `asked`, like any other task.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
-from config.errors import UserError
+from config.errors import UserError, clean
+from config.terminal import console
 from data import Task, f1, normalize_answer, same_answer, seed_of
 from tasks import locomo, locomo_score, longmemeval
 from tasks.conversations import Conversation, Memory, Probe, Session
 
-Score = Callable[[str, Probe], float]  # of a prediction
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Hold a way to grade answers."""
+
+    name: str  # as it stands in tables
+    score: Callable[[str, Probe], float]  # of a prediction, in [0, 1]
+    leaves_out: tuple[int, ...] = ()  # categories that are not asked
 
 
 @dataclass(slots=True)
@@ -32,7 +42,17 @@ class Episode(Task):
     memories: tuple[Memory, ...] = ()  # what a store may begin with
     probes: tuple[Probe, ...] = ()
     asked: Probe | None = None
-    metric: Score | None = None  # None: an accepted answer, ignoring case and blanks
+    metric: Metric | None = None  # None: an accepted answer, ignoring case and blanks
+    beginning: str = ""  # fingerprint of `memories`; "": the text holds them
+
+    @property
+    def digest(self) -> str:
+        """Return a hex fingerprint of a task, with its metric, its evidence and its memories."""
+        # slots make another class, which super() without arguments does not find
+        digest = super(Episode, self).digest
+        if self.metric is None:
+            return digest
+        return _hash(digest, self.metric.name, self.asked, self.beginning)
 
     def score(self, prediction: str | None, probe: Probe | None = None) -> float:
         """Return the score of an answer to a probe, in [0, 1]; None: to the question itself."""
@@ -40,7 +60,7 @@ class Episode(Task):
         if prediction is None or probe is None:
             return 0.0
         if self.metric is not None:
-            return self.metric(prediction, probe)
+            return self.metric.score(prediction, probe)
         return same_answer(prediction, probe.answers)
 
     @property
@@ -56,6 +76,10 @@ class Episode(Task):
         return "\n".join(lines) or None
 
 
+def _hash(*parts: object) -> str:
+    return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
 def word_f1(prediction: str, probe: Probe) -> float:
     """Return the F1 of an answer's words; of one that says that nothing is known, 1 or 0."""
     if probe.abstains:
@@ -64,16 +88,26 @@ def word_f1(prediction: str, probe: Probe) -> float:
     return f1(prediction, probe.answers)
 
 
+METRICS = {
+    "official": Metric("official metric", locomo_score.official_score),
+    "mem0": Metric("mem0 F1", locomo_score.mem0_f1, leaves_out=(5,)),
+    "words": Metric("word F1", word_f1),
+}
+
+
+def metric_of(kind: str, name: str = "official") -> Metric:
+    """Return how answers about a kind of file are graded; `name` chooses for LoCoMo's."""
+    return METRICS[name if kind == "locomo" else "words"]
+
+
 def episode_of(
-    conversation: Conversation,
-    probes: Sequence[Probe] = (),
-    start: str = "empty",
-    metric: Score | None = word_f1,
+    conversation: Conversation, probes: Sequence[Probe], start: str, metric: Metric
 ) -> Episode:
     """Make a task of a conversation: one to be paid for by the probes.
 
     start: what a store may begin with, a key of `Conversation.memories`.
     """
+    memories = tuple(conversation.memories.get(start, ()))
     return Episode(
         id=conversation.id,
         question="",
@@ -82,31 +116,42 @@ def episode_of(
         dataset="conversations",
         kind="episode",
         sessions=conversation.sessions,
-        memories=tuple(conversation.memories.get(start, ())),
+        memories=memories,
         probes=tuple(probes),
         metric=metric,
+        beginning=_hash(memories),
     )
 
 
 def questions_of(episode: Episode, probes: Sequence[Probe]) -> Iterator[Episode]:
-    """Yield a task for each question about the sessions of an episode."""
+    """Yield a task for each question about the sessions of an episode.
+
+    Their kind, and so the heading in every table, names the metric.
+    """
+    metric = episode.metric
     for probe in probes:
+        if metric is not None and probe.category in metric.leaves_out:
+            continue
         yield replace(
             episode,
             id=probe.id,
             question=probe.question,
             answers=probe.answers,
-            # the official number stands in every table: papers swap the names
-            kind=f"{probe.category} {probe.kind}" if probe.category else probe.kind,
+            # the official number too: papers swap the names
+            kind=_heading(probe) + (f", {metric.name}" if metric else ""),
             probes=(),
             asked=probe,
         )
 
 
+def _heading(probe: Probe) -> str:
+    return f"{probe.category} {probe.kind}" if probe.category else probe.kind
+
+
 # ---------------------------------------------------------------- conversations from files
 
 LOADERS = {"locomo": locomo.load_locomo, "longmemeval": longmemeval.load_longmemeval}
-METRICS: dict[str, Score] = {"locomo": locomo_score.official_score, "longmemeval": word_f1}
+ANSWERED = (1, 2, 3, 4)  # LoCoMo's categories whose questions have an answer
 PARTS = ("train", "validation", "test")
 STARTS = ("observations", "sessions", "summaries", "events", "empty")
 
@@ -146,17 +191,30 @@ class ConversationTasks:
     """Serve stretches of conversations, each with hidden questions about what was said there.
 
     A level has one of the given numbers of sessions, as many in a row at a place drawn anew for
-    each task. Questions that abstain and those without evidence are not paid for. UserError: none
-    of the conversations has a question about so few sessions.
+    each task. Questions that abstain and those without evidence are not paid for. LoCoMo's
+    categories that are never asked for are said at once. UserError: none of the conversations has a
+    question about so few sessions.
     """
 
     def __init__(self, source: str, lengths: tuple[int, ...], seed: int, n_probes: int = 8):
         kind, self.conversations, self.start = conversations_of(source)
-        self.metric, self.lengths, self.seed = METRICS[kind], lengths, seed
+        self.metric, self.lengths, self.seed = metric_of(kind), lengths, seed
         self.n_probes, self.levels = n_probes, len(lengths) - 1
+        asked = set()
         for length in lengths:
-            if not any(self._stretches(c, length) for c in self.conversations):
+            found = [part for c in self.conversations for part in self._stretches(c, length)]
+            if not found:
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
+            asked |= {probe.category for _, probes in found for probe in probes}
+        missing = [c for c in ANSWERED if c not in asked] if kind == "locomo" else []
+        if missing and os.environ.get("RANK", "0") == "0":  # of several processes the first tells
+            kinds = ", ".join(map(locomo.category_label, missing))
+            console.print(
+                f"{clean(source)}: no question of {kinds} is about {max(lengths)} sessions in a "
+                "row or fewer, none will be paid for.",
+                markup=False,
+                soft_wrap=True,
+            )
 
     @staticmethod
     def _stretches(conversation: Conversation, length: int) -> list[tuple[int, list[Probe]]]:

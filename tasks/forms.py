@@ -1,7 +1,7 @@
 """What a file's bytes say: text, Markdown, HTML, PDF, docx and epub become pieces of text.
 
-Holds: `contents`, one function per form. Leaves out: paths, folders and the document made of all
-files (tasks/documents.py). No torch.
+Holds: `contents`, one function per form. Leaves out: exported chats (tasks/chats.py), paths,
+folders and the document made of all files (tasks/documents.py). No torch.
 Exercise it: `pytest tests/tasks/test_documents_damaged.py`. Read next: tasks/documents.py.
 
 Every file is foreign: what is unpacked is limited, libraries may raise anything, and each mistake
@@ -26,6 +26,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from config.errors import UserError, clip, first_line
+from tasks.chats import read_chat
+from tasks.conversations import Session
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
@@ -41,10 +43,11 @@ Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapt
 class Contents:
     """What a file says."""
 
-    kind: str  # page, chapter or file
+    kind: str  # page, chapter, session or file
     pieces: Sequence[Piece]
     title: str = ""
     remark: str = ""
+    sessions: tuple[Session, ...] = ()  # of a chat, one a piece
 
 
 class NotText(UserError):
@@ -84,6 +87,9 @@ def contents(content: bytes, name: str) -> Contents:
         with _damage(name, "HTML"):
             title, text = text_of_html(text)
     _check_not_empty(text, name)
+    if chat := read_chat(text, name):
+        pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
+        return Contents("session", pieces, chat.title, chat.remark, chat.sessions)
     return Contents("file", [(text, 0, "")], title)
 
 

@@ -1,6 +1,7 @@
 """What an answer to LoCoMo's questions is worth: the official metric, and Mem0's.
 
-Holds: `official_score`, `official_em`, `mem0_score`, `evidence_recall`, `normalize`, `refuses`.
+Holds: `official_score`, `official_em`, `mem0_f1`, `mem0_bleu1`, `evidence_recall`, `normalize`,
+`refuses`.
 Leaves out: the questions (tasks/locomo.py), means and intervals (report/). No torch.
 Exercise it: `pytest tests/tasks/test_locomo_score.py`. Read next: tasks/longmemeval.py.
 
@@ -104,30 +105,45 @@ def official_em(prediction: str, probe: Probe) -> float:
 # ---------------------------------------------------------------- Mem0's metric
 
 
-def mem0_score(prediction: str, answer: str) -> dict[str, float]:
-    """Return {"f1", "bleu1"}, each 0 to 1, as in the evaluations of A-Mem and Mem0.
+def mem0_f1(prediction: str, probe: Probe) -> float:
+    """Grade an answer, 0 to 1, as the evaluations of A-Mem and Mem0 do: by the F1 of its words.
 
-    F1 compares the sets of lower-case words between spaces and `.,!?`. BLEU-1 has NLTK's smoothing
-    method1 and counts NLTK's words, where punctuation marks are words. The original first cuts
-    several sentences apart, with a model that has to be downloaded; here an answer is one sentence.
+    Compared are the sets of lower-case words between spaces and `.,!?`. Questions of category 5 are
+    not asked there. Of several accepted answers the best one counts.
 
-    >>> mem0_score("the red, red car", "A red car.")["f1"]
+    >>> mem0_f1("the red, red car", Probe("q", "What?", ("A red car.",), 4))
     0.6666666666666666
+    """
+
+    def words(text: str) -> set[str]:
+        return {*text.lower().translate(SEPARATORS).split()}
+
+    def f1(gold: str) -> float:
+        common = len(words(prediction) & words(gold))
+        return 2 * common / (len(words(prediction)) + len(words(gold))) if common else 0.0
+
+    return max(map(f1, probe.answers), default=0.0)
+
+
+def mem0_bleu1(prediction: str, probe: Probe) -> float:
+    """Return BLEU-1, 0 to 1, the number beside `mem0_f1` in those evaluations.
+
+    It has NLTK's smoothing method1 and counts NLTK's words, where punctuation marks are words. The
+    original first cuts several sentences apart, with a model that has to be downloaded; here an
+    answer is one sentence.
     """
     from nltk import word_tokenize
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
-    predicted, wanted = (
-        {*text.lower().translate(SEPARATORS).split()} for text in (prediction, answer)
+    def words(text: str) -> list[str]:
+        return word_tokenize(text.strip().lower(), preserve_line=True)
+
+    smooth, said = SmoothingFunction().method1, words(prediction)
+    scores = (
+        sentence_bleu([words(gold)], said, weights=(1.0,), smoothing_function=smooth)
+        for gold in probe.answers
     )
-    common = len(predicted & wanted)
-    f1 = 2 * common / (len(predicted) + len(wanted)) if common else 0.0
-    words, reference = (
-        word_tokenize(text.strip().lower(), preserve_line=True) for text in (prediction, answer)
-    )
-    smooth = SmoothingFunction().method1
-    bleu = sentence_bleu([reference], words, weights=(1.0,), smoothing_function=smooth)
-    return {"f1": f1, "bleu1": float(bleu)}
+    return float(max(scores, default=0.0))
 
 
 # ---------------------------------------------------------------- retrieval

@@ -28,7 +28,7 @@ from tasks.conversations import (
 )
 from tasks.readers import Record
 
-ABSTENTION = "abstention"  # the kind of questions to which the history has no answer
+ABSTENTION = "abstention"  # after the type of a question to which the history has no answer
 WHEN = re.compile(r"(\d{4}/\d{2}/\d{2}) \(\w+\) (\d{2}:\d{2})")
 
 
@@ -38,7 +38,7 @@ def load_longmemeval(path: str | Path) -> list[Conversation]:
     Sessions are put in order of time, which the oracle file is not in, and numbered from 1.
     Evidence are the turns that are marked to have the answer; of an answer session without such a
     mark, the session; of one that is not in the history, its own id. The kind is the question's
-    type or, for an id that ends in _abs, `ABSTENTION`.
+    type; for an id that ends in _abs, "TYPE, abstention".
 
     UserError: the file or a field is not as published; it names file, question and field.
     """
@@ -67,7 +67,7 @@ def _conversation(r: Record) -> Conversation:
         category=0,
         evidence=tuple(_evidence(r, marked)),
         abstains=abstains,
-        kind=ABSTENTION if abstains else question_type,
+        kind=f"{question_type}, {ABSTENTION}" if abstains else question_type,
         when=r.text("question_date"),
     )
     memories = {"empty": (), "sessions": turns_as_memories(sessions)}

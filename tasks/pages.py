@@ -28,9 +28,18 @@ class Places:
     """
 
     def __init__(
-        self, text: str, sections: Sections, decode: Callable[[Sequence[int]], str], over: str
+        self,
+        text: str,
+        sections: Sections,
+        decode: Callable[[Sequence[int]], str],
+        over: str,
+        verbatim: bool = False,
     ):
-        """sections: of `text`; over: which part of a longer text they keep (`ReadConfig.over`)."""
+        """sections: of `text`; over: which part of a longer text they keep (`ReadConfig.over`).
+
+        verbatim: what is read may also be other stretches of the text, such as sessions.
+        """
+        self.text = text if verbatim else ""
         n, total = sections.n_tokens, len(sections.ids)
         head = total // 2 if sections.left_out and over == "center" else total
         self.texts = [str(section) for section in sections]
@@ -50,8 +59,9 @@ class Places:
     def of(self, read: str) -> list[Range]:
         """Return where the text that a prompt shows stands.
 
-        That is one section, the next one if several are alike; else every section whose beginning
-        is in it, for agents that read several at once.
+        That is one section, the next one if several are alike; else the stretch with these words
+        (`verbatim`); else every section whose beginning is in it, for agents that read several at
+        once.
         """
         if not read:
             return []
@@ -60,6 +70,9 @@ class Places:
             if self.texts[k] == read:
                 self._next = k + 1
                 return self.ranges[k]
+        words = read.strip()
+        if words and (at := self.text.find(words)) >= 0:
+            return [(at, at + len(words))]
         return [
             place
             for text, places in zip(self.texts, self.ranges, strict=True)

@@ -104,18 +104,20 @@ def _ledger(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
 
 def _conversations(config: EvalConfig) -> list[Column]:
     """Make one column of all questions: its cells are the kinds, side by side, so that what an
-    agent makes of a conversation serves all of them. Of each kind the first `n` are asked."""
+    agent makes of a conversation serves all of them. Of each kind the first `n` are asked, but for
+    those that the metric leaves out."""
     (source,) = config.data if len(config.data) == 1 else ("",)
     if not source or source == "world":
         raise UserError(f"--suite {config.suite} wants one file: name it by --data.")
     chosen = f"#{config.source_split}" if config.source_split else ""
     kind, conversations, start = episodes.conversations_of(f"{config.suite}:{source}{chosen}")
+    metric = episodes.metric_of(kind, config.metric)
 
     def make() -> list[Task]:
         left = Counter()
         tasks = []
         for conversation in conversations:
-            episode = episodes.episode_of(conversation, (), start, episodes.METRICS[kind])
+            episode = episodes.episode_of(conversation, (), start, metric)
             for task in episodes.questions_of(episode, conversation.probes):
                 left[task.kind] += 1
                 tasks += [task] if left[task.kind] <= config.n else []

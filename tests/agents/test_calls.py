@@ -16,6 +16,7 @@ from agents.store import Store
 from agents.tools import TOOLS, Scope, apply, schemas
 from config.errors import UserError
 from embedded import tiny
+from tokens.codec import Codec
 
 HERMES, LINES, LIST, XML, BARE = FORMATS
 FIND = ("search_memory", {"query": "Ann", "top_k": 3})
@@ -400,8 +401,6 @@ def test_a_response_template_of_the_tokenizer_is_used():
     twice = '<call>{"name": "x", "arguments": {"a": 1, "a": 2}}</call>'
     found = read(form, f"{call}{bad}{call}{twice}{call[:-2]}")
     assert found == [FIND, "unreadable", FIND, "unreadable", "cut"]
-    with pytest.raises(UserError, match="its own"):
-        form.write(*FIND)
 
 
 def test_names_in_the_marks_of_a_response_template():
@@ -410,6 +409,77 @@ def test_names_in_the_marks_of_a_response_template():
     assert read(form, f"Ok. {call} {call[:-7]}") == [FIND, "cut"]
     assert read(form, call) == [FIND]  # the closing pattern stands at the very end
     assert form.parse(f"Ok. {call}")[1] == "Ok."
+
+
+# ---------------------------------------------------------------- thoughts that a prompt begins
+
+ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n"
+BEGUN = {  # what a chat template writes at the end of a prompt: always, or if the model is to think
+    "always": ASKED + "<think>\n{% endif %}",
+    "if asked": ASKED + "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}",
+    "never": ASKED + "{% endif %}",
+}
+OWN_THOUGHTS = JSON_CALLS | {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": JSON_CALLS["fields"]
+    | {"thinking": {"open": "<think>\n", "close_pattern": r"\n?</think>"}},
+}
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("begun", BEGUN)
+@pytest.mark.parametrize("kind", [*TEMPLATES, "own"])
+def test_a_thought_that_the_template_begins_is_a_thought(kind, begun, thinking):
+    """Its end, if it has one, stands in the response; its mark stands in the prompt."""
+    template = TEMPLATES.get(kind, HEAD + TOOLS_SHOWN) + BEGUN[begun]
+    tokenizer = tokenizer_with(template, OWN_THOUGHTS if kind == "own" else None)
+    codec, form = Codec(tokenizer, thinking), format_of(tokenizer)
+    assert form.kind == kind
+    if kind == "own":
+        call = '<call>{"name": "search_memory", "arguments": {"query": "Ann", "top_k": 3}}</call>'
+    else:
+        call = form.write(*FIND)
+
+    def parsed(said):
+        """A response as an engine gives it: with the mark where the template has begun."""
+        codec._decode = lambda ids: said
+        thoughts, text, found = form.parse(str(codec.response([0])))
+        return thoughts, text, [(one.name, one.arguments) for one in found]
+
+    inside = begun == "always" or (begun == "if asked" and thinking)
+    assert parsed(f"I see {call}\n</think>\n{call}") == (f"I see {call}", "", [FIND])
+    assert parsed(f"I look. {call}") == (
+        (f"I look. {call}", "", []) if inside else ("", "I look.", [FIND])
+    )
+    if not inside:
+        assert parsed(f"<think>\nI see {call}\n</think>\n{call}") == (
+            f"I see {call}", "", [FIND],
+        )  # fmt: skip
+    # whatever the codec says: where the template always begins a thought there is no doubt
+    assert bool(form.parse(f"I look. {call}")[2]) is (begun != "always")
+
+
+OTHER_MARKS = OWN_THOUGHTS | {
+    "fields": OWN_THOUGHTS["fields"] | {"thinking": {"open": "[THINK]", "close": "[/THINK]"}}
+}
+
+
+def test_other_marks_of_a_thought():
+    call = '<call>{"name": "search_memory", "arguments": {"query": "Ann", "top_k": 3}}</call>'
+    for end, cut in (("[THINK]", []), ("", [FIND])):
+        template = HEAD + TOOLS_SHOWN + ASKED + end + "{% endif %}"
+        form = format_of(tokenizer_with(template, OTHER_MARKS))
+        assert form.parse(f"Hm. {call}[/THINK]Ok. {call}")[:2] == (f"Hm. {call}", "Ok.")
+        assert read(form, f"Hm. {call}[/THINK]Ok. {call}") == [FIND]
+        assert read(form, f"Hm. {call}") == cut
+
+
+def test_a_format_of_its_own_can_be_neither_written_nor_constrained():
+    form = own(JSON_CALLS)
+    with pytest.raises(UserError, match="its own"):
+        form.write(*FIND)
+    with pytest.raises(UserError, match="its own"):
+        form.grammar(schemas())
 
 
 def test_a_response_template_without_calls_or_in_disorder():

@@ -1,7 +1,11 @@
 """The engine that answers with words of what it is shown."""
 
+import pytest
+
 from agents import find
+from config.errors import UserError
 from engines.extractive import NOTHING, ExtractiveEngine, extract
+from memagent import Prompt
 from rollout import Sampling, rollout
 from tasks import ledger
 
@@ -20,3 +24,8 @@ def test_it_answers_whole_tasks_in_the_form_that_is_asked_for():
     done = list(rollout(ExtractiveEngine("boxed"), agent, ((t, 0) for t in tasks), Sampling(0.0)))
     assert all(not t.error and t.answer.startswith("\\boxed{") for t in done)
     assert len(done) == 12
+
+
+def test_it_scores_nothing_and_says_what_does():
+    with pytest.raises(UserError, match="scoring needs --engine transformers or vllm"):
+        ExtractiveEngine().add(Prompt((("Who?", False),), 9, target="Ann"))

@@ -4,29 +4,44 @@ Elsewhere these tests are skipped.
 """
 
 import csv
+import importlib.util
 import json
 import random
+import re
+import socket
+import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_policy
 from peft import PeftModel
+from test_endpoint import kill, start_vllm
+from test_tools import BASES, FORMATS
 from transformers import AutoModelForCausalLM
 
+from agents.calls import CLOSE, OPEN, Call, Format
 from agents.find import resolve
+from agents.memupdate import MemUpdate
+from agents.tools import schemas
 from commands.train import train
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
-from embedded import tiny
+from embedded import keeper, tiny
+from engines import endpoint
 from engines.hf import TransformersEngine
+from engines.open import grammar_of
 from eval import run_suite
 from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
 from rollout import Sampling, rollout
-from tasks import worlds
+from tasks import ledger, worlds
+from tokens.codec import Codec, Text
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
@@ -169,6 +184,327 @@ def test_frozen_prompts_are_answered_by_the_base_weights_under_an_adapter(codec,
         assert mismatch(policy, frozen) < 1e-5
         assert mismatch(policy, trained) > 1e-2  # the adapter is large enough to show
     assert mismatch(policy, frozen) > 1e-2
+
+
+def answered(engine, *prompts, temperature=1.0):
+    """The turns of some prompts, in this order; their places are their seeds."""
+    sampling, turns = Sampling(temperature), {}
+    keys = [engine.add(p, sampling.of(p), seed) for seed, p in enumerate(prompts)]
+    while len(turns) < len(keys):
+        turns |= engine.step()
+    return [turns[key] for key in keys]
+
+
+def test_a_target_is_scored_by_the_policy_or_if_frozen_by_the_base_weights(codec, opened):
+    """At temperature 1 whatever is sampled beside it, and on prompts that are cached."""
+    policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "lora_B" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    engine = opened(lora_rank=4)
+    ids, (eos,) = Text("x", range(10, 110)), codec.eos_ids  # several blocks of the cache
+    prompts = [
+        Prompt(((ids, False),), 20, target=target)
+        for target in ("Anna joined Boris.", Text("one", [7]), Text("ends early", [9, eos, 9]))
+    ]
+    frozen = [replace(prompt, frozen=True) for prompt in prompts]
+    with engine.awake(policy):
+        turns = answered(engine, Prompt(((ids, False),), 20), *prompts, temperature=0.5)
+        reused, computed = engine.reused_tokens, engine.prefilled_tokens
+        turns += answered(engine, *prompts)
+        # cached states do not say how probable the prompt's tokens are: all of them are read again
+        assert engine.reused_tokens == reused
+        assert engine.prefilled_tokens == computed + sum(len(t.prompt_ids) for t in turns[4:])
+        by_base = answered(engine, *frozen)
+    for turn, prompt in zip([*turns[1:], *by_base], [*prompts * 2, *frozen], strict=True):
+        assert turn.response_ids == [*codec.encode(prompt.target)] and turn.finish is Finish.STOP
+        assert turn.response == prompt.target and turn.prompt is prompt and not turn.error
+    assert mismatch(policy, turns[:1], 0.5) < 1e-5 and mismatch(policy, turns[1:]) < 1e-5
+    with policy.disable_adapter():
+        assert mismatch(policy, by_base) < 1e-5 and mismatch(policy, turns[1:]) > 1e-2
+
+
+def test_a_target_that_cannot_be_scored_is_an_error_of_its_turn(codec, opened):
+    engine = opened()  # its window is 512
+    long, none = (Prompt((("A", False),), 3, target=Text("t", range(n))) for n in (4, 0))
+    fits, full = (
+        Prompt(((Text("x", [9] * n), False),), 3, target=Text("t", [7, 7, 7])) for n in (508, 509)
+    )
+    with engine.awake():
+        turns = answered(engine, long, none, fits, full)
+    assert [t.finish for t in turns] == [Finish.ERROR, Finish.ERROR, Finish.STOP, Finish.FULL]
+    assert "a target of 4 tokens" in turns[0].error and "of 0 tokens" in turns[1].error
+
+
+# ---------------------------------------------------------------- calls that are well-formed
+
+MARKS = [OPEN, CLOSE, "<think>", "</think>", "<function=", "</function>", "<parameter="]
+MARKS += ["</parameter>", '"name":', '"arguments":', "{", "}", "[", "]", '"', ","]
+
+
+def fits(value, schema):
+    """Tell whether a JSON value is one of a schema, but for the greatest length of texts."""
+    kind = schema.get("type")
+    if kind == "object":
+        of, needed = schema["properties"], {*schema.get("required", ())}
+        keys = isinstance(value, dict) and needed <= value.keys() <= of.keys()
+        return keys and all(fits(one, of[key]) for key, one in value.items())
+    if kind == "array":
+        n_fits = isinstance(value, list) and schema["minItems"] <= len(value) <= schema["maxItems"]
+        return n_fits and all(fits(one, schema["items"]) for one in value)
+    if kind == "integer":
+        return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
+    found = isinstance(value, str) and re.search(schema.get("pattern", ""), value)
+    right = (
+        value in schema["enum"] if "enum" in schema else len(value) >= schema.get("minLength", 0)
+    )
+    return bool(found and right)
+
+
+PARAMETERS = {s["function"]["name"]: s["function"]["parameters"] for s in schemas()}
+
+
+def valid(one):
+    return isinstance(one, Call) and fits(one.arguments, PARAMETERS[one.name])
+
+
+@pytest.fixture(scope="module")
+def marked():
+    """A codec with the marks of calls among its tokens, and a random policy that prefers them."""
+    codec = Codec(tiny.make_tokenizer({*MARKS, *PARAMETERS, "\n", ", ", ": "}))
+    policy, ids = small(codec), codec.tokenizer.convert_tokens_to_ids([*MARKS, "\n"])
+    with torch.no_grad():
+        policy.model.embed_tokens.weight[:, 0] = 3.0  # the same at every token: a bias
+        policy.lm_head.weight[ids, 0] += 1.6
+    return codec, policy
+
+
+@pytest.fixture(scope="module")
+def accepts(marked):
+    """Tells whether a grammar accepts a text that ends there."""
+    import xgrammar
+
+    tokenizer = marked[0].tokenizer
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    compiler = xgrammar.GrammarCompiler(info)
+
+    def accepts(form, text, thinking=False):
+        compiled = compiler.compile_structural_tag(form.grammar(schemas(), thinking))
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return matcher.accept_string(text) and matcher.accept_token(tokenizer.eos_token_id)
+
+    return accepts
+
+
+@pytest.fixture
+def enforcer(monkeypatch):
+    """Stands for a package that vLLM imports to check a grammar; xgrammar checks it."""
+    if importlib.util.find_spec("lmformatenforcer") is None:
+        package = SimpleNamespace(TokenEnforcer=object)
+        monkeypatch.setitem(sys.modules, "lmformatenforcer", package)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_grammar_accepts_what_the_model_should_write(form, accepts):
+    calls = [form.write(name, args) for name, args in BASES.items()]
+    calls.append(form.write("sample_memory", {}))
+    said = 'She <3 a < b, "no" \\ é' if form.kind != "xml" else 'She <3 a < b, "no"\n\\ é'
+    calls.append(form.write("manage_memory", {"operation": "create", "content": said}))
+    for text in ["", "Done.", *calls, "\n".join(calls), f"First {calls[0]} then {calls[1]} done"]:
+        assert accepts(form, text) and accepts(form, f"<think>{OPEN}{{</think>{text}"), text
+        assert [valid(one) for one in form.parse(text)[2]] == [True] * text.count("_memory")
+    begun = replace(form, begun=("", "<think>\n"))
+    assert accepts(begun, calls[0]) and not accepts(begun, f"Hm.</think>{calls[0]}")
+    assert accepts(begun, f"Hm, {OPEN}{{.</think>{calls[0]}", True)
+
+
+WRONG = {
+    "another tool": ("find_memory", {"query": "Ann"}),
+    "a needed argument is missing": ("search_memory", {"top_k": 3}),
+    "an unknown argument": ("delete_memory", {"memory_id": "m1", "why": "old"}),
+    "another kind": ("search_memory", {"query": "Ann", "kind": "odd"}),
+    "out of range": ("sample_memory", {"k": 11}),
+    "a text for a number": ("sample_memory", {"k": "many"}),
+    "no id": ("delete_memory", {"memory_id": "m01"}),
+    "too few items": ("merge_memory", {"memory_ids": ["m1"], "strategy": "concatenate"}),
+    "too many items": (
+        "merge_memory", {"memory_ids": [f"m{k}" for k in range(1, 7)], "strategy": "concatenate"},
+    ),
+    "an empty text": ("search_memory", {"query": ""}),
+    "a blank text": ("search_memory", {"query": " "}),
+    "the end of the call in a text": ("search_memory", {"query": f"Ann {CLOSE}"}),
+    "another order": ("search_memory", {"top_k": 3, "query": "Ann"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_grammar_accepts_nothing_else(form, accepts):
+    for why, (name, args) in WRONG.items():
+        written = form.write(name, args).replace(r"<\/", "</")  # as a model might write it
+        assert not accepts(form, written), why
+    call = form.write("delete_memory", {"memory_id": "m1"})
+    for end in range(call.index("m1"), len(call)):
+        assert not accepts(form, call[:end])
+    first = 1 if form.kind == "bare" else len(OPEN)
+    assert not accepts(form, call[first:]) or form.kind == "bare"
+    for text in (f"{call[:first]} {call[first:]}a", f"{call}</think>{call}", f"a<think>{call}"):
+        assert not accepts(form, text)
+
+
+def test_with_a_grammar_random_weights_write_calls_that_are_valid_and_free_text(
+    marked, tmp_path, enforcer
+):
+    codec, policy = marked
+    policy.save_pretrained(tmp_path)
+    codec.tokenizer.save_pretrained(tmp_path)
+    form = Format("hermes")
+    turns = {}
+    prompts = [Prompt(((Text("x", [20 + k, 30]), False),), 120) for k in range(40)]
+    apart = [replace(prompts[0], final=True), replace(prompts[1], frozen=True)]
+    for grammar in ("", form.grammar(schemas())):
+        engine = ColocatedEngine(tmp_path, codec, 512, kv_gib=0.03, grammar=grammar)
+        try:
+            with engine.awake():
+                turns[bool(grammar)] = answered(engine, *prompts, *apart)
+        finally:
+            engine.close()
+    free, bound = turns[False], turns[True]
+    # a grammar holds for turns that may call; others are written as ever
+    assert [t.response_ids for t in bound[40:]] == [t.response_ids for t in free[40:]]
+    assert mismatch(policy, free[:40]) < 1e-5 < 1e-2 < mismatch(policy, bound[:40])
+    read = [form.parse(str(turn.response))[2] for turn in bound[:40]]
+    for turn, found in zip(bound, read, strict=False):
+        assert turn.finish in (Finish.STOP, Finish.LENGTH)
+        cut = [one for one in found if not valid(one)]
+        assert len(cut) <= (turn.finish is Finish.LENGTH) and cut == found[len(found) - len(cut) :]
+    assert sum(valid(one) for found in read for one in found) >= 10
+    wild = [one for turn in free[:40] for one in form.parse(str(turn.response))[2]]
+    assert len(wild) >= 10 and not any(map(valid, wild))
+
+
+class Constrained(MemUpdate):
+    """The agent with a store, as it says what its calls are."""
+
+    tools = tuple(PARAMETERS)
+
+    def grammar(self):
+        return (
+            self.format.grammar(schemas(self.tools), self.config.thinking) if self.edits else None
+        )
+
+
+class Answers(Constrained):
+    edits = False
+
+
+class Deletes(Constrained):
+    tools = ("delete_memory",)
+
+
+def test_agents_that_one_grammar_does_not_fit_are_refused(codec):
+    def of(*kinds):
+        return grammar_of([tiny.agent(k) if isinstance(k, str) else k() for k in kinds], codec)
+
+    assert of(Constrained) == of("full", Answers, Constrained) == Format().grammar(schemas())
+    for kinds in (["full"], ["memagent", "bm25"], [Answers]):
+        with pytest.raises(UserError, match="calls tools: leave --grammar out"):
+            of(*kinds)
+    for kinds in ([Constrained, "memagent"], [Constrained, Deletes]):
+        with pytest.raises(UserError, match="evaluate them apart"):
+            of(*kinds)
+    for other in ({}, {"engine": "extractive"}, {"engine": "vllm", "endpoint": ("http://h",)}):
+        with pytest.raises(UserError, match="--engine vllm"):
+            EvalConfig(grammar=True, **other)
+
+
+def test_an_evaluation_with_a_grammar_has_no_call_that_cannot_be_read(tmp_path, enforcer):
+    counts = {}
+    for grammar in (False, True):
+        config = EvalConfig(
+            name=f"grammar {grammar}",
+            runs=str(tmp_path),
+            model=str(keeper.WEIGHTS),
+            engine="vllm",
+            grammar=grammar,
+            kv_gib=0.1,
+            data=("ledger",),
+            lengths=(6,),
+            n=4,
+            temperatures=(2.0,),
+            agents=("memupdate",),
+        )
+        reader = Constrained(keeper.agent(call_tokens=60).config)
+        folder = run_suite(config, {"memupdate": reader})
+        rows = [*map(json.loads, (folder / "rows.jsonl").open())]
+        assert len(rows) == 4 and not any(row["error"] for row in rows)
+        counts[grammar] = sum((Counter(row["counts"]) for row in rows), Counter())
+    assert counts[False]["error_unreadable"] and counts[True]["valid_calls"] >= 3
+    assert not {"error_unreadable", "error_unknown_tool"} & counts[True].keys()
+
+
+# ---------------------------------------------------------------- the agent with a store
+
+
+def episodes(engine, **settings):
+    """Run episodes of the agent that keeps a store, greedily; return them as plain data.
+
+    Of each turn: what was read and written, and why it ended; then the store with its journal, and
+    the probes' answers.
+    """
+    agent = keeper.agent(**settings)
+    jobs = [(ledger.make_ledger(seed, 6, n_people=4), 0) for seed in range(3)]
+    with engine.awake():
+        done = sorted(rollout(engine, agent, jobs, Sampling(0.0)), key=lambda t: t.task.id)
+    assert not any(t.error for t in done)
+    for trajectory in done:
+        phases = [turn.notes.phase for turn in trajectory.turns]
+        assert phases.count("edit") >= 6 and phases.count("probe") >= 4
+        (last,) = (turn.notes for turn in trajectory.turns if turn.notes.store)
+        assert sum(op["ok"] for t in trajectory.turns for op in t.notes.ops) >= 2
+        yield (
+            [(t.prompt_ids, t.response_ids, t.finish, t.prompt.frozen) for t in trajectory.turns],
+            last.store,
+            last.answers,
+        )
+
+
+SETTINGS = ({}, {"history": "append", "max_turns": 2})  # each turn by itself, one growing chat
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The episodes through our own engine."""
+    codec, policy = Codec.load(keeper.WEIGHTS), load_model(keeper.WEIGHTS, "float32", "cpu")
+    return [[*episodes(TransformersEngine(policy, codec), **more)] for more in SETTINGS]
+
+
+def test_a_store_is_edited_alike_by_the_engine_in_this_process(expected):
+    codec = Codec.load(keeper.WEIGHTS)
+    engine = ColocatedEngine(keeper.WEIGHTS, codec, 2048, kv_gib=0.1)
+    try:
+        assert [[*episodes(engine, **more)] for more in SETTINGS] == expected
+    finally:
+        engine.close()
+
+
+def test_a_store_is_edited_alike_by_a_server_of_vllm(expected, tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn", reason="vLLM's server is not installed here: make test-vllm")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(endpoint, "READY_S", 300)
+    monkeypatch.setattr("config.options.EMBEDDED", keeper.WEIGHTS)  # what start_vllm serves
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Path(tmp_path / "vllm.log").open("wb") as log:
+        process = start_vllm(port, log)
+        try:
+            codec = Codec.load(keeper.WEIGHTS)
+            engine = endpoint.EndpointEngine(f"http://127.0.0.1:{port}/v1", "", codec)
+            assert [[*episodes(engine, **more)] for more in SETTINGS] == expected
+            engine.close()
+        finally:
+            kill(process)
 
 
 def test_grpo_learns_as_fast_with_it_and_every_step_proves_the_sync(tmp_path):

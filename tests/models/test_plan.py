@@ -16,6 +16,7 @@ from models.plan import (
     SIZES_GIB,
     Geometry,
     activations_gib,
+    answerer_gib,
     geometry,
     longest_section,
     plan,
@@ -53,6 +54,18 @@ def test_sizes_are_those_of_the_model_that_is_loaded():
     assert sum(p.numel() for p in matrices) == g.linear + g.embedding
     adapted = with_lora(model, GRPOConfig(lora_rank=4))
     assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == g.adapter(4)
+
+
+def test_a_model_that_answers_beside_vllm_takes_its_part_of_both_phases():
+    """Adapters of 4 billion weights and another such model: a card of 24 GiB holds one of them."""
+    beside = answerer_gib(FOUR)
+    assert beside > 2 * FOUR.weights / 2**30
+    alone, both = (plan(FOUR, "lora", 80, 1, GRPO, AGENT, taken) for taken in (0.0, beside))
+    assert (both.sleep, both.turns, both.fits) == (alone.sleep, alone.turns, True)
+    assert both.rollout - alone.rollout == pytest.approx(beside)
+    assert both.update - alone.update == pytest.approx(beside)
+    assert plan(FOUR, "qlora", 24, 1, GRPO, AGENT).fits
+    assert not plan(FOUR, "qlora", 24, 1, GRPO, AGENT, beside).fits
 
 
 def test_a_model_of_unknown_size_is_one_sentence(tmp_path):

@@ -1,13 +1,22 @@
 """Episodes: generated ledgers, conversations as training tasks, and their questions."""
 
-import pytest
-from test_locomo import sample, write
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
 
+import pytest
+from test_locomo import question, sample, write
+from typer.testing import CliRunner
+
+import cli
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig, TrainConfig
 from tasks import episodes, ledger, worlds
 from tasks.conversations import Probe
-from tasks.locomo_score import official_score
+from tasks.locomo_score import mem0_f1, official_score
 from tasks.sources import training_tasks, validation_tasks
 from tasks.suites import columns_of
 
@@ -90,6 +99,121 @@ def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
     assert len(few[0].make()) == 5  # one of each kind
 
 
+def asked(path, **settings):
+    """Return the tasks of an evaluation by their ids."""
+    (column,) = columns_of(
+        EvalConfig(suite="locomo", data=(str(path),), n=1000, **settings), lambda: None
+    )[1]
+    return {task.id: task for task in column.make()}
+
+
+def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
+    official, mem0 = asked(path), asked(path, metric="mem0")
+    assert {*mem0} == {name for name, task in official.items() if task.asked.category != 5}
+    assert {task.kind for task in mem0.values()} == {
+        "1 multi-hop, mem0 F1", "2 temporal, mem0 F1", "3 open-domain, mem0 F1",
+        "4 single-hop, mem0 F1",
+    }  # fmt: skip
+    assert {task.kind.partition(", ")[2] for task in official.values()} == {"official metric"}
+    for task in mem0.values():
+        for said in (task.answers[0], "a pear, the plums", ""):
+            assert task.score(said) == mem0_f1(said, task.asked)
+    differ = [n for n, t in mem0.items() if t.score("the pear") != official[n].score("the pear")]
+    assert differ  # stems and articles
+    with pytest.raises(UserError, match="metric means nothing to the suite longmemeval"):
+        EvalConfig(suite="longmemeval", metric="mem0")
+
+
+def test_what_decides_a_score_decides_which_rows_are_found(path):
+    """The metric, the evidence, and what a store begins with."""
+    first = asked(path)
+    again = asked(path)
+    mem0 = asked(path, metric="mem0")
+    events = asked(path, source_split="events")
+    for name, task in first.items():
+        assert task.digest == again[name].digest != events[name].digest
+        assert task.document_digest == events[name].document_digest
+        assert name not in mem0 or task.digest != mem0[name].digest
+    samples = [sample("conv-26"), sample("conv-30")]
+    samples[0]["qa"][0]["evidence"] = ["D1:2"]
+    moved = asked(write(path, samples))
+    assert [n for n in first if first[n].digest != moved[n].digest] == ["conv-26-q1"]
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """Leave the page out: its plots take longer than all the rows."""
+    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
+
+
+def evaluated(path, name, *more):
+    """Evaluate two agents without a model, as a user does; return what was said and the rows."""
+    words = f"eval --suite locomo --data {path} --engine extractive --agents bm25,newest --n 1000"
+    words += f" --temperatures 0 --runs {path.parent} --name {name}"
+    done = CliRunner().invoke(cli.app, [*words.split(), *more])
+    if done.exception:
+        raise done.exception
+    lines = (path.parent / name / "rows.jsonl").read_text().splitlines()
+    return done.output, [json.loads(line) for line in lines]
+
+
+def test_rows_of_one_metric_are_never_taken_for_the_others(path, no_report):
+    """In one folder: each call finds its own rows, and its summary has no others."""
+    n = {"official": 32, "mem0": 24}  # 2 agents, 2 conversations of 8 questions, 2 of category 5
+    summaries, made = {}, 0
+    for metric in ("official", "mem0", "official"):
+        said, rows = evaluated(path, "e", "--metric", metric)
+        made += n[metric] if metric not in summaries else 0
+        assert len(rows) == made
+        heading = {"official": "4 single-hop, official metric", "mem0": "4 single-hop, mem0 F1"}
+        assert [name for name, words in heading.items() if words in said] == [metric]
+        summary = json.loads((path.parent / "e" / "summary.json").read_text())
+        assert sum(cell["n"] for cell in summary["cells"]) == n[metric]
+        assert summaries.setdefault(metric, summary["cells"]) == summary["cells"]
+
+
+def test_killed_by_sigkill_and_called_again_there_are_the_rows_of_an_undisturbed_run(
+    tmp_path, no_report
+):
+    samples = [sample("made-1"), sample("made-2", ("Cy", "Di"))]
+    for made in samples:
+        made["qa"] = [
+            question(k % 4 + 1, answer=f"pears {k}", evidence=[f"D{k % 2 + 1}:1"]) | {
+                "question": f"What line has number {k}?"
+            }
+            for k in range(60)
+        ]  # fmt: skip
+    path = write(tmp_path / "made.json", samples)
+    rows = tmp_path / "killed" / "rows.jsonl"
+    child = os.fork()
+    if not child:
+        try:
+            with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+                evaluated(path, "killed")
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (
+        not rows.exists() or rows.read_bytes().count(b"\n") < 25
+    ):
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    before = rows.read_bytes()
+    assert 25 <= before.count(b"\n") < 240  # in the middle
+    whole_of = {
+        name: sorted(
+            json.dumps({k: v for k, v in row.items() if k not in ("seconds", "mib", "counts")}
+                       | {"counts": {k: v for k, v in row.get("counts", {}).items()
+                                     if not k.endswith("_s")}}, sort_keys=True)
+            for row in evaluated(path, name)[1]
+        )
+        for name in ("killed", "whole")
+    }  # fmt: skip
+    assert len(whole_of["whole"]) == 240 and whole_of["killed"] == whole_of["whole"]
+    assert rows.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # none was made anew
+
+
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
     source = f"locomo:{path}#memory-r1/train/observations"
     tasks = episodes.ConversationTasks(source, (1, 2), seed=0)
@@ -101,6 +225,24 @@ def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(pa
                 assert task.probes and all({*p.sessions} <= shown for p in task.probes)
                 assert not any(p.abstains for p in task.probes)
                 assert all(m.session in shown for m in task.memories)
+
+
+def test_categories_without_a_question_are_said_at_the_start(path, capsys):
+    """Of two sessions there is a question of each category but 3, whose evidence is not named."""
+    episodes.ConversationTasks(f"locomo:{path}", (1, 3), seed=0)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"locomo:{path}: no question of 3 open-domain is about 3 sessions in")
+    episodes.ConversationTasks(f"locomo:{path}", (1,), seed=0)
+    assert "no question of 1 multi-hop, 3 open-domain is about 1 " in capsys.readouterr().out
+    samples = [sample("made-1"), sample("made-2")]
+    samples[1]["qa"][2]["evidence"] = ["D2:1"]
+    episodes.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
+    assert not capsys.readouterr().out
+    for made in samples:
+        made["qa"] = [asked for asked in made["qa"] if asked["category"] in (3, 5)]
+    del samples[1]["qa"][0]
+    with pytest.raises(UserError, match="no question is about 2 sessions in a row"):
+        episodes.ConversationTasks(f"locomo:{write(path, samples)}", (2,), seed=0)
 
 
 @pytest.mark.parametrize(

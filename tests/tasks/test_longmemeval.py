@@ -8,9 +8,11 @@ import pytest
 from test_locomo import MISSING, write
 
 from config.errors import UserError
+from config.options import EvalConfig
 from tasks.conversations import Memory, Utterance
 from tasks.locomo_score import evidence_recall, official_score
 from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
+from tasks.suites import columns_of
 
 
 def user(text: str, **other) -> dict:
@@ -95,14 +97,34 @@ def test_evidence_without_marks_is_the_session_and_without_a_session_its_id(load
     assert evidence_recall(["D4:1"], probe.evidence) == pytest.approx(1 / 3)
 
 
-def test_abstention_is_a_kind_of_its_own(load):
+def test_abstention_is_a_kind_of_its_own_beside_each_type_of_question(load):
     gold = "You did not tell how many plums."
     (conversation,) = load(asked("q1_abs", answer=gold, answer_session_ids=[]))
     (probe,) = conversation.probes
-    assert probe.abstains and probe.kind == ABSTENTION and probe.answers == (gold,)
+    assert probe.abstains and probe.kind == f"knowledge-update, {ABSTENTION}"
+    assert probe.answers == (gold,)
     assert probe.evidence == ()
     assert official_score("It was not mentioned.", probe) == 1
     assert official_score("7", probe) == 0
+
+
+def test_types_and_abstention_are_reported_apart(tmp_path):
+    """And with --n 1 one question of each is asked."""
+    types = ["knowledge-update", "multi-session"]
+    made = [
+        asked(f"q{k}{end}", question_type=name)
+        for k, name in enumerate(2 * types)
+        for end in ("", "_abs")
+    ]
+    path = write(tmp_path / "made.json", made)
+    config = EvalConfig(suite="longmemeval", data=(str(path),), n=1)
+    _, (column,) = columns_of(config, lambda: None)
+    assert [(task.id, task.kind) for task in column.make()] == [
+        ("q0", "knowledge-update, word F1"),
+        ("q0_abs", "knowledge-update, abstention, word F1"),
+        ("q1", "multi-session, word F1"),
+        ("q1_abs", "multi-session, abstention, word F1"),
+    ]
 
 
 def test_turns_are_memories_unless_they_are_blank(load):

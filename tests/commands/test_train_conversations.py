@@ -1,0 +1,140 @@
+"""One step of GRPO on conversations, from the file to the journal, with a tiny random policy.
+
+Its tokenizer reads any text, byte by byte, and has some whole calls as single tokens, so that a
+policy that knows nothing calls tools all the same.
+"""
+
+import csv
+import gzip
+import json
+import math
+
+import pytest
+from conftest import random_policy
+from test_locomo import LOCOMO, question, sample, write
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import cli
+from agents.store import Store
+from tokens.codec import Codec
+
+PARTS = {
+    "score_before", "score_after", "valid", "delta", "format", "size", "compression", "reward",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Leave the page out: its plots take longer than the step."""
+    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
+
+
+def calls() -> list[str]:
+    """Return calls that a tiny policy has in its vocabulary."""
+
+    def call(name, **arguments):
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+    create = [call("manage_memory", operation="create", content=f"Fact {k}.") for k in range(40)]
+    delete = [call("delete_memory", memory_id=f"m{k}") for k in range(1, 9)]
+    return [*create, *delete, call("search_memory", query="pears")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a random policy, a chat template with roles and tools, and Hermes calls."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: k for k, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.add_tokens(calls())
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+        '{# <tool_call>{"name": "n", "arguments": {}}</tool_call> #}'
+    )
+    folder = tmp_path_factory.mktemp("model")
+    random_policy(Codec(tokenizer), window=16384).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def step(model, source, tmp_path, *more):
+    """Do one step of `train`; return its metrics and recorded trajectories."""
+    small = (
+        "--agent memupdate --steps 1 --tasks-per-step 1 --group-size 4 --lengths 1 --kl 0 "
+        "--keep-checkpoints 0 --device cpu --max-turns 2 --call-tokens 12 --final-tokens 4 "
+        "--chunk-tokens 4096 --name a"
+    )
+    words = ["train", "--model", str(model), "--data", source, "--runs", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, [*words, *small.split(), *more])
+    if done.exception:
+        raise done.exception
+    with (tmp_path / "a" / "metrics.csv").open(newline="") as file:
+        (metrics,) = csv.DictReader(file)
+    with gzip.open(tmp_path / "a" / "trajectories.jsonl.gz", "rt") as file:
+        return metrics, [json.loads(line) for line in file]
+
+
+def check(metrics, records, start):
+    """Check a step: numbers, the parts of every reward, and journals that give the store again.
+
+    start: entries of the store before the first turn.
+    """
+    assert math.isfinite(float(metrics["loss"])) and float(metrics["grad_norm"]) > 0
+    assert float(metrics["failed"]) == 0 and int(metrics["trained_rows"]) > 0
+    assert len(records) == 4 and len({record["reward"] for record in records}) > 1
+    for record in records:
+        edits = [turn for turn in record["turns"] if turn["notes"]["phase"] == "edit"]
+        parts = edits[-1]["notes"]["parts"]
+        assert PARTS <= parts.keys() and all(map(math.isfinite, parts.values()))
+        assert parts["reward"] == record["reward"]
+        assert parts["reward"] == pytest.approx(
+            sum(parts[name] for name in ("delta", "format", "size", "compression"))
+        )
+        done = [op for turn in edits for op in turn["notes"]["ops"]]
+        store = Store.from_lines(edits[-1]["notes"]["store"], "the record")
+        assert [(op.tool, op.ok) for op in store.journal] == [(op["tool"], op["ok"]) for op in done]
+        assert len(store.at(0)) == start
+        assert len(store.snapshot()) == edits[-1]["notes"]["entries"]
+    assert any(op["ok"] for record in records for turn in record["turns"]
+               for op in turn["notes"]["ops"])  # fmt: skip
+
+
+def made(tmp_path):
+    """Write conversations of LoCoMo's form, of which conv-26 trains."""
+    samples = [sample("conv-26"), sample("conv-30")]
+    for each in samples:
+        each["qa"] = [
+            question(k % 4 + 1, answer="pears", evidence=[f"D{k // 4 + 1}:1"]) for k in range(8)
+        ]
+    return write(tmp_path / "made.json", samples)
+
+
+BUILD = "--history bounded --memory-budget 2".split()
+REFINE = "--mode refine --history append".split()
+
+
+def test_a_step_on_generated_conversations(model, tmp_path):
+    source = f"locomo:{made(tmp_path)}#memory-r1/train/observations"
+    check(*step(model, source, tmp_path, *BUILD), start=0)
+
+
+@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
+def test_a_step_on_conv_26(model, tmp_path):
+    """Session 1, which seed 9 draws, and four probes about it."""
+    source = f"locomo:{LOCOMO}#memory-r1/train/observations"
+    check(*step(model, source, tmp_path, "--seed", "9", *BUILD), start=0)
+
+
+@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
+def test_a_step_on_the_observations_of_conv_26_in_one_growing_chat(model, tmp_path):
+    source = f"locomo:{LOCOMO}#memory-r1/train/observations"
+    check(*step(model, source, tmp_path, "--seed", "9", *REFINE), start=7)

@@ -1,0 +1,437 @@
+"""What agents count, as tables and curves: of an evaluation, and of a training's two ends."""
+
+import csv
+import gzip
+import io
+import json
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from test_page import HOSTILE, METRICS_CSV, Page, folder_of, record, row
+
+from agents import find
+from data import Task
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from report import page as report_page
+from report import runlog
+from report.counted import counted, ends_of, pooled
+from report.page import write_report
+from report.reading import Reading
+from report.records import record_turn, step_records
+from report.summary import cells, csv_of, markdown_of, summarise, table
+from report.transcripts import render_trajectory, steps_of, transcript
+from tokens.codec import Text
+
+
+@dataclass
+class Notes:
+    counts: dict
+
+
+class Clerk(Agent):
+    """Counts what its notes say, and shows its tables."""
+
+    name = "clerk"
+    keeps = True
+    rates = {"done": ("done", "turns"), "search_s": ("search_s", "searches")}
+    tallies = {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"}
+    curves = {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")}
+
+    def count(self, task, turn):
+        return turn.notes.counts if turn.notes else {}
+
+    def table(self, turn):
+        return turn["notes"]["rows"] if turn.get("notes") else ()
+
+
+COUNTS = [
+    {"op_store_it": 1, "op_find": 3, "stop_done": 1, "size_1": 10, "sizes_1": 1, "sizes_x": 9},
+    {"op_find": 4, "op_store_it": 0, "size_1": 20, "sizes_1": 1, "size_10": 9, "sizes_10": 2},
+]
+
+
+def test_counts_become_tallies_and_curves():
+    assert counted(COUNTS, Clerk()) == {
+        "episodes": 2,
+        "tallies": {"Work by tool": {"find": 7, "store_it": 1}, "Why it ended": {"done": 1}},
+        "curves": {"Size after a session": {"at": [1, 10], "mean": [15, 4.5], "n": [2, 1 + 1]}},
+    }
+    assert counted([{"updates": 3}, {"op_find": 0}], Clerk()) == {}
+    assert counted(COUNTS, Agent()) == counted(COUNTS, None) == counted([], Clerk()) == {}
+
+
+def test_curves_of_several_kinds_of_question_are_weighed_by_what_was_added():
+    one, two = ({"at": [1, 2], "mean": [10, 40], "n": [1, 1]}, {"at": [1], "mean": [20], "n": [3]})
+    assert pooled([one, two]) == [(1, 17.5), (2, 40.0)] and pooled([]) == []
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def asked(id, kind="one", counts=None, read=0, **costs):
+    """Return a row of the clerk; read: sections that it has read itself."""
+    counts = {"counts": counts} if counts else {}
+    return row("clerk", kind, id=id, sections=read, needed=0, **costs) | counts
+
+
+def reading(k):
+    work = COUNTS[k] | {"searches": 2, "search_s": 0.003, "turns": 4, "done": 3}
+    return asked(f"r{k}", counts=work, read=4, tokens_read=1000, model_calls=5.0, seconds=8.0)
+
+
+# two documents are read for a question of the first kind; of six questions two wait for nothing
+SHARED = [
+    reading(0),
+    reading(1),
+    *(
+        asked(f"l{k}", kind, {"searches": 1, "search_s": 0.001}, tokens_read=10, model_calls=1.0)
+        for k, kind in enumerate(("one", "one", "two", "two"))
+    ),
+    row("plain", "one", id="r0", sections=3, tokens_read=70, model_calls=4.0),
+    row("plain", "two", id="l2", sections=3, tokens_read=50, model_calls=2.0),
+]
+AGENTS = {"clerk": Clerk(), "plain": Agent()}
+
+
+def test_who_read_the_document_paid_for_it():
+    summary = summarise(SHARED, "sessions", agents=AGENTS)
+    one, two, plain, _ = (record for _, record in cells(summary))
+    assert (one["episodes"], one["tokens_read"], one["model_calls"]) == (2, 505, 3)
+    costs = {"tokens_written": 0, "seconds": 8.0}
+    assert one["first"] == costs | {"n": 2, "tokens_read": 1000, "model_calls": 5}
+    assert one["later"] == costs | {"n": 2, "tokens_read": 10, "model_calls": 1, "seconds": 0}
+    assert "first" not in two and two["later"]["n"] == 2 and "tallies" not in two
+    assert one["search_ms"] == round(8 / 6, 4) and two["search_ms"] == 1
+    assert not {"first", "later", "search_ms", "episodes", "tallies"} & plain.keys()
+    alone = summarise([reading(0), reading(1)], agents=AGENTS)["cells"][0]
+    assert "first" not in alone and "later" not in alone  # nothing was shared
+
+
+def test_what_a_question_costs_stands_in_a_second_table():
+    summary = summarise(SHARED, "sessions", agents=AGENTS)
+    lines = markdown_of(summary).splitlines()
+    head = "| question | agent | T | sessions | sub_em % | n | tokens read | tokens written "
+    assert head + "| model calls | seconds | ms a search |" in lines
+    for line in (
+        "| one | clerk | 1.0 | 4 | 100.0 | 4 | 505 | 0 | 3.0 | 4.00 | 1.33 |",
+        "| one | clerk, first of a document | 1.0 | 4 |  | 2 | 1,000 | 0 | 5.0 | 8.00 |  |",
+        "| one | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 | 1.0 | 0.00 |  |",
+        "| two | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 | 1.0 | 0.00 |  |",
+        "| one | plain | 1.0 | 4 | 100.0 | 1 | 70 | 0 | 4.0 | 0.00 |  |",
+        "| all kinds together | clerk | 1.0 | 4 |  | 6 | 340 | 0 | 2.3 | 2.67 |  |",
+        "| all kinds together | plain | 1.0 | 4 |  | 2 | 60 | 0 | 3.0 | 0.00 |  |",
+    ):
+        assert lines.count(line) == 1, line
+    assert sum("pays for reading it" in line for line in lines) == 1
+    first = next(csv.DictReader(io.StringIO(csv_of(summary))))
+    named = {"search_ms": "1.3333", "first_n": "2", "first_tokens_read": "1000.0", "later_n": "2"}
+    assert first == first | named | {"later_model_calls": "1.0", "model_calls": "3.0"}
+    usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
+    assert "search" not in csv_of(usual) and "first" not in csv_of(usual)
+    for word in ("search", "pays for", "all kinds"):
+        assert word not in markdown_of(usual)
+    older = [{k: v for k, v in row.items() if k != "model_calls"} for row in SHARED]
+    line = "| one | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 |  | 0.00 |  |"
+    assert line in markdown_of(summarise(older, "sessions", agents=AGENTS))
+
+
+def test_the_terminals_table_is_as_wide_as_ever():
+    def shown(agents):
+        console = Console(width=200, file=io.StringIO())
+        console.print(table(summarise(SHARED, agents=agents)))
+        return console.file.getvalue()
+
+    assert shown(AGENTS) == shown(None)
+
+
+class Tables(HTMLParser):
+    """Collect the tables of a page: caption -> rows of cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.rows, self.caption = {}, [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "table":
+            self.rows, self.caption = [], ""
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+        elif tag == "small" and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += " "
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self.tables[self.caption] = self.rows
+            self.rows, self.caption = [], None
+
+    def handle_data(self, data):
+        if self.rows:
+            self.rows[-1][-1] += data
+        elif self.caption is not None:
+            self.caption += data
+
+
+def shown(summary, *sections):
+    """Return sections of the page, without those that are left out."""
+    made = [section(summary) for section in sections]
+    html = "".join(section.html() for section in made if section.body)
+    assert Page(html)
+    return html
+
+
+def test_the_report_lists_counts_by_episode_and_share():
+    summary = summarise(SHARED, "sessions", agents=AGENTS)
+    text = shown(summary, report_page._counted, report_page._cost)
+    tables = Tables(text).tables
+    # of 2 episodes; the later questions have read nothing, and the plain agent lists nothing
+    assert tables["Work by tool"] == [
+        ["agent, question", "sessions", "temp.", "episodes", "find", "store it"],
+        ["clerk, one", "4", "1.0", "2", "3.50 88 %", "0.50 12 %"],
+    ]
+    assert tables["Why it ended"][1] == ["clerk, one", "4", "1.0", "2", "0.50 100 %"]
+    assert "Nothing" not in tables
+    assert tables["what agents count of their turns"][0][3:] == ["done"]  # and no seconds
+    cost = tables["one, by sessions"]
+    assert cost[1][2].startswith(
+        "1.000 505 tokens read, 0 written, 3.0 model calls, 4.00 s 1.33 ms"
+    )
+    assert "first of a document, n 2: 1,000 tokens read" in cost[1][2]
+    assert tables["all kinds together, by sessions"][1][2].startswith(" 340 tokens read")
+    assert "pays for reading it" in text and "a right answer" not in cost[1][2]
+    assert "70 tokens, 0.00 s a right answer" in cost[2][2]
+    usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
+    words = shown(usual, report_page._counted, report_page._cost, report_page._curves)
+    for word in ("What the agents did", "Along an episode", "pays for", "ms a search"):
+        assert word not in words
+
+
+def test_a_count_may_be_called_anything():
+    class Hostile(Agent):
+        tallies = {HOSTILE: "op_"}
+        curves = {HOSTILE: ("a", "b")}
+
+    name = HOSTILE.replace("_", "")
+    rows = [row("x", counts={f"op_{name}": 2, "a1": 1, "b1": 1}, sections=1)]
+    summary = summarise(rows, agents={"x": Hostile()})
+    text = shown(summary, report_page._counted, report_page._curves)
+    assert "<script>" not in text and text.count("&lt;script&gt;") >= 3
+
+
+def heights(svg):
+    """Return, of every drawn line with markers, the heights of its points in the picture."""
+    return [
+        [float(y) for y in re.findall(r'<use [^>]*? y="([\d.]+)"', part)]
+        for part in re.findall(r"<g clip-path.*?</g>", svg, re.S)
+    ]
+
+
+def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_length():
+    def at(agent, size, temperature="1.0", length=8, kind="one"):
+        counts = {"size_1": size, "sizes_1": 1, "size_2": 2 * size, "sizes_2": 1}
+        return row(agent, kind, temperature, length, counts=counts, sections=2)
+
+    rows = [
+        at("a", 10), at("a", 30, kind="two"), at("b", 10), at("b", 90, "0.0"), at("b", 90, length=4)
+    ]  # fmt: skip
+    agents = {"a": Clerk(), "b": Clerk()}
+    summary = summarise(rows, "sessions", agents=agents)
+    svg = shown(summary, report_page._curves)
+    assert "8 sessions, temperature 1.0." in svg[: svg.index("<svg")]
+    assert svg.count("<svg") == 1
+    one, two = heights(svg)
+    # a: (10 + 30) / 2, then twice that; b: 10 and 20; heights are counted from above
+    assert one[0] - one[1] == pytest.approx(2 * (two[0] - two[1]), rel=1e-3)
+    assert one[0] == pytest.approx(two[1], abs=0.01)
+    assert "var(--c0)" in svg and "var(--c1)" in svg  # a colour each
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert labels[:2] == ["1", "2"] and labels[-3:] == ["Size after a session", "a", "b"]
+    record = next(record for _, record in cells(json.loads(json.dumps(summary))))
+    assert record["curves"] == {
+        "Size after a session": {"at": [1, 2], "mean": [90, 180], "n": [1, 1]}
+    }
+
+
+# ---------------------------------------------------------------- a training
+
+
+def trajectory(step, sample, agent=Clerk, **counts):
+    task = Task(f"t{step}", "", (), text="x", kind="sessions")
+    turns = [
+        Turn(Prompt((), 4, section="s", memory="m"), [1], [2], [-1.0], Finish.STOP, Text("r", ()))
+        for _ in counts
+    ]
+    for turn, (name, n) in zip(turns, counts.items(), strict=True):
+        turn.notes = Notes({name: n, "turns": 1})
+    return Trajectory(task, turns, sample, 0.5)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return the folder of a training that recorded the steps 0, 5 and 10 on two ranks."""
+    monkeypatch.setitem(find._LOADED, "clerk", Clerk)
+    folder = folder_of(tmp_path / "run", [], metrics=METRICS_CSV)
+    writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
+    for step, finds in ((0, 1), (5, 50), (10, 3)):
+        for rank in range(2):
+            counts = dict(op_find=finds + rank, op_store_it=1, size_1=finds, sizes_1=1)
+            ours = [trajectory(step, 2 * rank + k, **counts) for k in range(2)]
+            writer.write([runlog.packed(ours, Clerk(), step, 1.0)])
+    return folder
+
+
+def members(path):
+    """Return the gzip members of a file."""
+    data = path.read_bytes()
+    starts = [m.start() for m in re.finditer(re.escape(b"\x1f\x8b\x08\0\0\0\0\0"), data)]
+    return [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
+
+
+def test_the_first_and_the_last_recorded_step_are_read_and_no_other(run):
+    path = run / "trajectories.jsonl.gz"
+
+    def ids(last):
+        return [(r["step"], r["sample"]) for r in step_records(run, last)]
+
+    first, last = [(0, k) for k in range(4)], [(10, k) for k in range(4)]
+    assert (ids(False), ids(True)) == (first, last)
+    parts = members(path)
+    assert len(parts) == 6
+    # neither the middle nor what is torn at the end is looked at
+    path.write_bytes(b"".join([*parts[:2], gzip.compress(b"}{", mtime=0), *parts[4:]]))
+    assert ids(True) == last
+    path.write_bytes(b"".join(parts[:5]) + parts[5][:30])
+    assert ids(True) == last[:2]
+    path.write_bytes(b"".join(parts[:4]) + parts[4][:12])
+    assert ids(True) == [(5, k) for k in range(4)]
+    path.write_bytes(parts[0])
+    assert ids(True) == ids(False) == first[:2]
+    for nothing in (b"", b"torn", parts[0][:20]):
+        path.write_bytes(nothing)
+        assert ids(True) == ids(False) == []
+    path.unlink()
+    assert ids(True) == []
+
+
+def test_a_training_lists_its_ends_side_by_side(run):
+    ends = ends_of(run)
+    tally = {"find": 2 * (1 + 2), "store_it": 4}
+    assert ends[0] == {
+        "step": 0,
+        "episodes": 4,
+        "tallies": {"Work by tool": tally},
+        "curves": {"Size after a session": {"at": [1], "mean": [1], "n": [4]}},
+    }
+    assert [end["step"] for end in ends] == [0, 10]
+    with (run / "metrics.csv").open("w") as file:
+        file.write("step,level,reward,step_s,read_tokens,written_tokens\n")
+        file.writelines(f"{i},{i // 10},0.5,1,1,1\n" for i in range(12))
+    summary = runlog.summary(run)
+    assert [end["level"] for end in summary["ends"]] == ["0", "1"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "metrics.csv").unlink()  # which would be drawn
+    html = write_report(run).read_text()
+    text = Page(html).text
+    assert Tables(html).tables["Work by tool"] == [
+        ["", "", "episodes", "find", "store it"],
+        ["at first, step 0", "", "4", "1.50 60 %", "1.00 40 %"],
+        ["at last, step 10", "", "4", "3.50 78 %", "1.00 22 %"],
+    ]
+    assert "longer documents between the two" in text and "Along an episode" in text
+    # one transcript a task, named by its id where the question is hidden
+    assert text.count("reward 0.5 t10") == 1 and "t5" not in text and "t0 " not in text
+
+
+def test_an_agent_that_lists_nothing_has_records_as_before(run):
+    path = run / "trajectories.jsonl.gz"
+    path.write_bytes(runlog.packed([trajectory(0, 0, a=1)], Agent(), 0))
+    assert "counts" not in next(step_records(run)) and ends_of(run) == []
+    path.write_bytes(runlog.packed([trajectory(0, 0, op_find=1)], Clerk(), 0))
+    assert [end["step"] for end in ends_of(run)] == [0]
+    del find._LOADED["clerk"]  # of a file that nobody has loaded
+    assert ends_of(run) == []
+
+
+# ---------------------------------------------------------------- one trajectory
+
+
+def episode(rows):
+    """Return a training's record: three sections, two questions aside, no answer."""
+    made = record(["", "one", "one two", "context", "context", "answer"], "", 0.25, step=7)
+    made |= {"agent": "clerk", "question": "", "answers": [], "answer": ""}
+    made["turns"] = made["turns"][:-1]
+    for turn in made["turns"][3:]:
+        turn |= {"frozen": True, "section": ""}
+    made["turns"][2] |= {"notes": {"rows": rows}, "response": "said"}
+    return made
+
+
+ROWS = [
+    {"question": "Where is Ida?", "after": ["Lima"], "found": ["[m1] Ida left.", HOSTILE]},
+    {"question": "Who?", "won": "+1"},
+]
+
+
+@pytest.fixture
+def clerk(monkeypatch):
+    monkeypatch.setitem(find._LOADED, "clerk", Clerk)
+
+
+def test_an_agents_table_is_drawn_cell_by_cell(clerk):
+    html = transcript(episode(ROWS), True)
+    columns = re.findall(r'<th scope="col">(.*?)</th>', html)
+    assert columns == ["question", "after", "found", "won"]  # by first appearance
+    rows = [re.findall(r"<td>(.*?)</td>", line, re.S) for line in html.split("<tr>")[2:]]
+    assert rows[0][:2] == ["<div>Where is Ida?</div>", "<div>Lima</div>"] and rows[0][3] == ""
+    assert rows[0][2].startswith("<div>[m1] Ida left.</div><div>$x_{$ &lt;script&gt;")
+    assert rows[1] == ["<div>Who?</div>", "", "", "<div>+1</div>"]
+    assert "<script" not in html
+    console = Console(width=1000, file=io.StringIO())
+    console.print(render_trajectory(episode(ROWS)))
+    said = console.file.getvalue()
+    assert "question  Where is Ida?\nafter  Lima\nfound  [m1] Ida left.\n    $x_{$ <script>" in said
+    assert "\x1b" not in said.replace("\x1b[0m", "")
+
+
+def test_a_table_that_cannot_be_made_is_left_out(clerk):
+    for damaged in (3, [3], [{"a": 3}]):
+        assert "<table" not in transcript(episode(damaged), True)
+    assert "<table" not in transcript(episode(ROWS) | {"agent": "another"}, True)
+    assert "<table" not in transcript(episode([]), True)
+
+
+def test_questions_aside_are_no_sections(clerk):
+    steps = steps_of(episode([]))
+    assert [step if isinstance(step, str) else step.number for step in steps] == [
+        1, 2, 3, "2 questions to the policy as it was before training left out",
+    ]  # fmt: skip
+    assert [step.after for step in steps[:3]] == ["one", "one two", "said"]  # not "context"
+    shown = transcript(episode([]), True)
+    assert "Section 3 of 3" in shown and '<span class="tag ">reward 0.25</span> a ' in shown
+    assert "<dt>reward</dt><dd>0.25</dd>" in shown and "<dt>answer</dt>" not in shown
+    mine = episode([]) | {"step": None, "question": "Where?"}  # of somebody's own
+    assert ">answered</span> Where?" in transcript(mine, True)
+    assert "<dt>reward" not in transcript(mine, True)
+    final = record(("", "one", "context"))
+    final["turns"][-1]["frozen"], final["turns"][1]["response"] = True, "two"
+    assert [step.after for step in steps_of(final)] == ["one", "two"]
+
+
+def test_a_row_counts_calls_and_the_memory_that_was_its_own():
+    reading = Reading(Task("a", "q?", ("Lima",), text="x"), Agent())
+    memories = [((1,) * n, frozen) for n, frozen in ((0, False), (3, False), (5, False), (2, True))]
+    for k, (ids, frozen) in enumerate(memories):
+        prompt = Prompt((), 4, final=k == 3, section="s", memory=Text("m" * len(ids), ids))
+        turn = Turn(prompt, [1] * 7, [2], [-1.0], Finish.STOP, Text("r", ()))
+        if frozen:
+            turn.prompt = Prompt((), 4, True, "", prompt.memory, frozen=True)
+        reading.add(turn)
+        assert record_turn(turn).get("frozen", False) == frozen
+    made = reading.row()
+    assert (made["model_calls"], made["sections"], made["tokens_read"]) == (4, 3, 28)
+    assert made["occupancy"] == [3, 5] and made["memory_most"] == 5  # not what was looked up
