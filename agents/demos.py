@@ -18,6 +18,7 @@ class Size:
     training: dict[str, dict]  # agent -> fields of GRPOConfig, over the preset demo
     lengths: dict[str, tuple[int, ...]]  # agent -> sections of its training documents
     questions: dict[int, int]
+    ablate: bool = False  # train the ablations too
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +41,6 @@ class Demo:
     baselines: tuple[str, ...] = ("full",)  # agents that answer with the untrained policy
     data: str = "world"  # what is read: generated documents, or ledger = generated sessions
     model: str = ""  # folder of the base policy in embedded/; "" = the usual one
-    # label -> settings with which the agent is trained once more, with the first seed
+    # label -> settings with which the agent is trained once more, with the first seed, in the sizes
+    # that ablate
     ablations: dict[str, dict] = field(default_factory=dict)

@@ -511,6 +511,11 @@ class Comparison:
         return self.agent, *self.demo.beside
 
     @property
+    def ablations(self) -> dict[str, dict]:
+        """Label -> settings, of the ablations of this size."""
+        return self.demo.ablations if self.size.ablate else {}
+
+    @property
     def seeds(self) -> range:
         return range(self.seed, self.seed + self.size.seeds)
 
@@ -560,7 +565,7 @@ class Comparison:
         """
         return [
             *(self.training(arm, seed, folder) for seed in self.seeds for arm in self.arms),
-            *(self.training(self.agent, self.seed, folder, name) for name in self.demo.ablations),
+            *(self.training(self.agent, self.seed, folder, name) for name in self.ablations),
         ]
 
     def training(self, arm: str, seed: int, folder: Path, ablation: str = "") -> Training:
@@ -576,7 +581,7 @@ class Comparison:
             keep_trajectories=5,
         )
         fields = self.size.training[arm] | {"seed": seed}
-        own = self.demo.ablations.get(ablation, {})
+        own = self.ablations.get(ablation, {})
         grpo, agent = find.resolve("demo", self.model, fields, own, arm)
         settings = asdict(agent.config)
         job = self.job(ablation or arm, arm, settings, folder, seed)
@@ -603,7 +608,7 @@ class Comparison:
     def agents(self) -> dict[str, Agent]:
         """Map the labels of rows to agents."""
         own = find.find(self.agent)()
-        labels = [*self.demo.variants, *self.demo.ablations]
+        labels = [*self.demo.variants, *self.ablations]
         agents: dict[str, Agent] = dict.fromkeys(labels, own)
         for arm in self.arms:
             agents |= dict.fromkeys((arm, f"untrained {arm}"), find.find(arm)())

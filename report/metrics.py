@@ -33,8 +33,10 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
     """
     trajectories = [t for group in groups for t in group.trajectories]
-    updates = [t for trajectory in trajectories for t in trajectory.turns if not t.prompt.final]
-    sampled = [lp for t in trajectories for turn in t.turns for lp in turn.logprobs]
+    # what a frozen policy answers is no part of the policy that is trained
+    own = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
+    updates = [turn for turn in own if not turn.prompt.final]
+    sampled = [lp for turn in own for lp in turn.logprobs]
     n = ranks.all_reduce_sum(
         {
             "trajectories": len(trajectories),

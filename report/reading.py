@@ -212,5 +212,6 @@ def row_of(
             "gold": list(task.gold),
             "depths": [round(depth, 4) for depth in task.depths],
         }
+        | (task.beside(scores.pred) if hasattr(task, "beside") else {})
         | reading.row()
     )

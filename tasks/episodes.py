@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from config.errors import UserError, clean
@@ -32,6 +32,8 @@ class Metric:
     name: str  # as it stands in tables
     score: Callable[[str, Probe], float]  # of a prediction, in [0, 1]
     leaves_out: tuple[int, ...] = ()  # categories that are not asked
+    # name of a column -> another number that is reported beside the score
+    beside: Mapping[str, Callable[[str, Probe], float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,6 +65,15 @@ class Episode(Task):
             return self.metric.score(prediction, probe)
         return same_answer(prediction, probe.answers)
 
+    def beside(self, prediction: str | None) -> dict[str, float]:
+        """Return what a metric reports beside the score of an answer to the question; often {}."""
+        if self.metric is None or self.asked is None:
+            return {}
+        return {
+            name: 0.0 if prediction is None else score(prediction, self.asked)
+            for name, score in self.metric.beside.items()
+        }
+
     @property
     def evidence(self) -> str | None:
         """Compose the utterances that hold the evidence of the question; None if unknown."""
@@ -90,7 +101,9 @@ def word_f1(prediction: str, probe: Probe) -> float:
 
 METRICS = {
     "official": Metric("official metric", locomo_score.official_score),
-    "mem0": Metric("mem0 F1", locomo_score.mem0_f1, leaves_out=(5,)),
+    "mem0": Metric(
+        "mem0 F1", locomo_score.mem0_f1, leaves_out=(5,), beside={"bleu1": locomo_score.mem0_bleu1}
+    ),
     "words": Metric("word F1", word_f1),
 }
 

@@ -16,7 +16,7 @@ from config.errors import UserError
 from config.options import EvalConfig, RunConfig, TrainConfig
 from tasks import episodes, ledger, worlds
 from tasks.conversations import Probe
-from tasks.locomo_score import mem0_f1, official_score
+from tasks.locomo_score import mem0_bleu1, mem0_f1, official_score
 from tasks.sources import training_tasks, validation_tasks
 from tasks.suites import columns_of
 
@@ -118,6 +118,9 @@ def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
     for task in mem0.values():
         for said in (task.answers[0], "a pear, the plums", ""):
             assert task.score(said) == mem0_f1(said, task.asked)
+            assert task.beside(said) == {"bleu1": mem0_bleu1(said, task.asked)}
+        assert task.beside(None) == {"bleu1": 0.0}
+    assert not any(task.beside("pears") for task in official.values())
     differ = [n for n, t in mem0.items() if t.score("the pear") != official[n].score("the pear")]
     assert differ  # stems and articles
     with pytest.raises(UserError, match="metric means nothing to the suite longmemeval"):
@@ -169,6 +172,8 @@ def test_rows_of_one_metric_are_never_taken_for_the_others(path, no_report):
         assert [name for name, words in heading.items() if words in said] == [metric]
         summary = json.loads((path.parent / "e" / "summary.json").read_text())
         assert sum(cell["n"] for cell in summary["cells"]) == n[metric]
+        # the other number of that metric stands beside it, in a column of its own
+        assert {"bleu1" in cell for cell in summary["cells"]} == {metric == "mem0"}
         assert summaries.setdefault(metric, summary["cells"]) == summary["cells"]
 
 
