@@ -187,7 +187,7 @@ ENTRY_TOKENS = 48  # of an entry in a prompt, for the window that a sampler rese
 
 
 # Chosen on the dev split (dev/LOG.md). Sessions grow after so many steps, whatever the reward.
-TRAINING = dict(steps=30, tasks_per_step=(6,), group_size=12, lr=4e-4, decay_from=0.5, kl=0.0,
+TRAINING = dict(steps=27, tasks_per_step=(6,), group_size=12, lr=4e-4, decay_from=0.5, kl=0.0,
                 temperature=(1.0,), normalisation="std", turns_per_trajectory=0, grow_at=0.0,
                 grow_steps=5)  # fmt: skip
 BRIEF = dict(steps=2, tasks_per_step=(2,), group_size=4, kl=0.0, temperature=(1.0,))
@@ -200,7 +200,7 @@ DEMO = Demo(
     about="dated sessions in which people arrive and move, with room for six entries",
     title="memagent: a store edited by tools",
     sizes={
-        "default": Size(3, {"memupdate": TRAINING}, LENGTHS, {12: 128, 24: 64}),
+        "default": Size(3, {"memupdate": TRAINING}, LENGTHS, {12: 128, 24: 32}),
         "long": Size(
             5, {"memupdate": TRAINING | {"steps": 50}}, LENGTHS, {12: 256, 24: 256}, ablate=True
         ),
