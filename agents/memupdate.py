@@ -44,8 +44,9 @@ BUILD = Wording(
     "You keep a store of memories about dated conversations. Questions will be asked later, and "
     "answered from the store alone. Below are a part of a session, the tools, what is stored, and "
     "your latest calls with their results. Call tools to add what may be asked for, to correct "
-    "what has changed and to delete what is no longer worth its place. When the store is as it "
-    "should be, answer without a call.",
+    "what has changed and to delete what is no longer worth its place. An update keeps the date "
+    "of its entry unless it gives another. When the store is as it should be, answer without a "
+    "call.",
     ("tools", "section", "memory", "state", "results"),
     cue="Your calls:",
     needs=("section", "memory"),

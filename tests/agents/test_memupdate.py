@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from embedded import keeper
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
 from grpo import GRPO, advantages_of, training_rows
-from memagent import Group
+from memagent import Finish, Group
 from models.logprobs import logprobs, pack
+from report.metrics import describe
 from rollout import Sampling, rollout
 from tasks import ledger
 from tasks.conversations import Memory, Probe
@@ -226,6 +228,15 @@ def test_exactly_the_sampled_tokens_are_trained_and_a_growing_chat_is_computed_o
     rows = training_rows([Group(task, done)], GRPOConfig(without_signal="keep"))
     sampled = [t for d in done for t in d.turns if not t.prompt.frozen]
     assert [r.response_ids for r in rows] == [t.response_ids for t in sampled]
+    # a step's metrics are of these turns: an answer of the frozen policy, greedy and often cut, is
+    # neither its surprisal nor its memory
+    metrics = describe([Group(task, done)], {})
+    written = sum(len(turn.response_ids) for turn in sampled)
+    assert metrics["written_tokens"] == written
+    assert metrics["memory_tokens"] == pytest.approx(written / len(sampled))
+    assert metrics["memory_cut"] == fmean(turn.finish is Finish.LENGTH for turn in sampled)
+    logprobs_sampled = [lp for turn in sampled for lp in turn.logprobs]
+    assert metrics["surprisal"] == pytest.approx(-fmean(logprobs_sampled))
     if history == "append":
         for trajectory in done:
             edits = [t for t in trajectory.turns if not t.prompt.frozen]
