@@ -453,7 +453,8 @@ def episodes(engine, **settings):
     the probes' answers.
     """
     agent = keeper.agent(**settings)
-    jobs = [(ledger.make_ledger(seed, 6, n_people=4), 0) for seed in range(3)]
+    # in these it edits, greedily, in a growing chat too, which it was not trained to read
+    jobs = [(ledger.make_ledger(seed, 6, n_people=4), 0) for seed in (2, 6, 8)]
     with engine.awake():
         done = sorted(rollout(engine, agent, jobs, Sampling(0.0)), key=lambda t: t.task.id)
     assert not any(t.error for t in done)
