@@ -621,6 +621,22 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     run("demo", "--agent", "rememr1", "--short")  # and again, over it
 
 
+def test_ablations_are_trained_where_a_size_says_so_with_the_first_seed(tmp_path):
+    about = find.find("memupdate").demo
+    runs = {}
+    for size in ("default", "long"):
+        comparison = demo.Comparison("memupdate", about, about.sizes[size], 3)
+        runs[size] = [*comparison.trainings(tmp_path)]
+        assert (about.ablations.keys() <= comparison.agents().keys()) == (size == "long")
+    assert [t.run.name for t in runs["default"]] == ["memupdate-3", "memupdate-4", "memupdate-5"]
+    first, *others = runs["long"]
+    for training, (label, fields_of) in zip(others[-2:], about.ablations.items(), strict=True):
+        assert training.grpo == first.grpo and training.settings != first.settings
+        assert training.settings == first.settings | fields_of
+        assert {job.agent for job in training.then} == {label}
+        assert all(job.settings == training.settings for job in training.then)
+
+
 def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
     about = find.find("rememr1").demo
     work = demo.Comparison("rememr1", about, about.sizes["default"], 3).trainings(tmp_path)
