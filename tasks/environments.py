@@ -1,0 +1,96 @@
+"""Environments: tasks that are worked on by actions, and judged by what these have done.
+
+Holds: `Step`, `Episode`, `Environment`, `Work`. Leaves out: each environment's own file
+(tasks/llb_db.py and others), who acts in them (agents/).
+Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
+
+An environment gives its tasks one after the other; an episode is one try of one of them. Several
+episodes of one environment may be under way side by side, also of the same task: they share no
+state. What an environment needs (data, a package, a program, a right) is checked when it is made:
+UserError says what is missing and the command that brings it. An action that cannot be carried out
+is an observation, never an exception; what ends an episode is its last step, with a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, Protocol
+
+from data import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an action has brought."""
+
+    observation: str
+    done: bool = False
+    reward: float = 0.0  # of the whole episode, in [-1, 1], at its last step
+    failure: str = ""  # why nothing more is possible: crashed, timed out; it counts as failed
+
+
+class Episode(Protocol):
+    """One try of a task. It has its own state, and is closed whether it ended or not."""
+
+    observation: str
+    """what is to be done, as it is told at first"""
+
+    def step(self, action: str) -> Step:
+        """Carry out an action: the model's whole response, without thoughts."""
+
+    def close(self) -> None:
+        """Release what the episode holds; again is harmless."""
+
+
+class Environment(Protocol):
+    """A set of tasks and the world in which they are worked on."""
+
+    name: str
+    style: Literal["qa", "agent", "code"]
+    """qa, code = one response, which is judged; agent = actions in turn"""
+    instructions: str
+    """what every task has in common: which actions there are and how they are written"""
+    most_steps: int
+    """actions of an episode, after which it has failed"""
+
+    def tasks(self) -> Sequence[Work]:
+        """Return all tasks, in a fixed order."""
+
+    def intent(self, id: str) -> str:
+        """Return the text by which experiences of similar tasks are found."""
+
+    def reset(self, id: str) -> Episode:
+        """Begin a task. UserError: it cannot be begun; it counts as failed."""
+
+    def close(self) -> None:
+        """Release what all episodes share."""
+
+
+@dataclass(slots=True)
+class Work(Task):
+    """Hold a task that is worked on in an environment; its question is what is to be done."""
+
+    environment: Environment | None = field(default=None, repr=False, compare=False)
+    # actions that are known to lead to the reward, in the form that `step` takes; () = unknown
+    solution: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()  # that the task needs, as its source names them
+    content: str = ""  # fingerprint of what the question does not tell: tables, checks
+
+    @property
+    def digest(self) -> str:
+        """Return a hex fingerprint of the task with what it is judged by."""
+        parts = (super(Work, self).digest, self.content)
+        return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+    def begin(self) -> Episode:
+        """Begin a try of the task."""
+        assert self.environment is not None, f"task {self.id} has no environment"
+        return self.environment.reset(self.id)
+
+    @property
+    def intent(self) -> str:
+        """Return the text by which experiences of similar tasks are found."""
+        assert self.environment is not None, f"task {self.id} has no environment"
+        return self.environment.intent(self.id)
