@@ -1,0 +1,820 @@
+"""A bank of experiences in one SQLite file: (intent, experience, utility Q), found in two phases.
+
+    intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
+    reward --Q += alpha * (reward - Q)--> the entries that were shown
+
+Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`; `Filter`.
+Leaves out: similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py),
+commands (commands/banks.py). No torch.
+Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
+
+Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. Everything that a bank knows is in its
+file; the index of similarities is built when it is opened. What a batch of tasks teaches, feedback
+and new entries, is one transaction: a process that is killed leaves all of it or nothing. There is
+no clock and no global random state in it, so the same tasks leave the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from agents.likeness import Identity, Likeness, Row, likeness_of
+from config.errors import UserError, first_line
+from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
+from data import seed_of
+from memagent import ReadConfig
+
+if TYPE_CHECKING:
+    from agents.search import Embedder
+
+SCHEMA = 1
+APPLICATION = 0x6D656D62  # in the file's header: a bank of ours
+BUSY_S = 5.0  # how long another process may hold the file
+MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
+CLIP = 3.0  # of Q's z-score
+TABLES = """
+CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE intent (
+    id INTEGER PRIMARY KEY, ns TEXT NOT NULL, text TEXT NOT NULL, vec BLOB NOT NULL,
+    UNIQUE (ns, text));
+CREATE TABLE entry (
+    id INTEGER PRIMARY KEY, intent_id INTEGER NOT NULL REFERENCES intent (id), kind TEXT NOT NULL,
+    experience TEXT NOT NULL, success INTEGER NOT NULL, q REAL NOT NULL, visits INTEGER NOT NULL,
+    wins INTEGER NOT NULL, task_id TEXT NOT NULL, epoch INTEGER NOT NULL, created INTEGER NOT NULL,
+    parents TEXT NOT NULL, meta TEXT NOT NULL, dead INTEGER NOT NULL);
+CREATE INDEX entry_of_intent ON entry (intent_id);
+CREATE TABLE event (
+    t INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, task_id TEXT NOT NULL,
+    entry_id INTEGER NOT NULL REFERENCES entry (id), sim REAL NOT NULL, q_before REAL NOT NULL,
+    score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BankConfig(ReadConfig):
+    """How experiences are found, what becomes of their utilities, and which are kept."""
+
+    retrieve: Literal["dense", "bm25", "hybrid"] = "bm25"
+    """what similarity is: dense = of embeddings, which needs an embedder; bm25 = of words; hybrid =
+    the mean of both"""
+    embedder: str = ""
+    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    k1: Annotated[int, COUNT] = 5
+    """most similar intents whose entries are candidates"""
+    k2: Annotated[int, COUNT] = 3
+    """entries that a task is shown"""
+    delta: float | None = None
+    """similarity above which an intent counts; None = the quantile of all pairs of the tasks'
+    intents that delta_quantile names"""
+    delta_quantile: Annotated[float, SHARE] = 0.8
+    """see delta"""
+    at_delta: bool = False
+    """a similarity that equals delta counts too"""
+    rank: Literal["intents", "entries"] = "intents"
+    """what the k1 are: intents with all their entries, or entries"""
+    lam: Annotated[float, SHARE] = 0.5
+    """weight of the utility beside similarity: 0 = similarity alone, 1 = utility alone"""
+    norm: Literal["pool", "fixed", "none"] = "pool"
+    """pool = z-scores among the candidates; fixed = similarity by sim_mean and sim_std, the
+    utility's z-score before q_min applies; none = as they are"""
+    sim_mean: float = 0.0
+    """norm fixed: mean of similarities"""
+    sim_std: float = 1.0
+    """norm fixed: their standard deviation"""
+    dedup_task: bool = True
+    """at most one entry of each task is shown"""
+    exclude_same_task: bool = False
+    """entries of the task itself are not shown"""
+    q_min: float | None = None
+    """entries with a lower utility are no candidates; None = all are"""
+    epsilon: Annotated[float, SHARE] = 0.0
+    """probability that chance takes part in what is shown"""
+    explore: Literal["slot", "all"] = "slot"
+    """what chance decides then: slot = one of the k2; all = each of them"""
+    ucb: Annotated[float, NOT_NEGATIVE] = 0.0
+    """weight of a bonus for entries that were seldom shown"""
+    alpha: Annotated[float, SHARE] = 0.3
+    """learning rate of utilities; 0 = they stay"""
+    q_init: float = 0.0
+    """utility of a new entry"""
+    q_init_failure: float | None = None
+    """utility of a new entry of a failed task; None = q_init"""
+    q_floor: float | None = None
+    """utilities do not fall below; None = no floor"""
+    credit: Literal["shared", "dag"] = "shared"
+    """who learns from a reward: shared = each entry that was shown; dag = also those that it was
+    made from, weaker at each step back"""
+    credit_gamma: Annotated[float, SHARE] = 0.9
+    """credit dag: factor on the reward at each step back"""
+    credit_lambda: Annotated[float, SHARE] = 0.5
+    """credit dag: factor on alpha at each step back"""
+    same_intent: float = 0.9
+    """similarity from which a new entry belongs to an intent that is there"""
+    max_entries: Annotated[int, LIMIT] = 0
+    """entries that are kept; beyond, those with the lowest utility go, of equals those shown least,
+    then the oldest; 0 = all are kept"""
+
+    def __post_init__(self):
+        ReadConfig.__post_init__(self)
+        if self.retrieve != "bm25" and not self.embedder:
+            raise UserError(f"retrieve {self.retrieve} compares meanings: name an embedder.")
+        if self.sim_std <= 0:
+            raise UserError("sim_std must be above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An experience with its utility."""
+
+    id: int
+    intent: str
+    kind: str  # script, reflection, trajectory
+    experience: str
+    success: bool
+    q: float
+    visits: int  # how often it was shown
+    wins: int  # ... and the task succeeded
+    task_id: str
+    epoch: int
+    created: int  # the batch, from 1
+    parents: tuple[int, ...]  # entries that were shown when it was made
+    meta: Mapping[str, object]
+
+    @property
+    def share_of_wins(self) -> float | None:
+        return self.wins / self.visits if self.visits else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry that was retrieved, and why."""
+
+    entry: Entry
+    sim: float
+    sim_z: float
+    q_z: float
+    score: float
+    by_chance: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """What a task is shown, the best first, and where it came from."""
+
+    shown: tuple[Found, ...] = ()
+    pool: int = 0  # candidates
+    best_sim: float = 0.0  # of all intents; 0 in an empty bank
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(found.entry.id for found in self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What feedback has changed."""
+
+    entry_id: int
+    q_before: float
+    reward: float
+    q_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which entries: all conditions that are set must hold."""
+
+    q_below: float | None = None
+    q_above: float | None = None
+    least_visits: int = 0
+    epoch_before: int | None = None
+    task_id: str = ""
+    kind: str = ""
+    success: bool | None = None
+
+    @property
+    def clause(self) -> tuple[str, list]:
+        """Return an SQL condition and its values."""
+        named = {
+            "q < ?": self.q_below,
+            "q > ?": self.q_above,
+            "visits >= ?": self.least_visits or None,
+            "epoch < ?": self.epoch_before,
+            "task_id = ?": self.task_id or None,
+            "kind = ?": self.kind or None,
+            "success = ?": self.success,
+        }
+        used = {words: value for words, value in named.items() if value is not None}
+        return " AND ".join(["NOT dead", *used]), [*used.values()]
+
+
+COLUMNS = (
+    "entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, created, "
+    "parents, meta"
+)
+FROM = f"SELECT {COLUMNS} FROM entry JOIN intent ON intent.id = intent_id"
+
+
+def _entry(row: Sequence) -> Entry:
+    *plain, parents, meta = row
+    plain[4] = bool(plain[4])
+    return Entry(*plain, tuple(json.loads(parents)), json.loads(meta))
+
+
+# ---------------------------------------------------------------- the bank
+
+
+class Bank:
+    """Experiences of one file, or of memory alone.
+
+    path: the file, made if it is not there; None: nothing is kept. namespace: intents and entries
+    of others are neither found nor counted. frozen: read, never written. UserError: the file is
+    damaged, not a bank, of another version or embedder, or in use.
+
+    All retrievals between two batches see the same state: their order changes nothing.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        config: BankConfig,
+        embedder: Embedder | None = None,
+        *,
+        namespace: str = "default",
+        frozen: bool = False,
+    ):
+        self.config, self.embedder, self.namespace = config, embedder, namespace
+        self.path, self.frozen = Path(path) if path else None, frozen
+        self._depth = 0  # of batches within each other
+        self._new: list[Row] = []  # intents of the batch under way
+        self._buried = False  # it has let go of entries
+        self.likeness: Likeness = likeness_of(config.retrieve, embedder)
+        with self._sentences():
+            self._db = self._open()
+            self._check_header()
+            self._check_embedder()
+            self._load()
+
+    # ---- the file
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is None:
+            db = sqlite3.connect(":memory:", isolation_level=None)
+        elif self.frozen:
+            db = _in_memory(self.path)
+        else:
+            if not self.path.parent.is_dir():
+                raise UserError(f"There is no folder {self.path.parent} for a bank.")
+            db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        return db
+
+    def _check_header(self) -> None:
+        """Make the tables of a new file; refuse another file and another version."""
+        one = self._one
+        if one("SELECT count(*) FROM sqlite_master") == 0 and not one("PRAGMA application_id"):
+            if self.frozen:
+                raise UserError(f"{self.path} holds no bank.")
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}; COMMIT;"
+            )
+            self._set("schema", SCHEMA)
+        if one("PRAGMA application_id") != APPLICATION:
+            raise UserError(f"{self.path} is a database, but no bank.")
+        if (version := self.noted("schema")) != SCHEMA:
+            raise UserError(
+                f"{self.path} is a bank of version {version}, this is version {SCHEMA}."
+            )
+
+    def _check_embedder(self) -> None:
+        """Note the embedder of a new bank; refuse another one than that it was made with."""
+        mine = Identity.of(self.embedder) if self.likeness.needs_vectors else None
+        kept = self.noted("embedder")
+        if kept is None:  # new
+            if not self.frozen:
+                self._set("embedder", mine.as_json() if mine else {})
+        elif mine and not kept:
+            raise UserError(
+                f"{self.path} was made without an embedder: search it by bm25, or make another."
+            )
+        elif mine and not mine.same(Identity(**kept)):
+            raise UserError(
+                f"{self.path} was made with the embedder {kept['name']} ({kept['dim']} numbers), "
+                f"not with {mine.name} ({mine.dim}): name that one."
+            )
+        elif kept and not mine and not self.frozen:
+            raise UserError(
+                f"{self.path} holds embeddings of {kept['name']}, and new intents need them too: "
+                "name that embedder, or open it frozen."
+            )
+
+    def _load(self) -> None:
+        """Build the index of the intents that have entries."""
+        rows = self._db.execute(
+            "SELECT DISTINCT intent.id, text, vec FROM intent JOIN entry ON intent_id = intent.id "
+            "WHERE ns = ? AND NOT dead ORDER BY intent.id",
+            (self.namespace,),
+        ).fetchall()
+        self._indexed = {id for id, *_ in rows}
+        self.likeness.begin(rows)
+
+    def _one(self, query: str, *values: object) -> object:
+        row = self._db.execute(query, values).fetchone()
+        return row[0] if row else None
+
+    def _set(self, key: str, value: object) -> None:
+        self._db.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (key, json.dumps(value)))
+
+    def note(self, key: str, value: object) -> None:
+        """Keep a value, as JSON can hold it, beside the entries: part of the batch under way."""
+        with self.batch():
+            self._set(key, value)
+
+    def noted(self, key: str) -> object:
+        """Return a value that was kept; None: there is none."""
+        text = self._one("SELECT value FROM info WHERE key = ?", key)
+        return None if text is None else json.loads(text)
+
+    @contextmanager
+    def _sentences(self) -> Iterator[None]:
+        """Turn errors of the file into one sentence."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.OperationalError as error:
+            reason = first_line(error)
+            if "locked" in reason or "busy" in reason:
+                raise UserError(f"{self.path} is in use by another process.") from error
+            raise UserError(f"{self.path} cannot be used: {reason}.") from error
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{self.path} is no bank, or damaged ({first_line(error)}).") from error
+        except (ValueError, TypeError, KeyError) as error:
+            if self._depth or isinstance(error, UserError):
+                raise
+            raise UserError(f"{self.path} is damaged ({first_line(error)}).") from error
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Make everything that happens within one transaction; an error undoes all of it.
+
+        Retrievals see what it has written once it has ended.
+        """
+        if self.frozen:
+            raise UserError(f"{self.path} is frozen: nothing is written to it.")
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        with self._sentences():
+            self._db.execute("BEGIN IMMEDIATE")
+        self._depth, self._new, self._buried = 1, [], False
+        try:
+            with self._sentences():
+                self._set("batches", self.batches + 1)
+                yield
+                self._evict()
+                self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._depth = 0
+        if self._buried:  # an intent without entries takes no place among the k1
+            self._load()
+        else:
+            self.likeness.add(self._new)
+            self._indexed |= {id for id, *_ in self._new}
+
+    @property
+    def batches(self) -> int:
+        return self.noted("batches") or 0
+
+    def close(self) -> None:
+        self._db.close()
+
+    # ---- finding
+
+    def similar(self, intent: str, k: int) -> list[tuple[int, float]]:
+        """Return the k most similar intents with entries, (id, similarity), the best first."""
+        return self.likeness.nearest(intent[:MOST_CHARACTERS], k)
+
+    @property
+    def delta(self) -> float:
+        """Return the similarity above which an intent counts. UserError: it was not calibrated."""
+        if self.config.delta is not None:
+            return self.config.delta
+        known = self.noted(self._delta_key)
+        if known is None:
+            raise UserError(
+                "The bank has no delta: calibrate it by the tasks' intents, or give it."
+            )
+        return known
+
+    @property
+    def _delta_key(self) -> str:
+        return f"delta {self.config.retrieve} {self.config.delta_quantile:g} {self.namespace}"
+
+    def calibrate(self, intents: Sequence[str]) -> float:
+        """Return the quantile `delta_quantile` of the similarities of all pairs, and keep it."""
+        texts = [*dict.fromkeys(intent[:MOST_CHARACTERS] for intent in intents)]
+        delta = self.likeness.quantile(texts, self.config.delta_quantile)
+        if not self.frozen:
+            self.note(self._delta_key, delta)
+        return delta
+
+    def retrieve(self, intent: str, *, task_id: str = "", seed: int = 0) -> Retrieved:
+        """Return what a task is shown. seed: of what chance decides, with the task's id.
+
+        ValueError: the intent is empty.
+        """
+        if not intent.strip():
+            raise ValueError("an intent must not be empty")
+        c = self.config
+        near = self.similar(intent, c.k1)
+        best = near[0][1] if near else 0.0
+        delta = self.delta if near else 0.0
+        near = [(i, s) for i, s in near if s > delta or (c.at_delta and s == delta)]
+        with self._sentences():
+            pool = self._candidates(dict(near), task_id)
+        if not pool:
+            return Retrieved((), 0, best)
+        scored, pool_size = self._scored(pool)
+        return Retrieved(
+            self._chosen(scored, random.Random(seed_of(seed, task_id))), pool_size, best
+        )
+
+    def _candidates(self, near: Mapping[int, float], task_id: str) -> list[tuple[Entry, float]]:
+        """Return the entries of intents with their similarity, by id."""
+        c, marks = self.config, ", ".join("?" * len(near))
+        rows = self._db.execute(
+            f"{FROM} WHERE intent_id IN ({marks}) AND NOT dead ORDER BY entry.id", [*near]
+        ).fetchall()
+        of = {text: near[id] for id, text in self._texts(near)}
+        pool = [(entry, of[entry.intent]) for entry in map(_entry, rows)]
+        if c.exclude_same_task and task_id:
+            pool = [(entry, sim) for entry, sim in pool if entry.task_id != task_id]
+        if c.rank == "entries":
+            pool = sorted(pool, key=lambda hit: (-hit[1], hit[0].id))[: c.k1]
+        return pool
+
+    def _texts(self, ids: Mapping[int, float]) -> list[tuple[int, str]]:
+        marks = ", ".join("?" * len(ids))
+        return self._db.execute(
+            f"SELECT id, text FROM intent WHERE id IN ({marks})", [*ids]
+        ).fetchall()
+
+    def _scored(self, pool: list[tuple[Entry, float]]) -> tuple[list[Found], int]:
+        """Return the candidates with their scores, the best first (Eq. 7), and their number."""
+        c = self.config
+
+        def allowed(hit: tuple[Entry, float]) -> bool:
+            return c.q_min is None or hit[0].q >= c.q_min
+
+        if c.norm == "fixed":  # the utility's statistics are taken before the filter
+            q_of = _fixed_z([entry.q for entry, _ in pool])
+            hits = [
+                (entry, sim, (sim - c.sim_mean) / c.sim_std, q)
+                for (entry, sim), q in zip(pool, q_of, strict=True)
+                if allowed((entry, sim))
+            ]
+        else:
+            pool = [hit for hit in pool if allowed(hit)]
+            sims, qs = [sim for _, sim in pool], [entry.q for entry, _ in pool]
+            if c.norm == "pool":
+                zs, zq = _z(sims), [max(-CLIP, min(CLIP, z)) for z in _z(qs)]
+            else:
+                zs, zq = sims, qs
+            hits = [(*hit, s, q) for hit, s, q in zip(pool, zs, zq, strict=True)]
+        n = self._one("SELECT coalesce(sum(visits), 0) FROM entry WHERE NOT dead") if c.ucb else 0
+        found = []
+        for entry, sim, s, q in hits:
+            bonus = c.ucb * math.sqrt(math.log(max(1, n)) / (1 + entry.visits)) if c.ucb else 0.0
+            score = (1 - c.lam) * s + c.lam * (q + bonus)
+            found.append(Found(entry, sim, s, q + bonus, score))
+        return sorted(found, key=lambda f: (-f.score, -f.sim, f.entry.id)), len(hits)
+
+    def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
+        """Return k2 candidates, the best first; with probability epsilon chance has a say."""
+        c = self.config
+        if c.epsilon and rng.random() < c.epsilon:
+            chance = rng.sample(scored, min(c.k2 if c.explore == "all" else 1, len(scored)))
+        else:
+            chance = []
+        chosen = [replace(found, by_chance=True) for found in chance]
+        tasks, ids = {f.entry.task_id for f in chosen}, {f.entry.id for f in chosen}
+        for found in scored:
+            if len(chosen) >= c.k2:
+                break
+            if found.entry.id in ids or (c.dedup_task and found.entry.task_id in tasks):
+                continue
+            tasks.add(found.entry.task_id)
+            chosen.append(found)
+        return tuple(sorted(chosen, key=lambda f: (-f.score, -f.sim, f.entry.id)))
+
+    # ---- learning
+
+    def feedback(
+        self,
+        shown: Sequence[Found],
+        reward: float | Sequence[float],
+        *,
+        task_id: str = "",
+        epoch: int = 0,
+    ) -> list[Update]:
+        """Move the utilities of the entries that were shown towards a reward (Eq. 4).
+
+        reward: in [-1, 1], one for all or one for each. Each entry learns once. ValueError: a
+        reward is not a number or out of range, an entry is not in the bank.
+        """
+        rewards = [reward] * len(shown) if isinstance(reward, int | float) else [*reward]
+        if len(rewards) != len(shown):
+            raise ValueError(f"{len(rewards)} rewards for {len(shown)} entries")
+        for r in rewards:
+            if not (isinstance(r, int | float) and -1 <= r <= 1):  # NaN compares as False
+                raise ValueError(f"a reward must be a number in [-1, 1], not {r!r}")
+        c, updates = self.config, []
+        with self.batch():
+            for found, r in {f.entry.id: (f, float(r)) for f, r in
+                             zip(shown, rewards, strict=True)}.values():  # fmt: skip
+                updates.append(self._learn(found.entry.id, r, c.alpha, found, task_id, epoch))
+                self._db.execute(
+                    "UPDATE entry SET visits = visits + 1, wins = wins + ? WHERE id = ?",
+                    (r > 0, found.entry.id),
+                )
+                if c.credit == "dag":
+                    self._credit_ancestors(found, r, task_id, epoch)
+        return updates
+
+    def _learn(
+        self, id: int, reward: float, rate: float, found: Found, task_id: str, epoch: int
+    ) -> Update:
+        before = self._one("SELECT q FROM entry WHERE id = ?", id)
+        if before is None:
+            raise ValueError(f"the bank has no entry {id}")
+        after = before + rate * (reward - before)
+        if self.config.q_floor is not None:
+            after = max(self.config.q_floor, after)
+        self._db.execute("UPDATE entry SET q = ? WHERE id = ?", (after, id))
+        self._db.execute(
+            "INSERT INTO event (epoch, task_id, entry_id, sim, q_before, score, reward, q_after) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (epoch, task_id, id, found.sim, before, found.score, reward, after),
+        )
+        return Update(id, before, reward, after)
+
+    def _credit_ancestors(self, found: Found, reward: float, task_id: str, epoch: int) -> None:
+        """Let the entries that an entry was made from learn, once each, by their distance."""
+        c, seen = self.config, {found.entry.id}
+        waiting = deque((id, 1) for id in found.entry.parents)
+        while waiting:
+            id, depth = waiting.popleft()
+            rate = c.alpha * c.credit_lambda**depth
+            if id in seen or rate < 1e-6:
+                continue
+            seen.add(id)
+            parents = self._one("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
+            if parents is None:  # forgotten
+                continue
+            self._learn(id, c.credit_gamma**depth * reward, rate, found, task_id, epoch)
+            waiting.extend((parent, depth + 1) for parent in json.loads(parents))
+
+    def write(
+        self,
+        intent: str,
+        experience: str,
+        *,
+        success: bool,
+        task_id: str,
+        epoch: int = 0,
+        kind: str = "trajectory",
+        parents: Sequence[int] = (),
+        meta: Mapping[str, object] | None = None,
+    ) -> int:
+        """Keep an experience; return its id.
+
+        A known intent gets one entry more, and so does one that is as similar as `same_intent`.
+        ValueError: the intent is empty, a parent is not in the bank.
+        """
+        if not intent.strip():
+            raise ValueError("an intent must not be empty")
+        c, meta, text = self.config, dict(meta or {}), intent[:MOST_CHARACTERS]
+        if len(intent) > len(text):
+            meta["cut"] = len(intent) - len(text)  # characters
+        for parent in parents:
+            if self._one("SELECT 1 FROM entry WHERE id = ?", parent) is None:
+                raise ValueError(f"the bank has no entry {parent}")
+        q = c.q_init if success or c.q_init_failure is None else c.q_init_failure
+        with self.batch():
+            entry = (self._intent_id(text), kind, experience, success, q, 0, 0, task_id, epoch,
+                     self.batches, json.dumps([*parents]), json.dumps(meta), 0)  # fmt: skip
+            marks = ", ".join("?" * len(entry))
+            cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
+        return cursor.lastrowid
+
+    def _intent_id(self, text: str) -> int:
+        """Return the intent that an entry belongs to; make it if there is none."""
+        row = self._db.execute(
+            "SELECT id, vec FROM intent WHERE ns = ? AND text = ?", (self.namespace, text)
+        ).fetchone()
+        if row is None:
+            near = self.similar(text, 1)
+            if near and near[0][1] >= self.config.same_intent:
+                return near[0][0]
+            vec = self.likeness.vector(text)
+            cursor = self._db.execute(
+                "INSERT INTO intent VALUES (NULL, ?, ?, ?)", (self.namespace, text, vec)
+            )
+            row = cursor.lastrowid, vec
+        if row[0] not in self._indexed and all(row[0] != id for id, *_ in self._new):
+            self._new.append((row[0], text, row[1]))
+        return row[0]
+
+    def _evict(self) -> None:
+        """Let go of entries beyond `max_entries`, none of those that this batch has written."""
+        most, now = self.config.max_entries, self.batches
+        if not most:
+            return
+        n = self._one("SELECT count(*) FROM entry JOIN intent ON intent.id = intent_id "
+                      "WHERE NOT dead AND ns = ?", self.namespace)  # fmt: skip
+        if n > most:
+            ids = [id for (id,) in self._db.execute(
+                "SELECT entry.id FROM entry JOIN intent ON intent.id = intent_id "
+                "WHERE NOT dead AND ns = ? AND created < ? ORDER BY q, visits, entry.id LIMIT ?",
+                (self.namespace, now, n - most),
+            )]  # fmt: skip
+            self._bury(ids)
+
+    def _bury(self, ids: Sequence[int]) -> None:
+        self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", [(id,) for id in ids])
+        self._buried |= bool(ids)
+
+    # ---- looking at it
+
+    def entries(self, where: Filter = Filter()) -> list[Entry]:
+        """Return the entries that a filter lets through, by id."""
+        clause, values = where.clause
+        rows = self._db.execute(
+            f"{FROM} WHERE ns = ? AND {clause} ORDER BY entry.id", [self.namespace, *values]
+        )
+        return [*map(_entry, rows)]
+
+    def forget(self, where: Filter) -> int:
+        """Let go of the entries that a filter lets through; return how many they were."""
+        ids = [entry.id for entry in self.entries(where)]
+        with self.batch():
+            self._bury(ids)
+        return len(ids)
+
+    def stats(self) -> dict[str, float]:
+        """Count entries and describe their utilities and how often they were shown."""
+        entries = self.entries()
+        qs = sorted(entry.q for entry in entries)
+        visits = sum(entry.visits for entry in entries)
+        n = len(qs)
+
+        def quantile(share: float) -> float:
+            return qs[min(n - 1, int(share * n))] if n else 0.0
+
+        def part(count: int) -> float:
+            return count / n if n else 0.0
+
+        return {
+            "entries": n,
+            "intents": len({entry.intent for entry in entries}),
+            "never_shown": part(sum(not entry.visits for entry in entries)),
+            "q_negative": part(sum(q < 0 for q in qs)),
+            "q_zero": part(sum(q == 0 for q in qs)),
+            "q_positive": part(sum(q > 0 for q in qs)),
+            "q_mean": fmean(qs) if n else 0.0,
+            "q_min": quantile(0.0),
+            "q_10": quantile(0.1),
+            "q_median": quantile(0.5),
+            "q_90": quantile(0.9),
+            "q_max": qs[-1] if n else 0.0,
+            "visits": visits,
+            "wins": sum(entry.wins for entry in entries),
+            "bytes": self._one("PRAGMA page_count") * self._one("PRAGMA page_size"),
+        }
+
+    def events(self) -> list[tuple]:
+        """Return (epoch, task id, entry id, similarity, Q before, score, reward, Q after)."""
+        return self._db.execute(
+            "SELECT epoch, task_id, entry_id, sim, q_before, score, reward, q_after FROM event "
+            "ORDER BY t"
+        ).fetchall()
+
+    @property
+    def digest(self) -> str:
+        """Return a hex fingerprint of all rows: intents, entries and events."""
+        found = blake2b(digest_size=16)
+        for table in ("intent", "entry", "event"):
+            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY 1"):
+                found.update(repr(row).encode(errors="surrogatepass"))
+        return found.hexdigest()
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the file; [] = nothing."""
+        with self._sentences():
+            said = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
+            broken = self._db.execute("PRAGMA foreign_key_check").fetchall()
+        wrong = [line for line in said if line != "ok"]
+        wrong += [f"{table} {row} points to nothing" for table, row, *_ in broken]
+        known = {id for (id,) in self._db.execute("SELECT id FROM entry")}
+        for entry in self.entries():
+            if not math.isfinite(entry.q):
+                wrong.append(f"entry {entry.id} has the utility {entry.q}")
+            wrong += [f"entry {entry.id} was made from {p}, which is not there"
+                      for p in entry.parents if p not in known]  # fmt: skip
+        return wrong
+
+    def merge(self, other: Bank) -> int:
+        """Take over the entries of another bank with their utilities; return how many they are."""
+        ids: dict[int, int] = {}
+        with self.batch():
+            for entry in other.entries():
+                parents = [ids[p] for p in entry.parents if p in ids]
+                ids[entry.id] = self.write(
+                    entry.intent,
+                    entry.experience,
+                    success=entry.success,
+                    task_id=entry.task_id,
+                    epoch=entry.epoch,
+                    kind=entry.kind,
+                    parents=parents,
+                    meta=entry.meta,
+                )
+                self._db.execute(
+                    "UPDATE entry SET q = ?, visits = ?, wins = ? WHERE id = ?",
+                    (entry.q, entry.visits, entry.wins, ids[entry.id]),
+                )
+        return len(ids)
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of the whole bank to a file. UserError: it is there, or cannot be written."""
+        if path.exists():
+            raise UserError(f"{path} is there already.")
+        with self._sentences():
+            other = sqlite3.connect(path)
+            try:
+                self._db.backup(other)
+            finally:
+                other.close()
+
+    def rows(self) -> Iterator[dict]:
+        """Yield every entry as JSON can hold it."""
+        for entry in self.entries():
+            yield asdict(entry)
+
+
+def _in_memory(path: Path) -> sqlite3.Connection:
+    """Return a copy of a file in memory; neither it nor what lies beside it is written."""
+    if not path.is_file():
+        raise UserError(f"There is no bank at {path}.")
+    # `immutable` would pass over what a killed process has left in the write-ahead log
+    left = Path(f"{path}-wal")
+    mode = "mode=ro" if left.exists() and left.stat().st_size else "immutable=1"
+    file = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S)
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        file.backup(db)
+    finally:
+        file.close()
+    return db
+
+
+def _z(values: Sequence[float]) -> list[float]:
+    """Return z-scores by the population's deviation; 0 where there is none.
+
+    >>> _z([1.0, 3.0]), _z([2.0])
+    ([-1.0, 1.0], [0.0])
+    """
+    std = pstdev(values) if len(values) > 1 else 0.0
+    if std < 1e-6:
+        return [0.0] * len(values)
+    mean = fmean(values)
+    return [(value - mean) / std for value in values]
+
+
+def _fixed_z(values: Sequence[float]) -> list[float]:
+    """Return the utilities' z-scores as the released code takes them: a deviation of 0 is 1."""
+    std = pstdev(values) if len(values) > 1 else 1.0
+    mean, std = fmean(values), std if std > 1e-9 else 1.0
+    return [max(-CLIP, min(CLIP, (value - mean) / std)) for value in values]
