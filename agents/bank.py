@@ -16,6 +16,7 @@ no clock and no global random state in it, so the same tasks leave the same rows
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
@@ -676,6 +677,10 @@ class Bank:
         )
         return [*map(_entry, rows)]
 
+    def entries_of(self, task_id: str) -> list[Entry]:
+        """Return the entries that a task has left, the oldest first."""
+        return self.entries(Filter(task_id=task_id))
+
     def forget(self, where: Filter) -> int:
         """Let go of the entries that a filter lets through; return how many they were."""
         ids = [entry.id for entry in self.entries(where)]
@@ -777,6 +782,34 @@ class Bank:
                 self._db.backup(other)
             finally:
                 other.close()
+
+    def dump(self) -> dict:
+        """Return all rows as JSON can hold them, for `load`."""
+        found = {}
+        for table in ("info", "intent", "entry", "event"):
+            rows = self._db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
+            found[table] = [
+                [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in row]
+                for row in rows
+            ]
+        return found
+
+    def load(self, dumped: dict) -> None:
+        """Become what `dump` returned. UserError: it is of another version or embedder."""
+        info = {key: json.loads(value) for key, value in dumped["info"]}
+        if any(info.get(key) != self.noted(key) for key in ("schema", "embedder")):
+            raise UserError(f"{self.path or 'The bank'} is of another version or embedder.")
+        with self.batch():
+            for table in ("event", "entry", "intent", "info"):
+                self._db.execute(f"DELETE FROM {table}")
+            for table in ("info", "intent", "entry", "event"):
+                for row in dumped[table]:
+                    vec = [base64.b64decode(row[3])] if table == "intent" else row[3:4]
+                    marks = ", ".join("?" * len(row))
+                    self._db.execute(
+                        f"INSERT INTO {table} VALUES ({marks})", [*row[:3], *vec, *row[4:]]
+                    )
+            self._buried = True  # the index is built anew
 
     def rows(self) -> Iterator[dict]:
         """Yield every entry as JSON can hold it."""

@@ -36,9 +36,11 @@ from memagent import Agent
 
 SHARED = (
     "__init__",
+    "bank",
     "calls",
     "demos",
     "find",
+    "likeness",
     "retrieval",
     "search",
     "store",
@@ -103,6 +105,12 @@ def known(name: str) -> type[Agent] | None:
     if name in names():
         return find(name)
     return _LOADED.get(name)
+
+
+@cache
+def learner() -> type[Agent]:
+    """Return the agent that learns at run time, from a bank: the one with `arms`."""
+    return next(kind for kind in map(find, names()) if getattr(kind, "arms", None))
 
 
 def _is_path(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
-Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound`
+Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
+`StreamConfig` and smaller ones; `Bound`
 and `check_fields`, which refuse values out of range; `docs`, the help; the panels of `--help`.
 Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags
 (config/flags.py). No torch, so that `--help` is quick.
@@ -570,6 +571,62 @@ class AskConfig:
 
     def __post_init__(self):
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """A stream: the tasks of an environment, again and again, and what is remembered of them."""
+
+    name: str = "stream"
+    """name of the stream; results go to RUNS/NAME; a second call continues it"""
+    runs: str = "runs"
+    """folder of all runs"""
+    environment: str = "bandit"
+    """where the tasks are worked on: bandit = generated, needs nothing; llb-db"""
+    path: str = ""
+    """file of the environment's tasks; empty = its own few"""
+    held_out: str = ""
+    """file of other tasks of the environment, worked on at the end with a bank that is not
+    written"""
+    arms: Annotated[tuple[str, ...], NOT_EMPTY] = ("none", "rag", "memp", "memrl")
+    """ways of remembering that are compared: none, reflection, rag, memp, memrl"""
+    constants: Literal["default", "paper", "released"] = "default"
+    """settings by environment: of the paper, or what its released code comes to; flags go on top"""
+    epochs: Annotated[int, COUNT] = 10
+    """how often the tasks are worked on"""
+    batch: Annotated[int, COUNT] = 32
+    """tasks that see the same bank, before it learns from them"""
+    n: Annotated[int, LIMIT] = 0
+    """only the first so many tasks; 0 = all"""
+    fixed_order: bool = False
+    """the tasks in their order in every epoch, instead of shuffled by the seed"""
+    model: str = ""
+    """folder or hub name of a causal LM, a GGUF file, smollm2; empty = the embedded policy"""
+    engine: Literal["transformers", "vllm", "rehearsed"] = "rehearsed"
+    """what answers: transformers; vllm; rehearsed = no model, a rule that is printed with the
+    results, to compare ways of remembering"""
+    endpoint: tuple[str, ...] = ()
+    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its
+    tokenizer, without it lengths are estimated; the key is read from OPENAI_API_KEY"""
+    served_as: str = ""
+    """endpoint: the model's name there"""
+    chat: bool = False
+    """endpoint: send text, for servers that take no token ids"""
+    temperature: Annotated[float, NOT_NEGATIVE] = 0.0
+    """0 is greedy"""
+    in_flight: Annotated[int, COUNT] = 64
+    """tasks worked on side by side"""
+    retries: Annotated[int, NOT_NEGATIVE] = 1
+    """how often a task is begun anew whose engine failed, before it counts as failed"""
+    seed: Annotated[int, SEED] = 0
+    """of the order, of sampling and of what chance decides"""
+    device: Device = "auto"
+    """where the model computes"""
+
+    def __post_init__(self):
+        check_fields(self)
+        if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
+            raise UserError(f"arms has {twice[0]!r} twice.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Section:
         return f"<section><h2>{self.title}</h2>{note}{self.body}</section>"
 
 
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def as_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as HTML, "" without rows.
 
     rows: cells that are HTML already; the first two of each row name it.
@@ -101,7 +101,7 @@ def _table_by_length(
     """
     lengths = sorted({length for by_length in rows.values() for length in by_length})
     body = [[*first, *(by_length.get(n, "") for n in lengths)] for first, by_length in rows.items()]
-    return _table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
+    return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
 
 
 def _pivots(summary: dict, show: Callable[[dict], str]) -> str:
@@ -343,7 +343,7 @@ def _depths(summary: dict) -> Section:
             for name, tenths in rows.items()
         ]
         caption = f"{esc(question)}, by where the first piece of evidence stands"
-        parts.append(_table(caption, head, body))
+        parts.append(as_table(caption, head, body))
     return Section(
         "By depth of the evidence",
         "".join(parts),
@@ -367,7 +367,7 @@ def _fates(summary: dict) -> Section:
         rows.append([*row, *(str(fates[name]) for name in (*names, "unknown")), lost])
     return Section(
         "What was lost where",
-        _table("trajectories that were not wholly right", head, rows),
+        as_table("trajectories that were not wholly right", head, rows),
         "Where an accepted answer stands, as whole words: in no section that was read (not shown), "
         "in a section and never in the memory (never kept), in the memory and not at its end "
         "(lost), at its end and answered wrong all the same (kept). Yes and no are not looked for.",
@@ -410,7 +410,7 @@ def _rated(summary: dict) -> str:
     head = ["agent, question", esc(summary["unit"]), "temp."]
     head += [esc(column.replace("_", " ")) for column in columns]
     head += [f"{esc(summary['metric'])} {side} {esc(name)}" for name, side in sides]
-    return _table("what agents count of their turns", head, body)
+    return as_table("what agents count of their turns", head, body)
 
 
 def _ends(summary: dict) -> list[tuple[str, dict]]:
@@ -453,7 +453,7 @@ def _tallies(summary: dict) -> str:
             if tally
         ]
         columns = (esc(name.replace("_", " ")) for name in names)
-        tables.append(_table(esc(title), [*head, "episodes", *columns], body))
+        tables.append(as_table(esc(title), [*head, "episodes", *columns], body))
     return "".join(tables)
 
 
@@ -579,7 +579,7 @@ def _all_metrics(summary: dict) -> Section:
         ]
         for cell, record in records.items()
     ]
-    table = _table(
+    table = as_table(
         "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
         "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
         "trajectory; "
@@ -614,7 +614,7 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
     left_out = len(known) - QUESTIONS
     if left_out > 0:
         rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
-    table = _table(
+    table = as_table(
         "step, and the questions that it was the first to use", ["step", "n", "id"], rows
     )
     return Section(
@@ -771,7 +771,7 @@ def _sections(
     return [section for section in sections if section.body]
 
 
-def _html(title: str, lead: str, sections: Iterable[Section]) -> str:
+def page(title: str, lead: str, sections: Iterable[Section]) -> str:
     """Return the whole page. title: text; lead: HTML that stands above the sections."""
     style = STYLE_SHEET.read_text(encoding="utf-8")
     body = "".join(section.html() for section in sections)
@@ -804,7 +804,7 @@ def write_report(folder: Path, title: str = "") -> Path:
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    write_text(folder / "report.html", _html(title or folder.resolve().name, lead, sections))
+    write_text(folder / "report.html", page(title or folder.resolve().name, lead, sections))
     return folder / "report.html"
 
 
@@ -819,5 +819,5 @@ def write_reading(folder: Path, record: dict, facts: Mapping[str, str]) -> Path:
         transcript(record, True, whole=True),
         "Every section, and what became of the memory: <ins>came in</ins>, <del>went out</del>.",
     )
-    write_text(folder / "report.html", _html(record["question"], f"<dl>{shown}</dl>", [trace]))
+    write_text(folder / "report.html", page(record["question"], f"<dl>{shown}</dl>", [trace]))
     return folder / "report.html"

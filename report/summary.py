@@ -349,7 +349,7 @@ def compare(
         return {}
     differences = [fmean(left[key]) - fmean(right[key]) for key in common]
     document = {_key(row): _document(row) for row in a}
-    low, high = _difference_interval(differences, [document[key] for key in common])
+    low, high = difference_interval(differences, [document[key] for key in common])
     return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
 
 
@@ -365,7 +365,7 @@ def _key(row: dict) -> tuple:
     return row["question"], row["length"], row["id"], row["task"]
 
 
-def _difference_interval(
+def difference_interval(
     differences: Sequence[float], documents: Sequence[str]
 ) -> tuple[float, float]:
     """Return the bootstrap interval of a mean difference.

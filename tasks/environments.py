@@ -1,6 +1,6 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`. Leaves out: each environment's own file
+Holds: `Step`, `Episode`, `Environment`, `Work`, `open_environment`. Leaves out: each environment's own file
 (tasks/llb_db.py and others), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, Protocol
 
+from config.errors import UserError
 from data import Task
 
 
@@ -94,3 +95,23 @@ class Work(Task):
         """Return the text by which experiences of similar tasks are found."""
         assert self.environment is not None, f"task {self.id} has no environment"
         return self.environment.intent(self.id)
+
+
+# ---------------------------------------------------------------- by name
+
+
+def open_environment(name: str, path: str = "", seed: int = 0) -> Environment:
+    """Open an environment by its name. path: a file of its tasks; "" = its own few.
+
+    UserError: there is none of this name, or what it needs is missing.
+    """
+    if name == "bandit":
+        from tasks.bandit import Bandit
+
+        if path:
+            raise UserError("The tasks of the bandit are generated: leave --path out.")
+        return Bandit(seed=seed)
+    raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
+
+
+ENVIRONMENTS = ("bandit",)

@@ -1,0 +1,370 @@
+"""The body of `stream`: the tasks of an environment, epoch by epoch, and a bank that learns of them.
+
+    epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
+
+Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last). Leaves
+out: what is remembered (the agent's file), the bank (agents/bank.py), what the rows say
+(report/streams.py), flags (`stream_command` registers them).
+Exercise it: `python cli.py stream`. Read next: report/streams.py.
+
+What a stream has done stands in the bank's own file, written with what the batch has taught: a
+stream that was killed goes on from its last whole batch, to the same numbers. Rows of a batch are
+appended before that, and cut off again if the batch was not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import typer
+
+from agents import find
+from config import files
+from config.errors import UserError
+from config.flags import command
+from config.options import EvalConfig, StreamConfig
+from config.terminal import bar
+from data import seed_of
+from engines.open import open_reader
+from eval import guarded
+from memagent import Agent, Finish, Trajectory
+from rollout import Engine, Sampling, rollout
+from tasks.environments import Environment, Work, open_environment
+
+STATE = "stream"  # what the bank keeps of a stream: see `Stream.state`
+
+
+def stream_command(app: typer.Typer) -> None:
+    """Register the command with its flags: those of a stream, and of the agent that learns."""
+
+    @command(app, StreamConfig, find.learner().Config, everyday=EVERYDAY, name="stream")
+    def stream(given: dict = {}, agent: dict = {}):
+        """Work on an environment's tasks again and again, and compare ways of remembering them."""
+        run_stream(StreamConfig(**given), agent)
+
+
+EVERYDAY = (
+    "name runs environment path held_out arms constants epochs batch n model engine endpoint "
+    "temperature seed"
+).split()
+
+
+def run_stream(config: StreamConfig, settings: dict) -> Path:
+    """Do all streams, one for each of `arms`; return the folder with rows, banks and report.
+
+    settings: the fields of the agent that the user gave. UserError: an arm is unknown, the
+    environment or what it needs is missing, the folder is of another stream.
+    """
+    from report.streams import write_stream_report
+
+    kind = find.learner()
+    if unknown := [arm for arm in config.arms if arm not in kind.arms]:
+        raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
+    folder = files.run_path(config.runs, config.name)
+    with contextlib.closing(
+        open_environment(config.environment, config.path, config.seed)
+    ) as environment:
+        others = None
+        if config.held_out:
+            others = open_environment(config.environment, config.held_out, config.seed)
+        streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
+        files.make_folder(folder)
+        _check_folder(folder, config, settings)
+        engine = _opened(config, [stream.agent for stream in streams], environment, others)
+        with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
+            for stream in streams:
+                n = len(stream.tasks) * config.epochs
+                shown = progress.add_task(stream.arm, total=n, note="")
+                stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
+                if others is not None:
+                    stream.transfer(engine, others)
+        write_stream_report(folder, config, [stream.outcome() for stream in streams])
+        for stream in streams:
+            stream.agent.opened().close()
+    return folder
+
+
+def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
+    """Refuse to go on with a stream that began with other settings; more epochs are none."""
+    path = folder / "config.yaml"
+    said = json.loads(json.dumps({"stream": asdict(config) | {"epochs": 0}, "agent": settings}))
+    if path.exists():
+        begun = files.read_yaml(path)
+        before = json.loads(json.dumps(begun))
+        before.get("stream", {})["epochs"] = 0
+        wrong = [
+            name
+            for section in ("stream", "agent")
+            for name, value in (before.get(section, {}) | said[section]).items()
+            if before.get(section, {}).get(name) != value and name not in MAY_CHANGE
+        ]
+        if wrong:
+            raise UserError(
+                f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
+                "give another --name."
+            )
+    with files.replacing(path) as temporary:
+        temporary.write_text(json.dumps({"stream": said["stream"] | {"epochs": config.epochs},
+                                         "agent": settings}, indent=1) + "\n")  # fmt: skip
+
+
+MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out"}
+
+
+def _opened(
+    config: StreamConfig,
+    agents: Sequence[Agent],
+    environment: Environment,
+    others: Environment | None,
+) -> Engine:
+    """Open what answers, and the agents' embedder."""
+    from engines.open import give_embedder
+
+    if config.engine == "rehearsed" and not config.endpoint:
+        from engines.rehearsed import RehearsedEngine
+
+        give_embedder(agents)
+        tasks = [*environment.tasks(), *(others.tasks() if others else ())]
+        return RehearsedEngine(tasks)
+    engine = "transformers" if config.engine == "rehearsed" else config.engine
+    fields = {
+        name: getattr(config, name)
+        for name in ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device")
+    }
+    return open_reader(EvalConfig(engine=engine, **fields), agents)
+
+
+@dataclass(slots=True)
+class State:
+    """What a bank keeps of its stream."""
+
+    epoch: int = 0  # from 0; that of the next batch
+    cursor: int = 0  # tasks of the epoch that are done
+    bytes: int = 0  # of the rows
+    settings: str = ""
+
+
+class Stream:
+    """One way of remembering: its bank, its rows, where it stands."""
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        arm: str,
+        settings: dict,
+        environment: Environment,
+        folder: Path,
+    ):
+        self.config, self.arm, self.environment = config, arm, environment
+        kind = find.learner()
+        own = kind.constants[config.constants]
+        if own and config.environment not in own:
+            raise UserError(f"There are no {config.constants} constants for {config.environment}.")
+        constants = own.get(config.environment, {}) if own else {}
+        fields = constants | settings | kind.arms[arm] | {"bank": str(folder / f"{arm}.db")}
+        if getattr(environment, "leaves_nothing", False):
+            fields["update"] = "none"
+        self.agent = kind(kind.Config(**fields))
+        self.agent.seed = config.seed
+        tasks = [*environment.tasks()]
+        self.tasks = tasks[: config.n] if config.n else tasks
+        self.rows_path = folder / f"{arm}.jsonl"
+        self.transfer_path = folder / f"{arm}.held_out.jsonl"
+        self.leaks: list[str] = []
+
+    @property
+    def settings(self) -> str:
+        """Return a fingerprint of what the rows depend on."""
+        c = self.config
+        parts = (
+            asdict(self.agent.config) | {"bank": ""},
+            [task.digest for task in self.tasks],
+            c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
+        )  # fmt: skip
+        return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+    def order(self, epoch: int) -> list[Work]:
+        """Return the tasks in the order of an epoch."""
+        tasks = [*self.tasks]
+        if not self.config.fixed_order:
+            random.Random(seed_of(self.config.seed, "order", epoch)).shuffle(tasks)
+        return tasks
+
+    def run(self, engine: Engine, progress=lambda done: None) -> None:
+        """Do what is left to do."""
+        agent = self.agent = self.agent.on(engine.codec, engine.window)
+        state = self._begun()
+        _cut(self.rows_path, state.bytes)
+        size, n = self.config.batch, len(self.tasks)
+        while state.epoch < self.config.epochs:
+            tasks = self.order(state.epoch)
+            agent.epoch = state.epoch
+            for start in range(state.cursor, n, size):
+                batch = tasks[start : start + size]
+                tried = self._tried(engine, batch)
+                lessons = [lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))]
+                rows = [self._row(tried[task.id], state.epoch) for task in batch]
+                end = _append(self.rows_path, rows)
+                done = start + len(batch)
+                whole = done >= n
+                now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
+                agent.learn(lessons, **{STATE: asdict(now)})
+                progress(state.epoch * n + done)
+            state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
+            with agent.opened().batch():
+                agent.opened().note(f"epoch {state.epoch}", agent.opened().stats())
+        progress(self.config.epochs * n)
+
+    def _begun(self) -> State:
+        """Return where the stream stands; begin it if it is new: delta, and what is known first."""
+        bank = self.agent.opened()
+        if (noted := bank.noted(STATE)) is not None:
+            state = State(**noted)
+            if state.settings != self.settings:
+                raise UserError(
+                    f"{bank.path} is the bank of a stream with other tasks or settings: give "
+                    "another --name."
+                )
+            return state
+        c = self.agent.config
+        with bank.batch():
+            if c.recall == "bank" and c.delta is None:
+                bank.calibrate([task.intent for task in self.tasks])
+            known = getattr(self.environment, "experiences", lambda: ())
+            if c.recall == "bank":
+                for task_id, intent, experience in known():
+                    bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
+            state = State(settings=self.settings)
+            bank.note(STATE, asdict(state))
+        return state
+
+    def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
+        """Let the agent work on a batch; a task whose engine failed is begun anew."""
+        c, agent = self.config, guarded(self.agent)
+        seed = seed_of(c.seed, self.agent.epoch)
+        found: dict[str, Trajectory] = {}
+        todo = [(task, 0) for task in batch]
+        for left in range(c.retries, -1, -1):
+            sampling = Sampling(c.temperature)
+            for trajectory in rollout(engine, agent, todo, sampling, seed, c.in_flight):
+                found[trajectory.task.id] = trajectory
+            todo = [(t.task, 0) for t in found.values() if _engine_failed(t)] if left else []
+            if not todo:
+                break
+        return found
+
+    def _row(self, trajectory: Trajectory, epoch: int) -> dict:
+        """Return the row of a task."""
+        task, agent = trajectory.task, self.agent
+        tried = agent.tried(trajectory)
+        turns = trajectory.turns
+        row = {
+            "epoch": epoch,
+            "id": task.id,
+            "kind": task.kind,
+            "skills": [*task.skills],
+            "success": bool(tried and tried.success),
+            "reward": tried.reward if tried else -1.0,
+            "steps": tried.steps if tried else 0,
+            "failure": tried.failure if tried else "",
+            "error": trajectory.error,
+            "shown": tried.shown if tried else [],
+            "pool": tried.pool if tried else 0,
+            "best_sim": tried.best_sim if tried else 0.0,
+            "action": tried.action if tried else "",
+            "experience": tried.experience if tried else "",
+            "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
+            "written_tokens": sum(len(turn.response_ids) for turn in turns),
+            "calls": len(turns),
+        }
+        return row
+
+    def transfer(self, engine: Engine, others: Environment) -> None:
+        """Work on other tasks with the bank as it is; nothing of them is learnt.
+
+        Experiences that hold a solution of one of these tasks are named: the bank has seen them.
+        """
+        bank, tasks = self.agent.opened(), [*others.tasks()]
+        stored = [" ".join(entry.experience.split()) for entry in bank.entries()]
+        self.leaks = [
+            task.id
+            for task in tasks
+            if (gold := " ".join(" ".join(task.solution[:1]).split())) and len(gold) >= LEAK
+            and any(gold in text for text in stored)
+        ]  # fmt: skip
+        self.agent.epoch = self.config.epochs
+        before = bank.digest
+        rows = []
+        for start in range(0, len(tasks), self.config.batch):
+            batch = tasks[start : start + self.config.batch]
+            tried = self._tried(engine, batch)
+            rows += [self._row(tried[task.id], self.config.epochs) for task in batch]
+        _cut(self.transfer_path, 0)
+        _append(self.transfer_path, rows)
+        assert bank.digest == before, "a frozen bank was written to"
+
+    def outcome(self) -> dict:
+        """Return all that the report needs to know."""
+        bank = self.agent.opened()
+        epochs = range(1, self.config.epochs + 1)
+        return {
+            "arm": self.arm,
+            "about": find.learner().about_arms[self.arm],
+            "rows": [*_read(self.rows_path)],
+            "held_out": [*_read(self.transfer_path)],
+            "leaks": self.leaks,
+            "stats": [bank.noted(f"epoch {epoch}") for epoch in epochs],
+            "digest": bank.digest,
+            "bank": [
+                {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
+                 "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
+                for e in bank.entries() if e.visits
+            ],
+        }  # fmt: skip
+
+
+LEAK = 12  # characters of a solution that are worth looking for
+
+
+def _engine_failed(trajectory: Trajectory) -> bool:
+    return bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _cut(path: Path, size: int) -> None:
+    """Cut off what was appended after a file had so many bytes."""
+    if _size(path) < size:
+        raise UserError(f"{path} is shorter than its bank says: remove it and its bank.")
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+def _append(path: Path, rows: Sequence[dict]) -> int:
+    """Append rows and wait until they are on the disk; return the file's size."""
+    with path.open("ab") as file:
+        for row in rows:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+            file.write(text.encode(errors="backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def _read(path: Path) -> Iterator[dict]:
+    if path.exists():
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)

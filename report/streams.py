@@ -1,0 +1,284 @@
+"""What a stream says: success by epoch for every way of remembering, and what its bank is like.
+
+Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`.
+Leaves out: the loop that makes the rows (commands/stream.py), plots (report/plots.py).
+Exercise it: `python cli.py stream`. Read next: report/page.py.
+
+    SR   share of the tasks solved in an epoch; what crashed or timed out was not
+    CSR  share solved in this epoch or an earlier one: without a memory this is pass@epochs
+    FR   of the failures of an epoch, the share that the epoch before had solved
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from config.options import StreamConfig
+from config.terminal import console
+from report import plots
+from report.page import Section, as_table, page
+from report.summary import difference_interval, wilson, write_summary, write_text
+from report.transcripts import esc
+
+MOST_SHOWN = 12  # experiences that helped, and that hurt
+
+
+def summarise_stream(config: StreamConfig, outcomes: Sequence[dict]) -> dict:
+    """Return {unit, cells, differences, held_out, leaks}, of what `Stream.outcome` returns."""
+    found = {
+        "environment": config.environment,
+        "epochs": config.epochs,
+        "rule": rule_of(config),
+        "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
+        "held_out": [_held_out(outcome) for outcome in outcomes if outcome["held_out"]],
+        "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
+        "digests": {o["arm"]: o["digest"] for o in outcomes},
+    }
+    found["differences"] = _differences(outcomes, config.epochs)
+    return found
+
+
+def rule_of(config: StreamConfig) -> str:
+    """Return by which rule the tasks were solved where no model did; "" for a model."""
+    if config.engine != "rehearsed" or config.endpoint:
+        return ""
+    from engines.rehearsed import RULES
+
+    return RULES["bandit" if config.environment == "bandit" else "skills"]
+
+
+def epochs_of(outcome: dict) -> list[dict]:
+    """Return a record of each epoch: n, sr with interval, csr, fr, steps, tokens, the bank.
+
+    fr: lost / failed, of which lost are those that the epoch before had solved; fr_p1: lost / solved
+    in the epoch before. 0 where nothing could be lost.
+    """
+    by_epoch: dict[int, dict[str, dict]] = {}
+    for row in outcome["rows"]:
+        by_epoch.setdefault(row["epoch"], {})[row["id"]] = row
+    cells, ever, before = [], set(), set()
+    for epoch, rows in sorted(by_epoch.items()):
+        n, solved = len(rows), {id for id, row in rows.items() if row["success"]}
+        ever |= solved
+        lost, failed = len(before - solved), n - len(solved)
+        low, high = wilson(len(solved) / n, n)
+        stats = outcome["stats"][epoch] if epoch < len(outcome["stats"]) else None
+        cells.append({
+            "arm": outcome["arm"],
+            "epoch": epoch + 1,
+            "n": n,
+            "sr": len(solved) / n,
+            "low": low,
+            "high": high,
+            "csr": len(ever) / n,
+            "fr": lost / failed if failed else 0.0,
+            "fr_p1": lost / len(before) if before else 0.0,
+            "crashed": sum(bool(row["error"] or row["failure"]) for row in rows.values()),
+            "steps": fmean(row["steps"] for row in rows.values()),
+            "shown": fmean(len(row["shown"]) for row in rows.values()),
+            "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
+            "written_tokens": fmean(row["written_tokens"] for row in rows.values()),
+            "bank": stats or {},
+        })  # fmt: skip
+        before = solved
+    return cells
+
+
+def _held_out(outcome: dict) -> dict:
+    rows = outcome["held_out"]
+    sr = fmean(row["success"] for row in rows)
+    low, high = wilson(sr, len(rows))
+    return {"arm": outcome["arm"], "n": len(rows), "sr": sr, "low": low, "high": high}
+
+
+def _differences(outcomes: Sequence[dict], epochs: int) -> list[dict]:
+    """Compare every arm with those before it, task by task, in the last epoch."""
+    last = {
+        outcome["arm"]: {
+            row["id"]: float(row["success"])
+            for row in outcome["rows"]
+            if row["epoch"] == epochs - 1
+        }
+        for outcome in outcomes
+    }
+    found = []
+    arms = [*last]
+    for k, arm in enumerate(arms):
+        for other in arms[:k]:
+            common = [id for id in last[arm] if id in last[other]]
+            if common:
+                values = [last[arm][id] - last[other][id] for id in common]
+                low, high = difference_interval(values, common)
+                found.append(
+                    {"arm": arm, "than": other, "n": len(common), "mean": fmean(values),
+                     "low": low, "high": high}
+                )  # fmt: skip
+    return found
+
+
+# ---------------------------------------------------------------- on the terminal and on the page
+
+
+def write_stream_report(folder: Path, config: StreamConfig, outcomes: Sequence[dict]) -> None:
+    """Write summary.json and report.html into a stream's folder, and print the table."""
+    summary = summarise_stream(config, outcomes)
+    write_summary(folder / "summary.json", summary)
+    if summary["rule"]:
+        console.print(f"No model: the policy {summary['rule']}.", soft_wrap=True, markup=False)
+    console.print(_printed(summary))
+    for difference in summary["differences"]:
+        console.print(_said(difference), markup=False)
+    for arm, ids in summary["leaks"].items():
+        console.print(
+            f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])}).",
+            markup=False,
+        )
+    write_text(folder / "report.html", _page(summary, config, outcomes))
+    console.print(f"Rows, banks and report.html are in {folder}.", markup=False, soft_wrap=True)
+
+
+def _said(d: dict) -> str:
+    low, high = f"{d['low']:+.2f}", f"{d['high']:+.2f}"
+    return f"{d['arm']} - {d['than']}, last epoch: {d['mean']:+.2f} ({low} to {high}, n {d['n']})"
+
+
+def _share(cell: dict) -> str:
+    return f"{cell['sr']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+
+
+def _printed(summary: dict):
+    from rich.table import Table
+
+    shown = Table("arm", "n", "SR first epoch", "SR last epoch", "CSR", "FR", "entries")
+    for first, last in _first_and_last(summary):
+        shown.add_row(
+            last["arm"],
+            str(last["n"]),
+            _share(first),
+            _share(last),
+            f"{last['csr']:.2f}",
+            f"{last['fr']:.2f}",
+            f"{last['bank'].get('entries', 0):,}",
+        )
+    return shown
+
+
+def _first_and_last(summary: dict) -> list[tuple[dict, dict]]:
+    by_arm: dict[str, list[dict]] = {}
+    for cell in summary["cells"]:
+        by_arm.setdefault(cell["arm"], []).append(cell)
+    return [(cells[0], cells[-1]) for cells in by_arm.values()]
+
+
+def _lines(summary: dict, value: Callable[[dict], float]) -> dict[str, list[tuple[float, float]]]:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for cell in summary["cells"]:
+        lines.setdefault(cell["arm"], []).append((cell["epoch"], value(cell)))
+    return lines
+
+
+def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
+    best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
+    rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
+    lead = (
+        f'<p class="headline">{esc(best["arm"])} solved {best["sr"]:.0%} of {best["n"]} tasks of '
+        f"{esc(config.environment)} in epoch {best['epoch']}.{esc(rule)}</p>"
+    )
+    learning = [o for o in outcomes if o["bank"]]
+    sections = [
+        Section(
+            "Success by epoch",
+            plots.curves({
+                "tasks solved in an epoch": _lines(summary, lambda c: c["sr"]),
+                "tasks solved so far": _lines(summary, lambda c: c["csr"]),
+            }),
+            "Share of all tasks; what crashed or timed out was not solved.",
+        ),
+        Section("Every epoch", _epochs(summary), "95 % intervals are Wilson's."),
+        Section("Compared task by task", "".join(
+            f"<p>{esc(_said(d))}</p>" for d in summary["differences"]
+        ), "In the last epoch; 95 % intervals by bootstrap over the tasks."),
+        Section("Other tasks, with the bank as it was", as_table(
+            "Held-out tasks", ["", "", "solved", "n"],
+            [[esc(h["arm"]), "", _share(h), f"{h['n']:,}"] for h in summary["held_out"]],
+        )),
+        Section("Utilities", plots.curves({
+            "mean utility": _lines(summary, lambda c: c["bank"].get("q_mean", 0.0)),
+            "never shown, share of entries": _lines(
+                summary, lambda c: c["bank"].get("never_shown", 0.0)
+            ),
+        }) + _utilities(summary), "At the end of each epoch."),
+        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _worth(o),
+                  "Experiences by the share of tasks that succeeded with them.")
+          for o in learning),
+        Section("One task, epoch by epoch", "".join(map(_one_task, learning))),
+    ]  # fmt: skip
+    return page(f"Stream {config.name}", lead, [s for s in sections if s.body])
+
+
+def _epochs(summary: dict) -> str:
+    rows = [
+        [esc(c["arm"]), str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
+         f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
+         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}"]
+        for c in summary["cells"]
+    ]  # fmt: skip
+    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written"]
+    return as_table("Means of a task; tokens read and written", head, rows)
+
+
+def _utilities(summary: dict) -> str:
+    names = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min",
+             "q_median", "q_max")  # fmt: skip
+    rows = [
+        [esc(c["arm"]), str(c["epoch"]), *(f"{c['bank'][name]:.4g}" for name in names)]
+        for c in summary["cells"]
+        if c["bank"].get("entries")
+    ]
+    head = ["arm", "epoch", *(name.replace("_", " ") for name in names)]
+    return as_table("The bank", head, rows)
+
+
+def _worth(outcome: dict) -> str:
+    """List the experiences that were shown most often with success, and with failure."""
+    entries = sorted(outcome["bank"], key=lambda e: (e["wins"] / e["visits"], e["visits"]))
+    parts = []
+    for title, chosen in (("Helped", entries[::-1]), ("Hurt", entries)):
+        rows = [
+            [str(e["id"]), esc(e["task"]), f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
+             esc(e["experience"])]
+            for e in chosen[:MOST_SHOWN]
+        ]  # fmt: skip
+        parts.append(as_table(title, ["entry", "of task", "succeeded", "Q", "experience"], rows))
+    return "".join(parts)
+
+
+def _one_task(outcome: dict) -> str:
+    """Show what the task was shown whose success changed most often."""
+    by_task: dict[str, list[dict]] = {}
+    for row in outcome["rows"]:
+        by_task.setdefault(row["id"], []).append(row)
+
+    def changes(rows: list[dict]) -> int:
+        return sum(a["success"] != b["success"] for a, b in pairwise(rows))
+
+    rows = max(by_task.values(), key=changes, default=[])
+    lines = [
+        [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
+         esc("; ".join(f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f})"
+                       for f in row["shown"]) or "nothing"), esc(row["action"][:200])]
+        for row in rows
+    ]  # fmt: skip
+    head = ["epoch", "it was", "shown", "last action"]
+    return (
+        as_table(f"{esc(outcome['arm'])}, task {esc(rows[0]['id'])}", head, lines) if rows else ""
+    )
+
+
+def read_summary(folder: Path) -> dict:
+    """Return a stream's summary."""
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))

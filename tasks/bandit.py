@@ -1,0 +1,99 @@
+"""A generated world for episodic memory: which of two doors, and experiences of which half mislead.
+
+Holds: `Bandit`, `HINTS`. Leaves out: the policy that acts in it (engines/rehearsed.py).
+Exercise it: `python cli.py stream --environment bandit`. Read next: tasks/llb_db.py.
+
+Every task is known from `HINTS` experiences of its own intent, which name a door, half of them the
+wrong one: similarity cannot tell them apart, their utility can. No model is needed, and chance is the policy's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from data import seed_of
+from tasks.environments import Step, Work
+
+HINTS = 10  # experiences of a task
+DOORS = ("left", "right")
+WORDS = (
+    "amber basil cedar delta ember fjord grove heron inlet jetty kelp lagoon maple nectar opal "
+    "pebble quartz raven spruce tundra umber violet willow yarrow zephyr"
+).split()
+
+
+class Bandit:
+    """Tasks of one step: name a door.
+
+    n_tasks: how many; hints: experiences of each, half of them wrong; seed: of the world.
+    """
+
+    name, style, most_steps = "bandit", "qa", 1
+    leaves_nothing = True  # tries are no experiences: what there is to know is known at first
+    instructions = "A house has two doors, and a prize behind one. Answer with it: left or right."
+
+    def __init__(self, n_tasks: int = 60, hints: int = HINTS, seed: int = 0):
+        self.hints, self._seed = hints, seed
+        rng = random.Random(seed_of(seed, "bandit"))
+        # no house shares a word with another: what is known of one says nothing about others
+        self._names = [
+            " ".join(f"{word}{k}" for word in rng.sample(WORDS, 4)) for k in range(n_tasks)
+        ]
+        self._doors = [rng.choice(DOORS) for _ in range(n_tasks)]
+
+    def tasks(self) -> Sequence[Work]:
+        return [
+            Work(
+                id=f"b{k}",
+                question=self.intent(f"b{k}"),
+                answers=(),
+                text="",
+                kind="bandit",
+                dataset="bandit",
+                environment=self,
+                solution=(self._doors[k],),
+                content=self._doors[k],
+            )
+            for k in range(len(self._names))
+        ]
+
+    def intent(self, id: str) -> str:
+        return self._names[int(id[1:])]
+
+    def reset(self, id: str) -> _Try:
+        return _Try(self.intent(id), self._doors[int(id[1:])])
+
+    def experiences(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (task id, intent, experience) of what is known at first, half of it wrong.
+
+        The task ids are those of the tries that left them: each hint is another's.
+        """
+        for k, door in enumerate(self._doors):
+            other = DOORS[1 - DOORS.index(door)]
+            right = random.Random(f"hints/{self._seed}/{k}").sample(
+                range(self.hints), self.hints // 2
+            )
+            for n in range(self.hints):
+                said = door if n in right else other
+                yield (
+                    f"b{k}-{n}",
+                    self.intent(f"b{k}"),
+                    f"Visitor {n} of {self._names[k]} took the {said} door.",
+                )
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Try:
+    observation: str
+    door: str
+
+    def step(self, action: str) -> Step:
+        said = [word for word in action.lower().split() if word.strip(".") in DOORS]
+        right = bool(said) and said[-1].strip(".") == self.door
+        return Step("The prize." if right else "Nothing.", True, 1.0 if right else -1.0)
+
+    def close(self) -> None: ...
