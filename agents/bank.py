@@ -773,7 +773,7 @@ class Bank:
         return len(ids)
 
     def copy_to(self, path: Path) -> None:
-        """Write a copy of the whole bank to a file. UserError: it is there, or cannot be written."""
+        """Write a copy of the whole bank to a file. UserError: it is there, or cannot be."""
         if path.exists():
             raise UserError(f"{path} is there already.")
         with self._sentences():

@@ -112,6 +112,7 @@ ARMS = {
     "memp": {"alpha": 0.0},
     "memrl": {},
 }
+USUAL_ARMS = ("none", "rag", "memp", "memrl")
 ABOUT_ARMS = {
     "none": "no memory; its cumulative success is pass@epochs",
     "reflection": "each task sees its own last try",
@@ -195,7 +196,7 @@ class MemRL(Agent):
 
     name = "memrl"
     Config = MemRLConfig
-    arms, about_arms, constants = ARMS, ABOUT_ARMS, CONSTANTS
+    arms, usual_arms, about_arms, constants = ARMS, USUAL_ARMS, ABOUT_ARMS, CONSTANTS
     prompts = {
         "act": ACT,
         "next": "{observation}",

@@ -1,4 +1,4 @@
-"""The body of `stream`: the tasks of an environment, epoch by epoch, and a bank that learns of them.
+"""The body of `stream`: an environment's tasks, epoch by epoch, and a bank that learns of them.
 
     epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
 
@@ -19,7 +19,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -65,6 +65,7 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     from report.streams import write_stream_report
 
     kind = find.learner()
+    config = replace(config, arms=config.arms or kind.usual_arms)
     if unknown := [arm for arm in config.arms if arm not in kind.arms]:
         raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
     folder = files.run_path(config.runs, config.name)
@@ -85,7 +86,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
                 if others is not None:
                     stream.transfer(engine, others)
-        write_stream_report(folder, config, [stream.outcome() for stream in streams])
+        outcomes = [stream.outcome() for stream in streams]
+        write_stream_report(folder, config, outcomes, getattr(engine, "rule", ""))
         for stream in streams:
             stream.agent.opened().close()
     return folder

@@ -1,10 +1,10 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
-`StreamConfig` and smaller ones; `Bound`
-and `check_fields`, which refuse values out of range; `docs`, the help; the panels of `--help`.
-Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags
-(config/flags.py). No torch, so that `--help` is quick.
+`StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
+`docs`, the help; the panels of `--help`. Leaves out: settings of agents (`ReadConfig` in
+memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch, so that `--help`
+is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
@@ -588,8 +588,9 @@ class StreamConfig:
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""
-    arms: Annotated[tuple[str, ...], NOT_EMPTY] = ("none", "rag", "memp", "memrl")
-    """ways of remembering that are compared: none, reflection, rag, memp, memrl"""
+    arms: tuple[str, ...] = ()
+    """ways of remembering that are compared: none, reflection, rag, memp, memrl; empty = all but
+    reflection"""
     constants: Literal["default", "paper", "released"] = "default"
     """settings by environment: of the paper, or what its released code comes to; flags go on top"""
     epochs: Annotated[int, COUNT] = 10

@@ -47,6 +47,7 @@ class RehearsedEngine(ScriptedEngine):
         super().__init__(Characters(), self.respond, per_step=64)
         self._tasks = {task.question: task for task in tasks}
         self._skill = {task.question: task.kind for task in tasks}
+        self.rule = RULES["bandit" if any(t.kind == "bandit" for t in tasks) else "skills"]
         self._seeds: dict[int, int] = {}  # id of a prompt in the queue -> its seed
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:

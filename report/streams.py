@@ -27,12 +27,15 @@ from report.transcripts import esc
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 
 
-def summarise_stream(config: StreamConfig, outcomes: Sequence[dict]) -> dict:
-    """Return {unit, cells, differences, held_out, leaks}, of what `Stream.outcome` returns."""
+def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
+    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests}.
+
+    outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did.
+    """
     found = {
         "environment": config.environment,
         "epochs": config.epochs,
-        "rule": rule_of(config),
+        "rule": rule,
         "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
         "held_out": [_held_out(outcome) for outcome in outcomes if outcome["held_out"]],
         "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
@@ -42,20 +45,11 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict]) -> dict:
     return found
 
 
-def rule_of(config: StreamConfig) -> str:
-    """Return by which rule the tasks were solved where no model did; "" for a model."""
-    if config.engine != "rehearsed" or config.endpoint:
-        return ""
-    from engines.rehearsed import RULES
-
-    return RULES["bandit" if config.environment == "bandit" else "skills"]
-
-
 def epochs_of(outcome: dict) -> list[dict]:
     """Return a record of each epoch: n, sr with interval, csr, fr, steps, tokens, the bank.
 
-    fr: lost / failed, of which lost are those that the epoch before had solved; fr_p1: lost / solved
-    in the epoch before. 0 where nothing could be lost.
+    fr: lost / failed, of which lost are those that the epoch before had solved; fr_p1: lost /
+    solved in the epoch before. 0 where nothing could be lost.
     """
     by_epoch: dict[int, dict[str, dict]] = {}
     for row in outcome["rows"]:
@@ -123,9 +117,11 @@ def _differences(outcomes: Sequence[dict], epochs: int) -> list[dict]:
 # ---------------------------------------------------------------- on the terminal and on the page
 
 
-def write_stream_report(folder: Path, config: StreamConfig, outcomes: Sequence[dict]) -> None:
+def write_stream_report(
+    folder: Path, config: StreamConfig, outcomes: Sequence[dict], rule: str = ""
+) -> None:
     """Write summary.json and report.html into a stream's folder, and print the table."""
-    summary = summarise_stream(config, outcomes)
+    summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
     if summary["rule"]:
         console.print(f"No model: the policy {summary['rule']}.", soft_wrap=True, markup=False)

@@ -4,7 +4,8 @@ Holds: `Bandit`, `HINTS`. Leaves out: the policy that acts in it (engines/rehear
 Exercise it: `python cli.py stream --environment bandit`. Read next: tasks/llb_db.py.
 
 Every task is known from `HINTS` experiences of its own intent, which name a door, half of them the
-wrong one: similarity cannot tell them apart, their utility can. No model is needed, and chance is the policy's.
+wrong one: similarity cannot tell them apart, their utility can. No model is needed, and chance is
+the policy's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `open_environment`. Leaves out: each environment's own file
-(tasks/llb_db.py and others), who acts in them (agents/).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `open_environment`. Leaves out: each environment's
+own file (tasks/llb_db.py and others), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
 An environment gives its tasks one after the other; an episode is one try of one of them. Several

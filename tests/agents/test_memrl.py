@@ -1,0 +1,290 @@
+"""MemRL: what is shown, what is kept, what a group teaches; all with scripted answers."""
+
+import pytest
+
+from agents.bank import Bank
+from agents.memrl import ARMS, CONSTANTS, FAILURES, SHOWN, SUCCESSES, MemRL, MemRLConfig, Tried
+from config.errors import UserError
+from data import Task
+from engines.scripted import ScriptedEngine
+from memagent import Group, MemAgent
+from rollout import Sampling, rollout
+from tasks.environments import Step, Work
+from tokens.codec import Characters
+
+STEPS = 3
+
+
+class Counting:
+    """Tasks that are solved by the action "yes" within three steps."""
+
+    name, style, most_steps = "counting", "agent", STEPS
+    instructions = "Say yes."
+
+    def __init__(self, n=4):
+        self.n, self.open = n, 0
+
+    def tasks(self):
+        return [self.task(k) for k in range(self.n)]
+
+    def task(self, k):
+        return Work(f"t{k}", f"task {k}", (), text="", environment=self, solution=("yes",))
+
+    def intent(self, id):
+        return f"task {id[1:]} to be done"
+
+    def reset(self, id):
+        self.open += 1
+        if id == "t99":
+            raise UserError("t99 cannot be begun.")
+        return Try(self, f"task {id[1:]}")
+
+    def close(self): ...
+
+
+class Try:
+    def __init__(self, world, observation):
+        self.world, self.observation, self.closed = world, observation, False
+
+    def step(self, action):
+        if action == "crash":
+            return Step("It crashed.", True, -1.0, "crashed")
+        return Step(
+            f"You said {action}.", action in ("yes", "no"), 1.0 if action == "yes" else -1.0
+        )
+
+    def close(self):
+        if not self.closed:
+            self.closed, self.world.open = True, self.world.open - 1
+
+
+def agent(**settings) -> MemRL:
+    return MemRL(MemRLConfig(**({"delta": 0.0} | settings)))
+
+
+def answering(*said, lesson="do it well"):
+    """An engine: actions in turn, whatever the task, and one lesson for all."""
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        if "Steps:" in prompt.text or "Reflection:" in prompt.text:
+            return lesson
+        depth, turn = 0, prompt.after
+        while turn is not None:
+            depth, turn = depth + 1, turn.prompt.after
+        return said[min(depth, len(said) - 1)]
+
+    engine = ScriptedEngine(Characters(), script)
+    engine.prompts = prompts
+    return engine
+
+
+def tried(reader, engine, task, sample=0):
+    (trajectory,) = rollout(engine, reader, [(task, sample)], Sampling(0.0))
+    return trajectory
+
+
+def test_a_task_is_worked_on_until_it_is_done_and_leaves_a_script():
+    world, reader, engine = Counting(), agent(), answering("perhaps", "yes")
+    trajectory = tried(reader, engine, world.task(1))
+    *_, act, lesson = trajectory.turns
+    notes = reader.tried(trajectory)
+    assert (notes.success, notes.reward, notes.steps, notes.failure) == (True, 1.0, 2, "")
+    assert act.prompt.after is trajectory.turns[0] and act.prompt.text == "You said perhaps."
+    assert act.trained and not lesson.trained and world.open == 0
+    assert notes.kind == "script" and notes.experience == (
+        "Task: task 1\nScript: do it well\nAction: perhaps\nResult: You said perhaps.\n"
+        "Action: yes\nResult: You said yes."
+    )
+    assert reader.reward(trajectory) == 1.0 and notes.intent == "task 1 to be done"
+
+
+@pytest.mark.parametrize(
+    ("said", "failure", "steps"),
+    [(["perhaps"], "steps", 3), (["no"], "", 1), (["crash"], "crashed", 1)],
+)
+def test_what_is_not_solved_leaves_a_reflection(said, failure, steps):
+    reader = agent()
+    notes = reader.tried(tried(reader, answering(*said), Counting().task(0)))
+    assert (notes.success, notes.failure, notes.steps) == (False, failure, steps)
+    assert (
+        notes.reward == -1.0 and notes.kind == "reflection" and "Reflection: " in notes.experience
+    )
+
+
+def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
+    reader, world = agent(), Counting()
+    trajectory = tried(reader, answering("yes"), world.task(99))
+    assert "cannot be begun" in trajectory.error
+    assert reader.tried(trajectory) is None and reader.reward(trajectory) == 0.0
+    assert reader.lesson([trajectory]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "solved", "kind"),
+    [
+        (dict(build="trajectory"), True, "trajectory"),
+        (dict(build="script"), True, "script"),
+        (dict(update="validation"), False, ""),
+        (dict(update="validation"), True, "script"),
+        (dict(update="vanilla"), False, "trajectory"),
+        (dict(update="none"), True, ""),
+        (ARMS["rag"], False, "trajectory"),
+        (ARMS["none"], True, ""),
+    ],
+)
+def test_what_is_kept_is_a_setting(settings, solved, kind):
+    reader, engine = agent(**settings), answering("yes" if solved else "no")
+    notes = reader.tried(tried(reader, engine, Counting().task(0)))
+    assert notes.kind == kind and bool(notes.experience) == bool(kind)
+    if settings.get("build") == "script":
+        assert "Action" not in notes.experience
+    if kind in ("trajectory", ""):  # no call for a lesson
+        assert len(engine.prompts) == 1
+
+
+def test_an_empty_pool_adds_nothing_to_the_prompt():
+    bare, shown = answering("yes"), answering("yes")
+    tried(agent(recall="none"), bare, Counting().task(0))
+    tried(agent(), shown, Counting().task(0))
+    assert bare.prompts[0].text == shown.prompts[0].text
+    assert SHOWN not in shown.prompts[0].text
+
+
+def filled(**settings):
+    reader = agent(**settings)
+    bank = reader.opened()
+    bank.write("task 5 to be done", "how 5 went", success=True, task_id="t5")
+    bank.write("task 6 to be done", "how 6 went", success=False, task_id="t6")
+    return reader
+
+
+def test_experiences_stand_in_the_prompt_as_data_successes_first():
+    engine = answering("yes")
+    notes = (reader := filled()).tried(tried(reader, engine, Counting().task(0)))
+    text = engine.prompts[0].text
+    at = [text.index(part) for part in (SHOWN, SUCCESSES, "how 5 went", FAILURES, "how 6 went")]
+    assert at == sorted(at) and [each["id"] for each in notes.shown] in ([1, 2], [2, 1])
+    constant = "".join(piece for piece, fixed in engine.prompts[0].pieces if fixed)
+    assert "how 5 went" not in constant  # special tokens in it stay text
+
+
+def test_what_does_not_fit_the_budget_is_neither_shown_nor_credited():
+    engine = answering("yes")
+    reader = filled(context_tokens=40)
+    trajectory = tried(reader, engine, Counting().task(0))
+    assert len(reader.tried(trajectory).shown) == 1
+    reader.learn([reader.lesson([trajectory])])
+    assert sorted(entry.visits for entry in reader.bank.entries())[-2:] == [0, 1]
+    tried(none := filled(context_tokens=1), engine, Counting().task(0))
+    assert SHOWN not in engine.prompts[-2].text and none.config.context_tokens == 1
+
+
+def test_the_last_own_try_is_shown_by_itself():
+    engine, reader = answering("no", lesson="say yes"), agent(**ARMS["reflection"])
+    world = Counting()
+    for epoch in range(2):
+        reader.epoch = epoch
+        reader.learn([reader.lesson([tried(reader, engine, world.task(0))])])
+    acts = [p.text for p in engine.prompts if "Say yes." in p.text and "Task:\ntask 0" in p.text]
+    assert SHOWN not in acts[0] and "Reflection: say yes" in acts[1]
+    tried(reader, engine, world.task(1))
+    assert SHOWN not in engine.prompts[-2].text
+
+
+def test_feedback_and_experience_are_one_lesson():
+    reader = filled()
+    trajectory = tried(reader, answering("yes"), Counting().task(0))
+    updates = reader.learn([reader.lesson([trajectory])], cursor={"epoch": 3})
+    assert [u.q_after for u in updates] == [pytest.approx(0.3)] * 2
+    new = reader.bank.entries()[-1]
+    assert new.task_id == "t0" and {*new.parents} == {1, 2} and new.meta["steps"] == 1
+    assert reader.bank.noted("cursor") == {"epoch": 3}
+
+
+def test_a_group_retrieves_feeds_back_and_writes_once():
+    reader, world = filled(), Counting()
+    reader = reader.on(Characters())
+    calls = []
+    retrieve = Bank.retrieve
+    try:
+        Bank.retrieve = lambda self, *a, **k: calls.append(a) or retrieve(self, *a, **k)
+        trajectories = [
+            tried(reader, answering(said), world.task(0), k)
+            for k, said in enumerate(["no", "yes", "yes", "no", "no", "no", "no", "no"])
+        ]
+        prompts = {t.turns[0].prompt.text for t in trajectories}
+        reader.after_group(Group(trajectories[0].task, trajectories))
+    finally:
+        Bank.retrieve = retrieve
+    assert len(calls) == 1 and len(prompts) == 1
+    mean = (2 - 6) / 8
+    assert [e.q for e in reader.bank.entries()[:2]] == [pytest.approx(0.3 * mean)] * 2
+    assert [e.visits for e in reader.bank.entries()[:2]] == [1, 1]
+    (new,) = reader.bank.entries()[2:]
+    assert new.success and new.kind == "script"  # the first success of the group
+
+
+def test_a_group_without_success_leaves_one_failure():
+    reader, world = agent(), Counting()
+    trajectories = [tried(reader, answering("no"), world.task(0), k) for k in range(3)]
+    reader.after_group(Group(trajectories[0].task, trajectories))
+    assert [entry.kind for entry in reader.bank.entries()] == ["reflection"]
+
+
+def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 20)
+    plain, read = answering("\\boxed{Oslo}"), answering("\\boxed{Oslo}")
+    settings = dict(chunk_tokens=40)
+    tried(MemAgent(MemAgent.Config(**settings)), plain, task)
+    reader = agent(update="none", **settings)
+    trajectory = tried(reader, read, task)
+    assert [p.text for p in read.prompts] == [p.text for p in plain.prompts]
+    assert reader.tried(trajectory).success and reader.reward(trajectory) == 1.0
+    with_block = answering("\\boxed{Oslo}")
+    reader = agent(**settings)
+    reader.opened().write("Where is Bob?", "it stood at the end", success=True, task_id="x")
+    trajectory = tried(reader, with_block, task)
+    texts = [p.text for p in with_block.prompts]
+    assert all("it stood at the end" in text for text in texts[:-1])
+    assert (
+        texts[0].replace(texts[0].partition("\n\nYou read")[0] + "\n\n", "")
+        == plain.prompts[0].text
+    )
+    assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
+
+
+def test_graded_rewards_are_mapped_to_the_range_of_utilities():
+    reader = agent(graded=True)
+    task = Work("t", "task", (), text="", environment=Counting())
+    notes = Tried(success=False, reward=0.25)
+    trajectory = tried(reader, answering("no"), Counting().task(0))
+    trajectory.turns[-1].notes = notes
+    assert reader.lesson([trajectory]).reward == 0.25 and task.id == "t"
+
+
+def test_state_brings_back_the_bank():
+    reader = filled()
+    reader.learn([reader.lesson([tried(reader, answering("yes"), Counting().task(0))])])
+    other = agent()
+    other.load_state(reader.state())
+    assert other.bank.digest == reader.bank.digest
+    found = [bank.retrieve("task 0 to be done").ids for bank in (reader.bank, other.bank)]
+    assert found[0] == found[1] and found[0]
+    with pytest.raises(UserError, match="another version"):
+        other.load_state(reader.state() | {"info": [["schema", "2"]]})
+
+
+def test_published_constants_are_settings_of_every_environment():
+    for constants in ("paper", "released"):
+        for name, fields in CONSTANTS[constants].items():
+            assert MemRLConfig(**fields).delta == fields["delta"], name
+    paper = CONSTANTS["paper"]
+    assert [(c["delta"], c["k1"], c["k2"]) for c in paper.values()] == [
+        (0.38, 10, 5), (0.5, 10, 5), (0.37, 10, 5), (0.62, 5, 3), (0.25, 5, 3),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="name an embedder"):
+        MemRLConfig(retrieve="dense")
+    with pytest.raises(UserError, match="Rewards"):
+        MemRLConfig(success_reward=-1, failure_reward=1)
