@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from agents import find
-from commands.stores import memory_app
-from commands.stream import stream_command
+from commands.groups import add_groups
 from config import options
 from config.errors import UserError
 from config.flags import AgentGroup, command
@@ -48,8 +47,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
-app.add_typer(memory_app, name="memory")
-stream_command(app)
+add_groups(app)
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:

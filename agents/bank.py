@@ -240,8 +240,9 @@ class Bank:
     """Experiences of one file, or of memory alone.
 
     path: the file, made if it is not there; None: nothing is kept. namespace: intents and entries
-    of others are neither found nor counted. frozen: read, never written. UserError: the file is
-    damaged, not a bank, of another version or embedder, or in use.
+    of others are neither found nor counted. frozen: read, never written. upkeep: entries go, none
+    come, for which no embedder is needed. UserError: the file is damaged, not a bank, of another
+    version or embedder, or in use.
 
     All retrievals between two batches see the same state: their order changes nothing.
     """
@@ -254,9 +255,10 @@ class Bank:
         *,
         namespace: str = "default",
         frozen: bool = False,
+        upkeep: bool = False,
     ):
         self.config, self.embedder, self.namespace = config, embedder, namespace
-        self.path, self.frozen = Path(path) if path else None, frozen
+        self.path, self.frozen, self.upkeep = Path(path) if path else None, frozen, upkeep
         self._depth = 0  # of batches within each other
         self._new: list[Row] = []  # intents of the batch under way
         self._buried = False  # it has let go of entries
@@ -316,7 +318,7 @@ class Bank:
                 f"{self.path} was made with the embedder {kept['name']} ({kept['dim']} numbers), "
                 f"not with {mine.name} ({mine.dim}): name that one."
             )
-        elif kept and not mine and not self.frozen:
+        elif kept and not mine and not (self.frozen or self.upkeep):
             raise UserError(
                 f"{self.path} holds embeddings of {kept['name']}, and new intents need them too: "
                 "name that embedder, or open it frozen."
@@ -614,8 +616,9 @@ class Bank:
         A known intent gets one entry more, and so does one that is as similar as `same_intent`.
         ValueError: the intent is empty, a parent is not in the bank.
         """
-        if not intent.strip():
-            raise ValueError("an intent must not be empty")
+        if not intent.strip() or self.upkeep:
+            why = "the bank was opened for upkeep" if self.upkeep else "an intent must not be empty"
+            raise ValueError(why)
         c, meta, text = self.config, dict(meta or {}), intent[:MOST_CHARACTERS]
         if len(intent) > len(text):
             meta["cut"] = len(intent) - len(text)  # characters

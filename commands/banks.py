@@ -1,0 +1,204 @@
+"""The commands on banks of experiences: `bank show`, `stats`, `export`, `merge`, `forget`,
+`calibrate` and `check`.
+
+Holds: `bank_app`, with the flags of its commands. Leaves out: banks (agents/bank.py), streams
+(commands/stream.py).
+Exercise it: `python cli.py bank stats runs/stream/rag.db`. Read next: agents/bank.py.
+
+Looking at a bank never writes to it, also while a stream goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from config.errors import UserError, clean, clip
+from config.files import replacing_output
+from config.flags import command
+
+if TYPE_CHECKING:
+    from agents.bank import Bank, Entry, Filter
+
+bank_app = typer.Typer(
+    no_args_is_help=True, help="Show, count, export, merge, forget and check experiences."
+)
+
+File = Annotated[Path, typer.Argument(help="a bank, such as RUNS/NAME/ARM.db of a stream")]
+Namespace = Annotated[str, typer.Option(help="part of the bank")]
+EmbedderName = Annotated[
+    str, typer.Option("--embedder", help="that of the bank: hf:FOLDER, openai:URL#MODEL, hash:256")
+]
+QBelow = Annotated[float | None, typer.Option(help="only those with a lower utility")]
+QAbove = Annotated[float | None, typer.Option(help="only those with a higher utility")]
+Visits = Annotated[int, typer.Option(help="only those that were shown so often, or more")]
+Before = Annotated[int | None, typer.Option("--before", help="only those of epochs before this")]
+OfTask = Annotated[str, typer.Option("--task", help="only those that this task has left")]
+Kind = Annotated[str, typer.Option(help="only script, reflection or trajectory")]
+Outcome = Annotated[
+    bool | None, typer.Option("--solved/--failed", help="only those of solved or of failed tasks")
+]
+
+
+def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: bool) -> Bank:
+    """Open a bank that is there; without an embedder it can be looked at."""
+    from agents.bank import Bank, BankConfig
+
+    if not path.is_file():
+        raise UserError(f"There is no bank at {path}.")
+    if not embedder:
+        return Bank(path, BankConfig(), namespace=namespace, **how)
+    from models.embedder import embedder_of
+
+    config = BankConfig(retrieve="dense", embedder=embedder)
+    return Bank(path, config, embedder_of(embedder), namespace=namespace, **how)
+
+
+def _filter(
+    q_below: float | None,
+    q_above: float | None,
+    visits: int,
+    before: int | None,
+    task: str,
+    kind: str,
+    solved: bool | None,
+) -> Filter:
+    from agents.bank import Filter
+
+    return Filter(q_below, q_above, visits, before, task, kind, solved)
+
+
+def _say(text: str) -> None:
+    typer.echo(clean(text))
+
+
+@command(bank_app)
+def show(
+    file: File,
+    n: Annotated[int, typer.Option("--n", help="how many, the most useful first; 0 = all")] = 20,
+    whole: Annotated[bool, typer.Option("--whole", help="the experiences uncut")] = False,
+    q_below: QBelow = None,
+    q_above: QAbove = None,
+    task: OfTask = "",
+    kind: Kind = "",
+    namespace: Namespace = "default",
+):
+    """Print experiences with their utility and where they came from."""
+    bank = _opened(file, namespace, frozen=True)
+    entries = bank.entries(_filter(q_below, q_above, 0, None, task, kind, None))
+    entries.sort(key=lambda entry: (-entry.q, -entry.visits, entry.id))
+    for entry in entries[:n] if n else entries:
+        _print_entry(entry, whole)
+    _say(f"{len(entries)} of {len(bank.entries())} entries")
+
+
+def _print_entry(entry: Entry, whole: bool) -> None:
+    made = f" from {', '.join(map(str, entry.parents))}" if entry.parents else ""
+    wins = f"{entry.wins} of {entry.visits} solved" if entry.visits else "never shown"
+    outcome = "solved" if entry.success else "failed"
+    _say(
+        f"[{entry.id}] Q {entry.q:+.3f}, {wins}; {entry.kind} of {entry.task_id} ({outcome}), "
+        f"epoch {entry.epoch + 1}{made}"
+    )
+    _say(f"    {clip(' '.join(entry.intent.split()), 160)}")
+    text = entry.experience if whole else clip(" ".join(entry.experience.split()), 240)
+    _say("\n".join(f"    {line}" for line in text.splitlines()))
+
+
+@command(bank_app)
+def stats(file: File, namespace: Namespace = "default"):
+    """Print counts and the distribution of utilities, as JSON."""
+    typer.echo(json.dumps(_opened(file, namespace, frozen=True).stats(), indent=2))
+
+
+@command(bank_app)
+def export(
+    file: File,
+    out: Annotated[Path, typer.Argument(help="file of JSON lines, one an entry")],
+    q_below: QBelow = None,
+    q_above: QAbove = None,
+    visits: Visits = 0,
+    task: OfTask = "",
+    kind: Kind = "",
+    namespace: Namespace = "default",
+):
+    """Write entries as JSON lines."""
+    from dataclasses import asdict
+
+    bank = _opened(file, namespace, frozen=True)
+    entries = bank.entries(_filter(q_below, q_above, visits, None, task, kind, None))
+    with replacing_output(out) as temporary:
+        lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
+        temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
+    _say(f"{len(entries)} entries are in {out}.")
+
+
+@command(bank_app)
+def merge(
+    file: File,
+    other: Annotated[Path, typer.Argument(help="the bank whose entries are taken over")],
+    embedder: EmbedderName = "",
+    namespace: Namespace = "default",
+):
+    """Take over the entries of another bank, with their utilities."""
+    if file.absolute() == other.absolute():
+        raise UserError("A bank cannot be merged with itself: name another one.")
+    source = _opened(other, namespace, frozen=True)
+    bank = _opened(file, namespace, embedder)
+    n = bank.merge(source)
+    bank.close()
+    _say(f"{n} entries of {other} are in {file} too.")
+
+
+@command(bank_app)
+def forget(
+    file: File,
+    q_below: QBelow = None,
+    q_above: QAbove = None,
+    visits: Visits = 0,
+    before: Before = None,
+    task: OfTask = "",
+    kind: Kind = "",
+    namespace: Namespace = "default",
+):
+    """Let go of the entries that all given conditions hold for."""
+    where = _filter(q_below, q_above, visits, before, task, kind, None)
+    if len(where.clause[1]) == 0:
+        raise UserError(
+            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind."
+        )
+    bank = _opened(file, namespace, upkeep=True)
+    n = bank.forget(where)
+    bank.close()
+    _say(f"{n} entries are forgotten.")
+
+
+@command(bank_app)
+def calibrate(
+    file: File,
+    embedder: EmbedderName = "",
+    quantile: Annotated[float, typer.Option(help="of the similarities of all pairs")] = 0.8,
+    namespace: Namespace = "default",
+):
+    """Print the delta that the bank's own intents suggest; the bank is left as it is."""
+    if not 0 <= quantile <= 1:
+        raise UserError("--quantile must lie between 0 and 1.")
+    bank = _opened(file, namespace, embedder, frozen=True)
+    texts = [*dict.fromkeys(entry.intent for entry in bank.entries())]
+    if len(texts) < 2:
+        raise UserError(f"{file} has {len(texts)} intents: a pair of them needs two.")
+    typer.echo(f"{bank.likeness.quantile(texts, quantile):.4f}")
+
+
+@command(bank_app)
+def check(file: File):
+    """Look for damage: SQLite's own check, references, utilities. Exit code 1 if there is any."""
+    wrong = _opened(file, frozen=True).check()
+    for line in wrong:
+        _say(line)
+    if wrong:
+        raise typer.Exit(1)
+    _say(f"{file} is sound.")
