@@ -77,7 +77,7 @@ class BankConfig(ReadConfig):
     """entries that a task is shown"""
     delta: float | None = None
     """similarity above which an intent counts; None = the quantile of all pairs of the tasks'
-    intents that delta_quantile names"""
+    intents that delta_quantile names (in training, of the bank's intents)"""
     delta_quantile: Annotated[float, SHARE] = 0.8
     """see delta"""
     at_delta: bool = False
@@ -262,6 +262,7 @@ class Bank:
         self._depth = 0  # of batches within each other
         self._new: list[Row] = []  # intents of the batch under way
         self._buried = False  # it has let go of entries
+        self._own_delta = -1, 0.0  # batches so far, and delta then
         self.likeness: Likeness = likeness_of(config.retrieve, embedder)
         with self._sentences():
             self._db = self._open()
@@ -421,15 +422,19 @@ class Bank:
 
     @property
     def delta(self) -> float:
-        """Return the similarity above which an intent counts. UserError: it was not calibrated."""
+        """Return the similarity above which an intent counts.
+
+        Where it is neither set nor calibrated by tasks, it is that of the bank's own intents.
+        """
         if self.config.delta is not None:
             return self.config.delta
-        known = self.noted(self._delta_key)
-        if known is None:
-            raise UserError(
-                "The bank has no delta: calibrate it by the tasks' intents, or give it."
-            )
-        return known
+        if (known := self.noted(self._delta_key)) is not None:
+            return known
+        if self._own_delta[0] != self.batches:
+            texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
+            delta = self.likeness.quantile(texts, self.config.delta_quantile)
+            self._own_delta = self.batches, delta
+        return self._own_delta[1]
 
     @property
     def _delta_key(self) -> str:

@@ -16,8 +16,10 @@ a batch all tasks see the same bank. In GRPO a group is such a batch, and one le
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -231,8 +233,14 @@ class MemRL(Agent):
     def opened(self) -> Bank:
         """Return the bank. UserError: it cannot be opened."""
         if self.bank is None:
-            c = self.config
-            self.bank = Bank(c.bank or None, c, self.embed, namespace=c.namespace)
+            c, first = self.config, os.environ.get("RANK", "0") == "0"
+            path = Path(c.bank) if c.bank else None
+            self.bank = Bank(path if first else None, c, self.embed, namespace=c.namespace)
+            if not first and path is not None and path.exists():
+                # every rank learns the same; the first one alone writes the file
+                there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
+                self.bank.load(there.dump())
+                there.close()
         return self.bank
 
     # ---- what it does

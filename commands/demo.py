@@ -340,6 +340,10 @@ class Workers:
 
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
+    if getattr(find.find(agent), "arms", None):
+        from commands.stream import demo_streams
+
+        return demo_streams(name, runs, seed, size)
     if demo := find.find(agent).demo:
         return run_comparison(Comparison(agent, demo, demo.sizes[size], seed), size, name, runs)
     start = time.perf_counter()

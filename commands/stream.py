@@ -2,9 +2,9 @@
 
     epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
 
-Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last). Leaves
-out: what is remembered (the agent's file), the bank (agents/bank.py), what the rows say
-(report/streams.py), flags (`stream_command` registers them).
+Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last),
+`demo_streams`. Leaves out: what is remembered (the agent's file), the bank (agents/bank.py), what
+the rows say (report/streams.py), flags (`stream_command` registers them).
 Exercise it: `python cli.py stream`. Read next: report/streams.py.
 
 What a stream has done stands in the bank's own file, written with what the batch has taught: a
@@ -18,6 +18,8 @@ import contextlib
 import json
 import os
 import random
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -30,7 +32,7 @@ from config import files
 from config.errors import UserError
 from config.flags import command
 from config.options import EvalConfig, StreamConfig
-from config.terminal import bar
+from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
 from eval import guarded
@@ -91,6 +93,34 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         for stream in streams:
             stream.agent.opened().close()
     return folder
+
+
+def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
+    """Show in minutes, without a model, what utilities are good for; return the first folder.
+
+    An earlier demo of this name is replaced. size: default, long (more epochs) or short.
+    """
+    kind, begun = find.learner(), time.perf_counter()
+    epochs = {"short": 2, "default": 10, "long": 30}[size]
+    folders = []
+    for environment in ("bandit", "llb-db"):
+        folder = files.run_path(runs, f"{name}/{environment}")
+        if folder.exists() and not (folder / MARK).exists():
+            raise UserError(f"{folder} is no demo's: give another --name.")
+        shutil.rmtree(folder, ignore_errors=True)
+        files.make_folder(folder)
+        (folder / MARK).touch()
+        console.print(f"[bold]{environment}[/bold]")
+        config = StreamConfig(
+            name=f"{name}/{environment}", runs=runs, environment=environment, epochs=epochs,
+            seed=seed, engine="rehearsed", arms=(*kind.arms,), batch=4 if folders else 32,
+        )  # fmt: skip
+        folders.append(run_stream(config, {}))
+    console.print(f"{time.perf_counter() - begun:.0f} s in all.")
+    return folders[0]
+
+
+MARK = ".demo"  # a folder with this file is a demo's: the next one of its name replaces it
 
 
 def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:

@@ -409,8 +409,12 @@ def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
         tmp_path / "b.db", BankConfig(embedder="hash:8" if embedder else "", **settings), embedder
     )
     assert again.delta == delta
-    with pytest.raises(UserError, match="calibrate"):
-        _ = Bank(None, BankConfig()).delta
+    own = Bank(None, BankConfig(**settings | {"embedder": "hash:8" if embedder else ""}), embedder)
+    assert own.delta == 0.0
+    with own.batch():
+        for text in texts:
+            own.write(text, "x", success=True, task_id=text)
+    assert own.delta == (delta if how == "bm25" else pytest.approx(delta, abs=1e-5))
 
 
 def test_without_faiss_torch_finds_the_same(monkeypatch, capsys):

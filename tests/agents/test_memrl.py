@@ -288,3 +288,19 @@ def test_published_constants_are_settings_of_every_environment():
         MemRLConfig(retrieve="dense")
     with pytest.raises(UserError, match="Rewards"):
         MemRLConfig(success_reward=-1, failure_reward=1)
+
+
+def test_of_several_ranks_the_first_alone_writes_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "b.db"
+    first = agent(bank=str(path))
+    first.opened().write("task 5 to be done", "how", success=True, task_id="t5")
+    monkeypatch.setenv("RANK", "1")
+    second = agent(bank=str(path))
+    assert second.opened().digest == first.bank.digest
+    before = path.read_bytes()
+    trajectory = tried(second, answering("yes"), Counting().task(0))
+    second.learn([second.lesson([trajectory])])
+    assert path.read_bytes() == before and len(second.bank.entries()) == 2
+    monkeypatch.setenv("RANK", "0")
+    first.learn([first.lesson([tried(first, answering("yes"), Counting().task(0))])])
+    assert first.bank.digest == second.bank.digest
