@@ -39,6 +39,8 @@ SHARED = (
     "calls",
     "demos",
     "find",
+    "notes",
+    "pay",
     "retrieval",
     "search",
     "store",
