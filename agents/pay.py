@@ -1,4 +1,4 @@
-"""What an episode of an edited store is paid: the parts of its reward, and what has changed answers.
+"""What an episode that edits a store is paid: parts of its reward, and what has changed answers.
 
 Holds: `worth`, `gains`, `parts`, `compared`; the original's formula: `context`, `overlap_score`,
 `sizes`, `efficiency`. Leaves out: who answers the probes (agents/memupdate.py). No torch.

@@ -12,7 +12,7 @@ from conftest import random_policy
 
 from agents import find, memupdate, pay, tools
 from agents.store import Entry, Store
-from commands.train import check
+from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task, same_answer
@@ -874,6 +874,30 @@ def test_a_budget_below_one_entry_is_refused_by_the_agent_of_any_task(codec):
         agent.check(SHORT)
     editor(budget="none", budget_entries=0).on(codec).check(SHORT)
     find.make("idle", {"memory_budget": 0.1}).on(codec).check(SHORT)  # which stores nothing
+
+
+@pytest.mark.parametrize("where", ["validation", "the last task of the first step"])
+def test_a_training_refuses_such_a_budget_wherever_it_is_before_any_step(tmp_path, where):
+    agent = editor(budget_entries=0, memory_budget=0.1)
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from data import Task\n"
+        "def task(name, n):\n"
+        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
+        "def long(): return [task('a', 40), task('b', 40)]\n"
+        "def one_short(): return [task('a', 40), task('b', 1)]\n"
+        "def short(): return [task('c', 1)]\n"
+    )
+    data, validation = ("long", "short") if where == "validation" else ("one_short", "")
+    run = RunConfig(
+        runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate", device="cpu",
+        data=f"{own}:{data}", validation=validation and f"{own}:{validation}",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="tokens holds no entry"):
+        build(run, config, agent)
+    fine = replace(run, data=f"{own}:long", validation="")
+    build(fine, config, agent).engine.close()
 
 
 BASELINES = ("idle", "facts", "newest", "evidence", "hybrid")
