@@ -886,7 +886,7 @@ def test_a_training_refuses_such_a_budget_wherever_it_is_before_any_step(tmp_pat
         "def task(name, n):\n"
         "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
         "def long(): return [task('a', 40), task('b', 40)]\n"
-        "def one_short(): return [task('a', 40), task('b', 1)]\n"
+        "def one_short(): return [task('a', 1), task('b', 40)]\n"
         "def short(): return [task('c', 1)]\n"
     )
     data, validation = ("long", "short") if where == "validation" else ("one_short", "")
