@@ -321,7 +321,8 @@ class MemUpdate(Agent):
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
-        if self.edits and task.document_digest not in self._checked:
+        counted = self.config.budget == "none" or self.config.budget_entries
+        if self.edits and not counted and task.document_digest not in self._checked:
             self._measured(task, Store(self.start(task)))
             self._checked.add(task.document_digest)
 
