@@ -40,7 +40,12 @@ SHARED = (
     "calls",
     "demos",
     "find",
+<<<<<<< HEAD
     "likeness",
+=======
+    "notes",
+    "pay",
+>>>>>>> main
     "retrieval",
     "search",
     "store",

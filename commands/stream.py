@@ -20,7 +20,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -35,9 +35,8 @@ from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
-from eval import guarded
-from memagent import Agent, Finish, Trajectory
-from rollout import Engine, Sampling, rollout
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from rollout import Engine, Sampling, rollout, start
 from tasks.environments import Environment, Work, open_environment
 
 STATE = "stream"  # what the bank keeps of a stream: see `Stream.state`
@@ -279,13 +278,14 @@ class Stream:
 
     def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
         """Let the agent work on a batch; a task whose engine failed is begun anew."""
-        c, agent = self.config, guarded(self.agent)
+        c, agent = self.config, self.agent
         seed = seed_of(c.seed, self.agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
             sampling = Sampling(c.temperature)
-            for trajectory in rollout(engine, agent, todo, sampling, seed, c.in_flight):
+            own = (engine, agent, todo, sampling, seed, c.in_flight)
+            for trajectory in rollout(*own, steps_of=_guarded):
                 found[trajectory.task.id] = trajectory
             todo = [(t.task, 0) for t in found.values() if _engine_failed(t)] if left else []
             if not todo:
@@ -363,6 +363,16 @@ class Stream:
 
 
 LEAK = 12  # characters of a solution that are worth looking for
+
+
+def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
+    """Start an agent, whose own exceptions fail the task and not the stream."""
+    try:
+        yield from start(agent, task)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
 def _engine_failed(trajectory: Trajectory) -> bool:

@@ -159,7 +159,8 @@ def test_show_prints_what_is_known_of_an_entry(there):
         "entries: 5; operations: 11 of 11 (search_memory 1, manage_memory 3, delete_memory 3, "
         "merge_memory 1, split_memory 1, call 1, restore 1); failed: 2 (unknown_id 1, "
         "unknown_tool 1)",
-        "[m1] 2023-05-01 Ann: Ann sold a red bike.  v2, episodic, session 1, evidence D1:1, D1:2",
+        "[m1] 2023-05-01 Ann: Ann sold a red bike.  v2, episodic, session 1, evidence D1:1, D1:2, "
+        "S7",
         "[m6] Ben lives in Rome. Ben has a dog.  v1, from m2, m5, evidence S7",
         "[m7] 2023-05-02 It rained.  v1, from m3",
         "[m8] 2023-05-02 Then Ben left.  v1, from m3",
@@ -308,7 +309,8 @@ def test_a_diff_marks_the_words_that_differ(there):
         "removed",
         "- [m4] Carl met Dora.  v1",
         "changed",
-        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2, "
+        "evidence D1:1, D1:2 -> D1:1, D1:2, S7",
         "merged",
         "- [m2] Ben lives in Rome.  v1, semantic",
         "- [m5] Ben has a dog.  v1, session 7, evidence S7",
@@ -492,7 +494,8 @@ def test_a_replay_shows_operation_by_operation(there):
         "+ [m5] Ben has a dog.  v1, session 7, evidence S7",
         '  3  session 7  manage_memory operation="update" content="Ann sold a red bike." '
         'memory_id="m1"',
-        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2, "
+        "evidence D1:1, D1:2 -> D1:1, D1:2, S7",
         '  4  session 7  delete_memory memory_id="m9"',
         "     unknown_id  Error: memory_id: m9 is unknown.",
     ]
