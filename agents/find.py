@@ -40,12 +40,9 @@ SHARED = (
     "calls",
     "demos",
     "find",
-<<<<<<< HEAD
     "likeness",
-=======
     "notes",
     "pay",
->>>>>>> main
     "retrieval",
     "search",
     "store",

@@ -237,13 +237,13 @@ class Stream:
         while state.epoch < self.config.epochs:
             tasks = self.order(state.epoch)
             agent.epoch = state.epoch
-            for start in range(state.cursor, n, size):
-                batch = tasks[start : start + size]
+            for at in range(state.cursor, n, size):
+                batch = tasks[at : at + size]
                 tried = self._tried(engine, batch)
                 lessons = [lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))]
                 rows = [self._row(tried[task.id], state.epoch) for task in batch]
                 end = _append(self.rows_path, rows)
-                done = start + len(batch)
+                done = at + len(batch)
                 whole = done >= n
                 now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
                 agent.learn(lessons, **{STATE: asdict(now)})
@@ -334,8 +334,8 @@ class Stream:
         self.agent.epoch = self.config.epochs
         before = bank.digest
         rows = []
-        for start in range(0, len(tasks), self.config.batch):
-            batch = tasks[start : start + self.config.batch]
+        for at in range(0, len(tasks), self.config.batch):
+            batch = tasks[at : at + self.config.batch]
             tried = self._tried(engine, batch)
             rows += [self._row(tried[task.id], self.config.epochs) for task in batch]
         _cut(self.transfer_path, 0)
