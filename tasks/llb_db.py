@@ -321,20 +321,21 @@ class Deviation:
     sample = False
 
     def __init__(self) -> None:
-        self.values: list[float] = []
+        self.n, self.mean, self.squares = 0, 0.0, 0.0
 
     def step(self, value: Cell) -> None:
-        if isinstance(value, str):  # as MySQL: the number at its beginning, else 0
-            value = float((re.match(r"\s*[-+]?\d+(\.\d+)?", value) or [0])[0])
-        if value is not None:
-            self.values.append(float(value) if isinstance(value, int | float) else 0.0)
+        if value is None:
+            return
+        if not isinstance(value, int | float):  # as MySQL: the number that it begins with, else 0
+            value = float((re.match(r"\s*[-+]?\d+(\.\d+)?", str(value)) or [0])[0])
+        self.n += 1  # Welford: no list, which an endless statement would fill
+        before = value - self.mean
+        self.mean += before / self.n
+        self.squares += before * (value - self.mean)
 
     def finalize(self) -> float | None:
-        n = len(self.values) - self.sample
-        if n <= 0:
-            return None
-        mean = math.fsum(self.values) / len(self.values)
-        return math.sqrt(math.fsum((x - mean) ** 2 for x in self.values) / n)
+        n = self.n - self.sample
+        return math.sqrt(self.squares / n) if n > 0 else None
 
 
 class SampleDeviation(Deviation):
@@ -369,14 +370,21 @@ class SQLite:
         sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     }
 
+    PRAGMAS = (
+        "temp_store=MEMORY",  # nothing on a disk
+        "max_page_count=8192",  # 32 MiB, likewise temporary tables
+        "temp.max_page_count=8192",
+        f"hard_heap_limit={256 * 2**20}",  # of all databases of the process: a sort had taken 2 GB
+    )
+
     def __init__(self, item: Item) -> None:
         self.item, self._deadline = item, math.inf
         self.connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, cached_statements=0
         )
         self.connection.text_factory = lambda raw: raw.decode(errors="replace")
-        for pragma in ("temp_store=MEMORY", "max_page_count=8192", "temp.max_page_count=8192"):
-            self.connection.execute(f"PRAGMA {pragma}")  # nothing on a disk; 32 MiB each
+        for pragma in self.PRAGMAS:
+            self.connection.execute(f"PRAGMA {pragma}")
         for name in ("STDDEV", "STD", "STDDEV_POP"):
             self.connection.create_aggregate(name, 1, Deviation)
         self.connection.create_aggregate("STDDEV_SAMP", 1, SampleDeviation)
@@ -414,7 +422,7 @@ class SQLite:
         # sizes that SQLite or Python refuse before a limit of ours does
         except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError, OverflowError) as error:
             late = time.monotonic() > self._deadline
-            raise StatementError(TOO_LONG if late else first_line(error) or "refused") from error
+            raise StatementError(TOO_LONG if late else first_line(error) or "it takes too much memory") from error
 
     def table(self) -> list[Row]:
         columns = ", ".join(map(quoted, self.item.columns))
@@ -444,8 +452,8 @@ def quoted(name: str) -> str:
 
 # ---------------------------------------------------------------- actions
 
-BLOCK = re.compile(r"```(?:(?:sql|sqlite|mysql|mariadb)\b)?\s*(.*?)\s*```", re.I | re.S)
-ANSWER = re.compile(r"^[\s>*_#]*(?:final +)?answer[ *_]*:[ *_]*(.*)", re.I | re.M | re.S)
+BLOCK = re.compile(r"```(?:(?:sql|sqlite|mysql|mariadb)\b)?(.*?)```", re.I | re.S)
+ANSWER = re.compile(r"^[ \t>*_#]*(?:final +)?answer[ *_]*:[ *_]*(.*)", re.I | re.M | re.S)
 
 FORM = (
     "Nothing was carried out: a response must hold one SQL statement in a block that begins with "
@@ -464,10 +472,10 @@ def read_action(response: str) -> tuple[str, str] | None:
     (('sql', 'SELECT 1;'), ('answer', 'done'))
     """
     block, answer = BLOCK.search(response), ANSWER.search(response)
-    if block and (inside := ANSWER.match(block[1])):
+    if block and (inside := ANSWER.match(block[1].strip())):
         return "answer", inside[1].strip()
     if block and (not answer or block.start() < answer.start()):
-        return "sql", block[1]
+        return "sql", block[1].strip()
     return ("answer", answer[1].strip()) if answer else None
 
 
@@ -494,9 +502,10 @@ def read_rows(text: str, width: int) -> list[Row] | None:
 
 def _value(text: str) -> object:
     """Return the value that a text begins with if it is a list, else that it is; None without."""
-    text = re.sub(r"^```\w*\s*|\s*```\s*$", "", text.strip())
     if len(text) > ANSWER_CHARACTERS:
         return None
+    block = re.match(r"```\w*\n(.*?)```", text, re.S)
+    text = (block[1] if block else text).strip()
     try:
         value, end = json.JSONDecoder().raw_decode(text)
         if isinstance(value, list) or (isinstance(value, str | int | float) and end == len(text)):
@@ -559,7 +568,7 @@ class LLBEpisode:
                 return Step(f"This is {'right' if right else 'wrong'}.", True, 1.0 if right else -1.0)
 
     def _run(self, sql: str) -> str:
-        if not sql.strip(" \t\r\n;"):
+        if not re.sub(r"--[^\n]*|/\*.*?(?:\*/|\Z)|[;\s]+", "", sql, flags=re.S):
             return "Error: there is no statement in the block."
         if len(sql) > STATEMENT_CHARACTERS:
             return f"Error: a statement may have {STATEMENT_CHARACTERS:,} characters at most."
