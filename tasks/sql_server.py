@@ -45,6 +45,7 @@ from tasks.llb_db import (
 )
 
 START_SECONDS = 60.0
+END_SECONDS = 30.0
 # Without InnoDB: 4 MB instead of 113; nothing of it has to survive. Its own logs stay small
 OPTIONS = (
     "--innodb=OFF",
@@ -146,7 +147,7 @@ class Server:
             user, group = _ordinary()
             os.chown(folder, user, group)
             how |= {"user": user, "group": group, "extra_groups": []}
-        common = ("--no-defaults", f"--datadir={folder / 'data'}", *OPTIONS)
+        common = ("--no-defaults", f"--datadir={folder / 'data'}", f"--tmpdir={folder}", *OPTIONS)
         own = ("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
         log = folder / "install.log"
         with log.open("wb") as out:
@@ -268,7 +269,7 @@ def _end(keeper: subprocess.Popen, folder: Path) -> None:
     """End a server of our own, and remove its folder."""
     keeper.stdin.close()
     try:
-        keeper.wait(30)
+        keeper.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(keeper.pid, signal.SIGKILL)  # our own session: the shell and its server
         keeper.wait()
