@@ -13,13 +13,11 @@ which is judged by a digest of the table. Every episode has a database of its ow
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import math
 import re
 import sqlite3
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -29,9 +27,8 @@ from pathlib import Path
 from typing import Protocol
 
 from config.errors import UserError, first_line
-from config.files import is_file
 from tasks.environments import Step, Work
-from tasks.readers import Record
+from tasks.readers import Record, read_json
 
 Cell = int | float | str | bytes | None
 Row = tuple[Cell, ...]
@@ -96,17 +93,7 @@ def load(path: str | Path) -> list[Item]:
 
     UserError: there is no such file, or it does not hold such tasks; it names file, item and field.
     """
-    path = Path(path)
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
-    try:
-        raw = path.read_bytes()
-        items = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
-    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
-        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
-    return parsed(path, items)
+    return parsed(Path(path), read_json(path))
 
 
 def parsed(path: Path, items: object) -> list[Item]:
@@ -386,7 +373,7 @@ class SQLite:
         "temp_store=MEMORY",  # nothing on a disk
         "max_page_count=8192",  # 32 MiB, likewise temporary tables
         "temp.max_page_count=8192",
-        f"hard_heap_limit={256 * 2**20}",  # of all databases of the process: a sort had taken 2 GB
+        f"hard_heap_limit={128 * 2**20}",  # of all databases of the process: a sort had taken 2 GB
     )
 
     def __init__(self, item: Item) -> None:
@@ -621,14 +608,14 @@ SELECT name, score FROM players LIMIT 3
 To end the task, write one of these lines instead:
 Answer: [["Ann", 3], ["Bo", 2.5]]
 Answer: done
-The first gives the rows that were asked for, in their order: a JSON list with a list for each row, \
-its values in the order of the columns asked for, NULL as null. The second says that the table has \
-been changed as it was asked for.
+The first gives the rows that were asked for, in their order: a JSON list with a list for each \
+row, its values in the order of the columns asked for, NULL as null. The second says that the \
+table has been changed as it was asked for.
 
 Only the first statement or answer of a response counts. You have {steps} responses, the answer \
-included: without an answer in one of them the task has failed, and an answer cannot be taken back. \
-A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or {characters:,} \
-characters are not shown."""
+included: without an answer in one of them the task has failed, and an answer cannot be taken \
+back. A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or \
+{characters:,} characters are not shown."""
 
 
 class LLBDB:
