@@ -742,7 +742,9 @@ MARIA_HOSTILE = [
 @pytest.mark.parametrize(("sql", "reason"), MARIA_HOSTILE, ids=range(len(MARIA_HOSTILE)))
 def test_a_hostile_statement_is_an_error_reply_of_mariadb(maria, sql, reason):
     with closing(maria.reset("own-1")) as episode:
+        started = time.monotonic()
         step = episode.step(block(sql))
+        assert time.monotonic() - started < 4  # what is too long is not received to its end
         assert step.observation.startswith("Error: ") and reason in step.observation
         assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
         assert episode.step('Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]').reward == 1.0
