@@ -575,15 +575,15 @@ def test_nothing_is_on_the_disk(tmp_path, monkeypatch):
 
 
 # words, and what glues them together, of hostile statements
-WORDS = """SELECT INSERT UPDATE DELETE FROM INTO VALUES SET WHERE boats name berth length_m * 1 -1
-    NULL 'x' "y" `z` x'ff' 9e999 ( ) , ; = < || . AS JOIN ON GROUP BY ORDER HAVING LIMIT OFFSET UNION
-    ALL WITH RECURSIVE CREATE TABLE TEMP VIEW TRIGGER INDEX DROP ALTER ADD COLUMN RENAME TO ATTACH
-    DETACH
-    DATABASE PRAGMA journal_mode temp_store VACUUM REINDEX ANALYZE EXPLAIN BEGIN COMMIT ROLLBACK
-    SAVEPOINT a RELEASE RETURNING EXISTS IN LIKE GLOB MATCH BETWEEN CASE WHEN THEN END CAST COUNT(*)
-    AVG( STDDEV( zeroblob(99999) randomblob(9) load_extension('x') char(0) ? :a @b $c -- /* */ ' " `
-    sqlite_master sqlite_sequence json_each('[1]') IF NOT UNIQUE PRIMARY KEY DEFAULT CHECK FOREIGN
-    \\ é 🜨 \u202e \x00 \ud800 % %s {} SHOW TABLES DESCRIBE DUAL SLEEP(9) DELIMITER""".split()
+WORDS = """SELECT INSERT UPDATE DELETE FROM INTO VALUES SET WHERE boats name berth length_m * 1 -1 NULL
+    'x' "y" `z` x'ff' 9e999 ( ) , ; = < || . AS JOIN ON GROUP BY ORDER HAVING LIMIT OFFSET UNION
+    ALL WITH RECURSIVE CREATE TABLE TEMP VIEW TRIGGER INDEX DROP ALTER ADD COLUMN RENAME TO
+    ATTACH DETACH DATABASE PRAGMA journal_mode temp_store VACUUM REINDEX ANALYZE EXPLAIN BEGIN
+    COMMIT ROLLBACK SAVEPOINT a RELEASE RETURNING EXISTS IN LIKE GLOB MATCH BETWEEN CASE WHEN
+    THEN END CAST COUNT(*) AVG( STDDEV( zeroblob(99999) randomblob(9) load_extension('x')
+    char(0) ? :a @b $c -- /* */ ' " ` sqlite_master sqlite_sequence json_each('[1]') IF NOT
+    UNIQUE PRIMARY KEY DEFAULT CHECK FOREIGN \\ é 🜨 \u202e \x00 \ud800 % %s {} SHOW TABLES
+    DESCRIBE DUAL SLEEP(9) DELIMITER""".split()
 VALUES = (
     "name", "berth", "length_m", "1", "-1.5", "NULL", "'x'", "x'ff'", "9e999", "boat_id || name",
     "zeroblob(9999)", "randomblob(9)", "COUNT(*)", "AVG(berth)", "STDDEV(name)", "char(0, 55296)",
