@@ -575,7 +575,8 @@ def test_nothing_is_on_the_disk(tmp_path, monkeypatch):
 
 
 # words, and what glues them together, of hostile statements
-WORDS = """SELECT INSERT UPDATE DELETE FROM INTO VALUES SET WHERE boats name berth length_m * 1 -1 NULL
+WORDS = """
+    SELECT INSERT UPDATE DELETE FROM INTO VALUES SET WHERE boats name berth length_m * 1 -1 NULL
     'x' "y" `z` x'ff' 9e999 ( ) , ; = < || . AS JOIN ON GROUP BY ORDER HAVING LIMIT OFFSET UNION
     ALL WITH RECURSIVE CREATE TABLE TEMP VIEW TRIGGER INDEX DROP ALTER ADD COLUMN RENAME TO
     ATTACH DETACH DATABASE PRAGMA journal_mode temp_store VACUUM REINDEX ANALYZE EXPLAIN BEGIN
