@@ -12,17 +12,13 @@ Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the w
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.errors import UserError, first_line
-from config.files import is_file
-from tasks.readers import Record
+from config.errors import UserError
+from tasks.readers import Record, read_json
 
 
 def session_of(name: str) -> int | None:
@@ -151,15 +147,7 @@ def read_samples(path: str | Path, name: str) -> list[Record]:
     Errors in the records returned name the file and that id.
     """
     path = Path(path)
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
-    try:
-        raw = path.read_bytes()
-        samples = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
-    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
-        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
+    samples = read_json(path)
     if not (isinstance(samples, list) and samples):
         raise UserError(f"{path} must hold a list of objects, each with the field '{name}'.")
     records: dict[str, Record] = {}

@@ -1,7 +1,7 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, one function per form, `read`, `parsed`, `read_passages`, `read_texts`,
-`from_text`.
+Holds: `Record`, `read_json`, one function per form, `read`, `parsed`, `read_passages`,
+`read_texts`, `from_text`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
@@ -18,9 +18,11 @@ records). Any form may come in any container:
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -216,6 +218,23 @@ def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
 
 # The beginning of SQuAD's files: one object that holds everything
 SQUAD = re.compile(rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\[')
+
+
+def read_json(path: str | Path) -> object:
+    """Return the whole of a file (JSON, or .gz of it).
+
+    UserError: there is no such file, it cannot be read, it is not JSON.
+    """
+    path = Path(path)
+    if not is_file(path):
+        raise UserError(f"No file at {path}.")
+    try:
+        raw = path.read_bytes()
+        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
+    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
+        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
 
 
 def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
