@@ -12,13 +12,18 @@ from test_locomo import question, sample, write
 from typer.testing import CliRunner
 
 import cli
+from agents import find
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig, TrainConfig
+from embedded import keeper
+from engines.scripted import ScriptedEngine
+from rollout import rollout
 from tasks import episodes, ledger, worlds
 from tasks.conversations import Probe
 from tasks.locomo_score import mem0_bleu1, mem0_f1, official_score
 from tasks.sources import training_tasks, validation_tasks
 from tasks.suites import columns_of
+from tokens.codec import Codec
 
 
 def told(episode, person):
@@ -141,6 +146,40 @@ def test_what_decides_a_score_decides_which_rows_are_found(path):
     samples[0]["qa"][0]["evidence"] = ["D1:2"]
     moved = asked(write(path, samples))
     assert [n for n in first if first[n].digest != moved[n].digest] == ["conv-26-q1"]
+
+
+def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
+    """What a policy writes carries its session, S1, and questions ask for turns, D1:1."""
+    create = {"operation": "create", "content": "Asked in category: pears."}
+    call = json.dumps({"name": "manage_memory", "arguments": create})
+    edits = [f"<tool_call>{call}</tool_call>", "", "", "Done."]  # session 1, its end; 2; 10
+
+    def answer(prompt):
+        return "pears" if prompt.frozen else edits.pop(0) if edits else ""
+
+    found = {}
+    codec = Codec(keeper.make_tokenizer())
+    agent = find.make("memupdate", {"chunk_tokens": 4096, "memory_budget": 2.0})
+    tasks = [task for name, task in asked(path).items() if name.startswith("conv-26")]
+    for trajectory in rollout(
+        ScriptedEngine(codec, answer), agent, [(t, 0) for t in tasks], in_flight=1
+    ):
+        assert not trajectory.error
+        found[trajectory.task.id] = trajectory.turns[-1].notes.recall
+    # evidence: D1:1 D2:2, D1:1, none, D10:4, D2:1, D1:1 D10:2 D2:3 D2:4, D2:9 D2:1, D1:2
+    expected = (1 / 2, 1, 1, 0, 0, 1 / 4, 0, 1)
+    assert found == {f"conv-26-q{n}": share for n, share in enumerate(expected, 1)}
+
+
+@pytest.mark.parametrize("start", ["observations", "summaries"])
+def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_turn(path, start):
+    agent = find.make("evidence", {})
+    held = {
+        name: [entry.evidence for entry in agent.start(task)]
+        for name, task in asked(path, source_split=start).items()
+    }
+    turns = {"observations": [("D10:2", "D10:4")], "summaries": [("S10",)]}
+    assert held["conv-26-q4"] == turns[start] and held["conv-26-q3"] == []
 
 
 @pytest.fixture

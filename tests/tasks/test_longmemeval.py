@@ -7,10 +7,12 @@ import copy
 import pytest
 from test_locomo import MISSING, write
 
+from agents.search import recall
+from agents.store import Entry
 from config.errors import UserError
 from config.options import EvalConfig
 from tasks.conversations import Memory, Utterance
-from tasks.locomo_score import evidence_recall, official_score
+from tasks.locomo_score import official_score
 from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
 from tasks.suites import columns_of
 
@@ -94,7 +96,7 @@ def test_evidence_without_marks_is_the_session_and_without_a_session_its_id(load
     (probe,) = conversation.probes
     assert probe.evidence == ("S2", "S4", "lost") and probe.sessions == (2, 4)
     assert conversation.dangling == {"q1": ("lost",)}
-    assert evidence_recall(["D4:1"], probe.evidence) == pytest.approx(1 / 3)
+    assert recall([Entry("m1", "x", evidence=("D4:1",))], probe.evidence) == pytest.approx(1 / 3)
 
 
 def test_abstention_is_a_kind_of_its_own_beside_each_type_of_question(load):
