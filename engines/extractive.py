@@ -22,6 +22,7 @@ from agents.search import tokens
 from data import formed
 from engines.scripted import ScriptedEngine
 from memagent import Prompt
+from tasks.conversations import CHOOSE
 from tokens.codec import Characters
 
 MOST_WORDS = 8  # of an answer
@@ -53,7 +54,8 @@ class ExtractiveEngine(ScriptedEngine):
             return ""
         shown = str(prompt.memory or prompt.section)
         question = next((text for text in texts[::-1] if text != shown), "")
-        return formed(extract(question, shown.splitlines()), self.form)
+        open_question = question.partition(f"\n{CHOOSE}")[0]  # words of answers find their lines
+        return formed(extract(open_question, shown.splitlines()), self.form)
 
 
 def extract(question: str, lines: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from tasks.readers import Record
 # The accepted answer of a question that is not answered in the conversation
 NOT_MENTIONED = "Not mentioned in the conversation"
 CHOOSE = "Choose one of the two answers"  # what comes after it in a question are the answers
-LETTER = re.compile(r"\(?([ab])[).:]?")  # a response that names an answer by its letter
+LETTER = re.compile(r"\(?([ab])\)?[.:]?")  # a response that names an answer by its letter
 
 
 def session_of(name: str) -> int | None:

@@ -82,10 +82,11 @@ def official_score(prediction: str, probe: Probe) -> float:
 
     Categories 2, 3, 4: F1. Category 1: the parts between commas are compared one by one, so of the
     gold "x, y" the answer "x" has a half. Category 5, and any question that abstains: 1 if the
-    answer refuses, else 0. Of several accepted answers the best one counts.
+    answer refuses, else 0; a letter stands for the answer that it names. Of several accepted
+    answers the best one counts.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(prediction))
+        return float(refuses(probe.chosen(prediction)))
     f1 = _parts_f1 if probe.category == 1 else _f1
     return max((f1(prediction, gold) for gold in _golds(probe)), default=0.0)
 
@@ -96,7 +97,7 @@ def official_em(prediction: str, probe: Probe) -> float:
     A question that abstains is graded as in `official_score`.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(prediction))
+        return float(refuses(probe.chosen(prediction)))
     words = {*normalize(prediction).split()}
     return float(any(words == {*normalize(gold).split()} for gold in _golds(probe)))
 

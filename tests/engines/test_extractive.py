@@ -8,6 +8,8 @@ from engines.extractive import NOTHING, ExtractiveEngine, extract
 from memagent import Prompt
 from rollout import Sampling, rollout
 from tasks import ledger
+from tasks.conversations import Probe
+from tasks.locomo_score import official_score
 
 LINES = ["2023-05-08 Ann: I moved to Rome with my sister.", "2023-06-01 Bob: My dog is ill."]
 
@@ -24,6 +26,14 @@ def test_it_answers_whole_tasks_in_the_form_that_is_asked_for():
     done = list(rollout(ExtractiveEngine("boxed"), agent, ((t, 0) for t in tasks), Sampling(0.0)))
     assert all(not t.error and t.answer.startswith("\\boxed{") for t in done)
     assert len(done) == 12
+
+
+def test_words_of_the_answers_to_choose_from_find_no_line():
+    """The question shares no word with a line: it refuses, although the distractor is said there."""
+    asked = Probe("q", "What is a violin?", ("-",), 5, abstains=True, distractor="My dog is ill")
+    pieces = (("\n".join(LINES), False), (asked.problem, False))
+    said = ExtractiveEngine("plain").respond(Prompt(pieces, 9, final=True, memory="\n".join(LINES)))
+    assert "dog" in asked.problem and said == NOTHING and official_score(said, asked) == 1
 
 
 def test_it_scores_nothing_and_says_what_does():
