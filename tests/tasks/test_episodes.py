@@ -311,8 +311,10 @@ def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(pa
                 assert all(m.session in shown for m in task.memories)
 
 
-# LoCoMo's three places of the word: after the part, without a part, before the start
-@pytest.mark.parametrize("chosen", ["#memory-r1/train/adversarial", "#adversarial", "#memory-r1/train/adversarial/events"])  # fmt: skip
+@pytest.mark.parametrize(
+    "chosen",  # after the part, without a part, before the start
+    ["#memory-r1/train/adversarial", "#adversarial", "#memory-r1/train/adversarial/events"],
+)
 def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
     def categories(chosen):
         tasks = episodes.ConversationTasks(f"locomo:{path}{chosen}", (3,), seed=0).batch(0, 0, 20)

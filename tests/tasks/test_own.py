@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,18 @@ def test_every_field_is_kept(tmp_path):
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
 def test_written_again_it_reads_the_same(tmp_path, name):
-    first = load_own(write(tmp_path / name, talk(), talk("talk-2", sessions=[], qa=talk()["qa"][2:3],
-                                                         memories=[{"text": "It rained."}])))  # fmt: skip
+    bare = {"sessions": [], "memories": [{"text": "It rained."}], "qa": talk()["qa"][2:3]}
+    first = load_own(write(tmp_path / name, talk(), talk("talk-2", **bare)))
     lines = [told(c) for c in first]
     assert load_own(write(tmp_path / name, *lines)) == first
     assert [told(c) for c in load_own(tmp_path / name)] == lines
+
+
+def test_the_example_of_the_documentation_can_be_read(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (c,) = load_own(write(tmp_path / "own.jsonl", json.loads(example)))
+    assert c.probes[0].answers == ("Oslo", "in Oslo") and len(c.probes[1].choices) == 2
 
 
 def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
@@ -151,8 +159,8 @@ def test_training_pays_for_what_was_said_in_the_sessions_read(tmp_path):
 
 def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(tmp_path):
     def memories(name, text):
-        return {"id": name, "memories": [{"text": text, "evidence": ["note 7"]}],
-                "qa": [{"question": "Where?", "answer": "Oslo", "evidence": ["note 7"]}]}  # fmt: skip
+        asked = {"question": "Where?", "answer": "Oslo", "evidence": ["note 7"]}
+        return {"id": name, "memories": [{"text": text, "evidence": ["note 7"]}], "qa": [asked]}
 
     path = write(tmp_path / "own.jsonl", memories("a", "In Oslo."), memories("b", "In Lima."))
     tasks = episodes.ConversationTasks(f"own:{path}", (4,), seed=0).batch(0, 0, 8)
