@@ -29,7 +29,7 @@ def test_it_answers_whole_tasks_in_the_form_that_is_asked_for():
 
 
 def test_words_of_the_answers_to_choose_from_find_no_line():
-    """The question shares no word with a line: it refuses, although the distractor is said there."""
+    """The question shares no word with a line: it refuses, though the distractor is said there."""
     asked = Probe("q", "What is a violin?", ("-",), 5, abstains=True, distractor="My dog is ill")
     pieces = (("\n".join(LINES), False), (asked.problem, False))
     said = ExtractiveEngine("plain").respond(Prompt(pieces, 9, final=True, memory="\n".join(LINES)))
