@@ -70,8 +70,9 @@ def extract(question: str, lines: Sequence[str]) -> str:
     asked = {*tokens(question)} - COMMON
     words = [tokens(line) for line in lines]
     in_lines = Counter(word for line in words for word in {*line})
-    scores = [
-        sum(math.log(1 + len(lines) / in_lines[word]) for word in asked & {*line}) for line in words
+    scores = [  # fsum: a set has another order in every process, and lines that tie are many
+        math.fsum(math.log(1 + len(lines) / in_lines[word]) for word in asked & {*line})
+        for line in words
     ]
     best = max(range(len(lines)), key=scores.__getitem__, default=None)
     if best is None or not scores[best]:

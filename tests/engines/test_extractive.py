@@ -1,5 +1,9 @@
 """The engine that answers with words of what it is shown."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from agents import find
@@ -18,6 +22,31 @@ def test_the_line_that_shares_the_rarest_words_answers():
     assert extract("When was Bob's dog ill?", LINES) == "1 June 2023"
     assert extract("Who moved to Rome?", LINES) == "my sister"
     assert extract("What is a violin?", LINES) == NOTHING == extract("Who?", [])
+
+
+TIES = """
+from engines.extractive import extract
+for n in range(20):  # two lines whose words are equally rare; other lines make them so
+    one, two = ([f"{side}{n}x{k}" for k in range(8)] for side in ("ann", "bob"))
+    more = [words[k] for words in (one, two) for k in range(8) for _ in range(k * (n + 1))]
+    lines = [" ".join(["first", *one]), " ".join(["second", *two]), *more]
+    print(extract(" ".join(one + two), lines))
+"""
+
+
+def test_which_of_several_lines_answers_is_the_same_in_every_process():
+    """Sets of words have another order in each, and sums of floats depend on theirs."""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", TIES],
+            env={"PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert said == {b"first\n" * 20}
 
 
 def test_it_answers_whole_tasks_in_the_form_that_is_asked_for():
