@@ -365,13 +365,13 @@ Passages = Annotated[
 @command(data_app)
 def look(
     file: Annotated[
-        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or world = generated English")
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
     ],
     form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
     kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
-    sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2,
+    sections: Annotated[int | None, typer.Option(help="generated: sections or sessions")] = None,
 ):
     """Print the first tasks of a file and what there is in all."""
     from commands.taskfiles import show_tasks

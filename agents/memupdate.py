@@ -578,17 +578,19 @@ class MemUpdate(Agent):
         from agents.search import recall
 
         begun = time.perf_counter()
-        entries = self.context(snapshot, about.question)
+        plain = getattr(about, "asked", None) or about  # without the answers to choose from
+        problem = getattr(plain, "problem", about.question)
+        entries = self.context(snapshot, plain.question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, about.question, target
+        key = memory, problem, target
         if final or key not in self._answers:
             most = len(self.codec.encode(target)) if target else self.config.final_tokens
-            slots = dict(memory=memory, problem=about.question)
+            slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            evidence = getattr(getattr(about, "asked", about), "evidence", None)
+            evidence = getattr(plain, "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),

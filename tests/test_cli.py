@@ -375,6 +375,20 @@ def test_plan_is_for_one_card(words, said):
 def test_look_and_convert(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
+    assert "evidence at" in run("data", "look", "world")
+    assert "1 section, not 0" in run("data", "look", "world", "--sections", 0, code=2)
+    ledger = run("data", "look", "ledger", "--n", 1)
+    assert "question  Where is " in ledger and "2024-01-06" in ledger and "2024-01-07" not in ledger
+    assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
+    assert "A ledger has between" in run("data", "look", "ledger", "--sections", 0, code=2)
+    talk = {
+        "id": "t",
+        "memories": [{"text": "Ada left."}],
+        "qa": [{"question": "Who?", "answer": "A"}],
+    }
+    (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
+    looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
+    assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
     for form, name in (("vime", "a.jsonl"), ("eval", "a.json"), ("memagent", "a.parquet")):
         run("data", "convert", own, tmp_path / name, "--to", form)
         assert "Where is Boris?" in run("data", "look", tmp_path / name)
