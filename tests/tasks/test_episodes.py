@@ -1,6 +1,7 @@
 """Episodes: generated ledgers, conversations as training tasks, and their questions."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -192,10 +193,11 @@ def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
     """What a policy writes carries its session, S1, and questions ask for turns, D1:1."""
     create = {"operation": "create", "content": "Asked in category: pears."}
     call = json.dumps({"name": "manage_memory", "arguments": create})
-    edits = [f"<tool_call>{call}</tool_call>", "", "", "Done."]  # session 1, its end; 2; 10
+    # session 1, its end; 2; 10; the same for every question, each of which makes its own store
+    edits = itertools.cycle([f"<tool_call>{call}</tool_call>", "", "", "Done."])
 
     def answer(prompt):
-        return "pears" if prompt.frozen else edits.pop(0) if edits else ""
+        return "pears" if prompt.frozen else next(edits)
 
     found = {}
     codec = Codec(keeper.make_tokenizer())
