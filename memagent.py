@@ -240,6 +240,8 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
+    scores_targets: ClassVar[bool] = False
+    """whether some of these have a `target`, which no server scores"""
     keeps: ClassVar[bool] = False
     """whether what it makes of a document serves all questions about it: an evaluation then asks
     one of each document first"""

@@ -113,7 +113,9 @@ class MemUpdateConfig(ReadConfig):
     search: Literal["bm25", "dense", "hybrid"] = "bm25"
     """how entries are found; dense and hybrid need an embedder"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
+    tokens are the most that are read of a text, and query stands last and before every query"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -286,6 +288,8 @@ class MemUpdate(Agent):
 
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
+        if self.how not in ("", "bm25") and not self.config.embedder:
+            raise UserError(f"The agent {self.label} compares meanings: name an --embedder.")
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -719,6 +723,10 @@ class MemUpdate(Agent):
         return [*rewards.values()]
 
     # ---- what it needs
+
+    @property
+    def scores_targets(self) -> bool:
+        return self.config.pay == "likelihood"
 
     @property
     def format(self) -> Format:
