@@ -154,10 +154,16 @@ def _wrapped(function: Callable) -> type[Agent]:
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
-    """Make an agent from settings of which it takes its own."""
+    """Make an agent from settings of which it takes its own.
+
+    UserError: they do not fit, or it `needs_embedder` and they name none.
+    """
     kind = find(name)
     own = hints_of(kind.Config)
-    return kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+    agent = kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+    if getattr(agent, "needs_embedder", False) and not agent.config.embedder:
+        raise UserError(f"The agent {agent.label} compares meanings: name an --embedder.")
+    return agent
 
 
 def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:

@@ -288,8 +288,6 @@ class MemUpdate(Agent):
 
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
-        if self.how not in ("", "bm25") and not self.config.embedder:
-            raise UserError(f"The agent {self.label} compares meanings: name an --embedder.")
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -727,6 +725,10 @@ class MemUpdate(Agent):
     @property
     def scores_targets(self) -> bool:
         return self.config.pay == "likelihood"
+
+    @property
+    def needs_embedder(self) -> bool:
+        return (self.how or self.config.search) != "bm25"
 
     @property
     def format(self) -> Format:
