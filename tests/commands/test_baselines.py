@@ -27,12 +27,12 @@ def evaluated(model, tmp_path_factory):  # noqa: F811
     samples = [sample("made-1"), sample("made-2", ("Cy", "Di"))]
     for each in samples:
         for k, question in enumerate(each["qa"]):
-            question["question"] = f"Who cooks or grows pears or sells them, as asked in {k}?"
+            question["question"] = f"Who cooks or grows pears or sells them, asked in {k}?"
     source = write(folder / "made.json", samples)
     small = (
         "--suite locomo --n 100 --temperatures 1 --device cpu --max-turns 2 --call-tokens 8 "
-        "--final-tokens 3 --chunk-tokens 4096 --memory-budget 0.1 --embedder hash:256 --answer-k 3 "
-        "--transcripts 2"
+        "--final-tokens 3 --chunk-tokens 4096 --memory-budget 0.1 --embedder hash:256 "
+        "--answer-k 3 --transcripts 2"
     )
     words = ["eval", "--model", model, "--untrained", model, "--data", source, "--runs", folder]
     words = [*map(str, words), "--agents", ",".join(AGENTS), *small.split()]

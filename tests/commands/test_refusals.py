@@ -74,6 +74,7 @@ def test_an_agent_that_compares_meanings_is_refused_without_an_embedder(tmp_path
         find.make("hybrid", {})
     assert find.make("hybrid", {"embedder": "hash:256"}).how == "hybrid"
     assert find.make("facts", {}).how == ""
+    assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
 
 
 @pytest.mark.parametrize("embedder, sentence", [
