@@ -1,4 +1,4 @@
-"""All baselines of conversations in one evaluation, from a file to the summary, by a tiny policy."""
+"""All baselines of conversations in one evaluation, from a file to the summary, by a tiny model."""
 
 import csv
 import json
