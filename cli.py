@@ -277,11 +277,6 @@ def plan(
 
     config = PlanConfig(**machine)
     grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
-    if not reader.by_section:
-        raise UserError(
-            f"A plan is for an agent that is trained section by section, which {reader.label} is "
-            "not."
-        )
     show_plan(config, grpo_config, reader)
 
 
@@ -449,7 +444,7 @@ def get(
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
     from tasks.downloads import get as run_get
 
     run_get(name, out, revision, typer.echo)

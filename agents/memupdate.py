@@ -118,7 +118,9 @@ class MemUpdateConfig(ReadConfig):
     search: Literal["bm25", "dense", "hybrid"] = "bm25"
     """how entries are found; dense and hybrid need an embedder"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
+    tokens are the most that are read of a text, and query stands last and before every query"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -703,6 +705,14 @@ class MemUpdate(Agent):
         return [*rewards.values()]
 
     # ---- what it needs
+
+    @property
+    def scores_targets(self) -> bool:
+        return self.config.pay == "likelihood"
+
+    @property
+    def needs_embedder(self) -> bool:
+        return (self.how or self.config.search) != "bm25"
 
     @property
     def format(self) -> Format:

@@ -1,7 +1,8 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`; `Bound`
-and `check_fields`, which refuse values out of range; `docs`, the help; the panels of `--help`.
+and `check_fields`, which refuse values out of range; `without_url`; `docs`, the help; the panels of
+`--help`.
 Leaves out: settings of agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags
 (config/flags.py). No torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
@@ -65,6 +66,16 @@ NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["transformers", "vllm"]
+
+
+def without_url(value: object) -> object:
+    """Return the name of a served model, openai:URL#MODEL, without its URL, for the server may
+    move; any other value as it is.
+
+    >>> without_url("openai:http://127.0.0.1:8000/v1#org/model")
+    'openai:#org/model'
+    """
+    return re.sub("^openai:[^#]+#", "openai:#", value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=64)
@@ -592,6 +603,12 @@ class PlanConfig:
     (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
+    answerer: Annotated[str, ANSWERER] = "base"
+    """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
+    which takes its part of every GPU, or openai:URL#MODEL"""
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
