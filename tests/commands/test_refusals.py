@@ -85,7 +85,7 @@ def test_an_embedder_that_is_not_there_is_refused_at_the_start(
     tmp_path, monkeypatch, embedder, sentence
 ):
     monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
-    for words in commands_of(tmp_path, "hybrid", "--embedder", embedder):
+    for words in commands_of(tmp_path, "memupdate", "--search", "dense", "--embedder", embedder):
         assert sentence in refused(*words)
     runs = tmp_path / "runs"
     assert not [path for path in runs.rglob("*") if path.name in ("rows.jsonl", "metrics.csv")]
