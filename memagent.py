@@ -240,6 +240,8 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
+    scores_targets: ClassVar[bool] = False
+    """whether some of these have a `target`, which no server scores"""
     trains: ClassVar[bool] = True
     """whether it makes turns that can be trained"""
     keeps: ClassVar[bool] = False

@@ -118,7 +118,9 @@ class MemUpdateConfig(ReadConfig):
     search: Literal["bm25", "dense", "hybrid"] = "bm25"
     """how entries are found; dense and hybrid need an embedder"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
+    tokens are the most that are read of a text, and query stands last and before every query"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -578,17 +580,19 @@ class MemUpdate(Agent):
         from agents.search import recall
 
         begun = time.perf_counter()
-        entries = self.context(snapshot, about.question)
+        plain = getattr(about, "asked", None) or about  # without the answers to choose from
+        problem = getattr(plain, "problem", about.question)
+        entries = self.context(snapshot, plain.question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, about.question, target
+        key = memory, problem, target
         if final or key not in self._answers:
             most = len(self.codec.encode(target)) if target else self.config.final_tokens
-            slots = dict(memory=memory, problem=about.question)
+            slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            evidence = getattr(getattr(about, "asked", about), "evidence", None)
+            evidence = getattr(plain, "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
@@ -701,6 +705,14 @@ class MemUpdate(Agent):
         return [*rewards.values()]
 
     # ---- what it needs
+
+    @property
+    def scores_targets(self) -> bool:
+        return self.config.pay == "likelihood"
+
+    @property
+    def needs_embedder(self) -> bool:
+        return (self.how or self.config.search) != "bm25"
 
     @property
     def format(self) -> Format:

@@ -43,9 +43,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from agents.search import Search
-from agents.store import KINDS, Entry, Op, Snapshot, Store, text_fault
+from agents.store import KINDS, Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
+from tasks.conversations import text_fault
 
 CODES = {
     "unknown_tool": "there is no tool of this name, or it is not allowed here",
