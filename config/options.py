@@ -599,6 +599,8 @@ class StreamConfig:
     """where the tasks are worked on: bandit = generated, needs nothing; llb-db"""
     path: str = ""
     """file of the environment's tasks; empty = its own few"""
+    db_backend: str = "sqlite"
+    """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""

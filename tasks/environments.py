@@ -100,7 +100,9 @@ class Work(Task):
 # ---------------------------------------------------------------- by name
 
 
-def open_environment(name: str, path: str = "", seed: int = 0) -> Environment:
+def open_environment(
+    name: str, path: str = "", seed: int = 0, db_backend: str = "sqlite"
+) -> Environment:
     """Open an environment by its name. path: a file of its tasks; "" = its own few.
 
     UserError: there is none of this name, or what it needs is missing.
@@ -111,7 +113,11 @@ def open_environment(name: str, path: str = "", seed: int = 0) -> Environment:
         if path:
             raise UserError("The tasks of the bandit are generated: leave --path out.")
         return Bandit(seed=seed)
+    if name == "llb-db":
+        from tasks.llb_db import LLBDB
+
+        return LLBDB(path or None, db_backend)
     raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
 
 
-ENVIRONMENTS = ("bandit",)
+ENVIRONMENTS = ("bandit", "llb-db")
