@@ -27,8 +27,9 @@ RULES = {
         "prize with probability .97, others with .05; without any it guesses"
     ),
     "skills": (
-        "solves a task with probability .3, plus .2 for each experience shown of a tidy solution of "
-        "a task with the same first skill, at most .95; every second solution, by chance, is tidy"
+        "solves a task with probability .3, plus .2 for each experience shown of a tidy solution "
+        "of a task with the same first skill, at most .95; every second solution, by chance, is "
+        "tidy"
     ),
 }
 FOLLOWS, MISLED = 0.97, 0.05
