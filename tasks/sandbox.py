@@ -176,7 +176,7 @@ def confine(
 ) -> Ran:
     """Run a program that sees /usr and `folders`, read-only, and writes to 64 MB of /tmp.
 
-    memory: bytes of address space a process. It has no network, at most 64 processes, and no file
+    memory: bytes that a process can fill. It has no network, at most 64 processes, and no file
     of more than 64 MB. When it ends all its processes end. Its errors are apart.
     """
     links = ["--dir", "/etc"]
@@ -195,7 +195,14 @@ def confine(
     given = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
              "USER": "nobody", "LANG": "C.UTF-8", **(variables or {})}  # fmt: skip
     names = [word for name, value in given.items() for word in ("--setenv", name, value)]
-    limits = ["prlimit", "--core=0", "--nproc=64", f"--fsize={64 * MEGABYTE}", f"--as={memory}"]
+    limits = [
+        "prlimit",
+        "--core=0",
+        "--nproc=64",
+        f"--fsize={64 * MEGABYTE}",
+        f"--data={memory}",
+        f"--as={2 * memory}",
+    ]
     if os.geteuid():
         spaces, dropped = ["--unshare-user", "--disable-userns"], []
     else:
@@ -225,7 +232,7 @@ mount -t tmpfs -o size=256m,nr_inodes=100k,mode=755 tmpfs /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
 mount -t overlay -o userxattr,lowerdir=.,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
 mkfifo /mnt/up /mnt/go
-prlimit --nproc="$1"
+prlimit --pid $$ --nproc="$1"
 shift
 unshare --user true
 unshare --user sh -c 'echo > /mnt/up; read -r _ < /mnt/go; exec "$@"' - "$@" 3>&1 < /dev/null &
@@ -485,10 +492,12 @@ def _forbidden(reason: str) -> tuple[str, str]:
 
 # ---------------------------------------------------------------- code in a response
 
+BLOCK = re.compile(r"^(`{3,})[ \t]*(\w*)[ \t]*\n(.*?)^\1`*[ \t]*$", re.M | re.S)
+
 
 def fenced(response: str, *languages: str) -> list[str]:
     """Return the fenced blocks of a response that name one of these languages or none."""
-    blocks = re.finditer(r"^(`{3,})[ \t]*(\w*)[ \t]*\n(.*?)^\1`*[ \t]*$", response, re.M | re.S)
+    blocks = BLOCK.finditer(response)
     return [match[3] for match in blocks if match[2].lower() in ("", *languages)]
 
 
