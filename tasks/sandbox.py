@@ -24,6 +24,7 @@ limited, that of all together is not: the kernel is told to take them first when
 from __future__ import annotations
 
 import json
+import math
 import os
 import pwd
 import re
@@ -136,14 +137,15 @@ def _listen(pid: int, said: dict[int, bytearray], until: float, limit: int) -> b
     """Collect what a process writes to these descriptors; tell whether it ended in time."""
     for pipe in said:
         os.set_blocking(pipe, False)
-    ended = os.pidfd_open(pid)
+    ended, waiting = os.pidfd_open(pid), select.poll()  # select takes no descriptor over 1023
     try:
-        waiting = [ended, *said]
+        for pipe in (ended, *said):
+            waiting.register(pipe, select.POLLIN)
         while (left := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(waiting, [], [], left)
+            ready = {pipe for pipe, _ in waiting.poll(math.ceil(1000 * left))}
             for pipe in said.keys() & ready:
                 if not _take(pipe, said[pipe], limit):
-                    waiting.remove(pipe)
+                    waiting.unregister(pipe)
             if ended in ready:
                 for pipe in said:  # what is still in the pipe; it holds no more than 1 MB
                     _take(pipe, said[pipe], limit)
@@ -151,6 +153,13 @@ def _listen(pid: int, said: dict[int, bytearray], until: float, limit: int) -> b
         return False
     finally:
         os.close(ended)
+
+
+def _has_ended(process: int, seconds: float = 0) -> bool:
+    """Tell whether the process of a descriptor ends within so many seconds."""
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def _take(pipe: int, said: bytearray, limit: int) -> bool:
@@ -241,7 +250,8 @@ printf '0 0 1\\n1 1 65535\\n' > /proc/$!/uid_map
 printf '0 0 1\\n1 1 65535\\n' > /proc/$!/gid_map
 echo 1 > /proc/sys/user/max_user_namespaces
 echo > /mnt/go
-read -r _ || kill -9 $!
+read -r _ || kill -9 $!  # no line: our process has ended
+wait
 """
 # Pid 1: cannot be killed from inside, and takes the orphans
 _FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\\n"; close STDOUT; sleep while 1'
@@ -274,6 +284,7 @@ class System:
             cwd=tree,  # root's folders may be closed to an ordinary user, who can be in them
             umask=0o022,
             start_new_session=True,
+            bufsize=0,
         )  # fmt: skip
         said = self._until_ready()
         if not said.endswith("ready\n"):
@@ -300,7 +311,7 @@ class System:
 
     @property
     def is_alive(self) -> bool:
-        return not self.closed and not select.select([self.first], [], [], 0)[0]
+        return not self.closed and not _has_ended(self.first)
 
     def run(self, script: str, seconds: float) -> Ran:
         """Run a bash script of at most 100,000 bytes as root of the system, without input."""
@@ -316,9 +327,14 @@ class System:
         self.closed = True
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.first, signal.SIGKILL)
-        os.killpg(self.holder.pid, signal.SIGKILL)
-        select.select([self.first], [], [], 10)
+        _has_ended(self.first, 10)
         os.close(self.first)
+        with suppress(BrokenPipeError):
+            self.holder.stdin.write(b"\n")
+        try:  # each process takes the exit code of its child: none is left to a far parent
+            self.holder.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.holder.pid, signal.SIGKILL)
         self._release()
 
     def _release(self) -> None:
