@@ -3,11 +3,11 @@
 Holds: `BCB`, `Interpreter`, `read`, `judge`. Leaves out: what shuts the code in (tasks/sandbox.py).
 Exercise it: `pytest tests/tasks/test_bcb.py`. Read next: tasks/environments.py.
 
-The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test, entry_point,
-libs}; canonical_solution and code_prompt are read where they are. The tests are those of the class
-`TestCases`. A response passes if every one of them has run, none has failed, and none was skipped
-as a whole. Code and tests share one process, and code can deceive them (a patched assertEqual
-passes): the reward is a measurement and no proof.
+The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,
+entry_point, libs}; canonical_solution and code_prompt are read where they are. The tests are those
+of the class `TestCases`. A response passes if every one of them has run, none has failed, and none
+was skipped as a whole. Code and tests share one process, and code can deceive them (a patched
+assertEqual passes): the reward is a measurement and no proof.
 
 The interpreter is the user's: BigCodeBench's own packages are of 2022 and want Python 3.10.
 """

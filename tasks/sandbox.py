@@ -204,28 +204,23 @@ def confine(
     given = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
              "USER": "nobody", "LANG": "C.UTF-8", **(variables or {})}  # fmt: skip
     names = [word for name, value in given.items() for word in ("--setenv", name, value)]
-    limits = [
-        "prlimit",
-        "--core=0",
-        "--nproc=64",
-        f"--fsize={64 * MEGABYTE}",
-        f"--data={memory}",
-        f"--as={2 * memory}",
-    ]
+    limits = ["prlimit", "--core=0", "--nproc=64", f"--fsize={64 * MEGABYTE}",
+              f"--data={memory}", f"--as={2 * memory}"]  # fmt: skip
     if os.geteuid():
         spaces, dropped = ["--unshare-user", "--disable-userns"], []
     else:
         # Only root could bind folders below /root; the program itself has a uid that nobody has
         uid = str(0x70000000 + secrets.randbelow(1 << 24))
-        spaces, dropped = [], ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups",
-                               "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]  # fmt: skip
+        spaces = []
+        dropped = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
+                   "--bounding-set=-all", "--no-new-privs"]  # fmt: skip
     return run(
         [
             "choom", "--adjust", "1000", "--",
             "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox",
-            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", *DEVICES,
             "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
+            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", *DEVICES,
             "--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *names, "--",
             *limits, *dropped, *argv,
         ],
@@ -365,43 +360,53 @@ def make_system(say: Callable[[str], None] = print) -> Path:
     if tree.exists():
         say(f"{tree} is there.")
         return tree
-    require("Making the tree", [*_programs("mmdebstrap"), *_ids()])
-    new = tree.with_name(f".{tree.name}.new")
-    say(f"Debian {SUITE} with {INCLUDE} goes to {tree}; this takes a minute or two.")
+    from filelock import FileLock, Timeout
+
+    require("Making the Debian tree", [*_programs("mmdebstrap"), *_ids()])
+    try:
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(tree.with_name(f".{tree.name}.lock"), timeout=0):
+            say(f"Debian {SUITE} with {INCLUDE} goes to {tree}; this takes a minute or two.")
+            _remove(new := tree.with_name(f".{tree.name}.new"))
+            if reason := _unpack(new):
+                _remove(new)
+                raise UserError(f"The Debian tree cannot be made ({reason}).")
+            new.rename(tree)
+    except Timeout:
+        raise UserError("The Debian tree is being made already: wait until it is there.") from None
+    except OSError as error:
+        raise UserError(f"The Debian tree cannot be kept in {tree} ({error.strerror}).") from error
+    return tree
+
+
+def _unpack(folder: Path) -> str:
+    """Make a folder with the tree in it; return why it could not be done, "" if it was."""
     fetch = [
-        *_drop(), "mmdebstrap", "--mode=unshare", "--variant=minbase", f"--include={INCLUDE}",
+        "mmdebstrap", "--mode=unshare", "--variant=minbase", f"--include={INCLUDE}",
         "--format=tar", '--customize-hook=echo sandbox > "$1/etc/hostname"',
         '--customize-hook=echo 127.0.0.1 localhost sandbox > "$1/etc/hosts"',
         '--customize-hook=rm -f "$1/etc/resolv.conf"', SUITE, "-",
     ]  # fmt: skip
     unpack = ["tar", "--extract", "--preserve-permissions", "--numeric-owner", "--exclude=./dev/*"]
     environment = {**os.environ, **ENVIRONMENT, "HOME": "/tmp"}
-    try:
-        _remove(new)
-        new.mkdir(parents=True)
-        if not os.geteuid():
-            account = pwd.getpwnam(USER)
-            os.chown(new, account.pw_uid, account.pw_gid)
-        with tempfile.TemporaryFile() as errors:
-            pipe = subprocess.Popen(
-                fetch, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd="/"
-            )
-            with pipe:
-                unpacked = subprocess.run(
-                    [*_drop(), *_ROOT_INSIDE, *unpack],
-                    stdin=pipe.stdout, stderr=errors, env=ENVIRONMENT, cwd=new, check=False,
-                )  # fmt: skip
-            errors.seek(0)
-            lines = errors.read().decode(errors="replace").split("\n")
-        if pipe.returncode or unpacked.returncode:
-            told = [line for line in lines if line.startswith(("E:", "tar:", "unshare:"))]
-            reason = clip(" ".join(told or lines[-3:]).strip(" ."), 300)
-            _remove(new)
-            raise UserError(f"The Debian tree cannot be made ({reason}).")
-        new.rename(tree)
-    except OSError as error:
-        raise UserError(f"The Debian tree cannot be kept in {tree} ({error.strerror}).") from error
-    return tree
+    folder.mkdir()
+    if not os.geteuid():
+        environment["TMPDIR"] = "/tmp"  # root's own may be closed to others
+        os.chown(folder, _account().pw_uid, _account().pw_gid)
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
+            [*_drop(), *fetch], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd="/"
+        ) as fetching:
+            unpacking = subprocess.run(
+                [*_drop(), *_ROOT_INSIDE, *unpack],
+                stdin=fetching.stdout, stderr=errors, env=ENVIRONMENT, cwd=folder, check=False,
+            )  # fmt: skip
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().split("\n")
+    if not (fetching.returncode or unpacking.returncode):
+        return ""
+    told = [line for line in lines if line.startswith(("E:", "tar:", "unshare:"))]
+    return clip(" ".join(told or lines[-3:]).strip(" ."), 300)
 
 
 def _remove(tree: Path) -> None:

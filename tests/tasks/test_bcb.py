@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import venv
 
 import pytest
 
@@ -83,7 +84,7 @@ ITEMS = [
          "json"),
     item("Pack the files of a folder, not of those below it, into a zip file at path and return "
          "their names, sorted.", "folder, path",
-         "names = sorted(n for n in os.listdir(folder) if os.path.isfile(os.path.join(folder, n)))\n"
+         "names = sorted(item.name for item in os.scandir(folder) if item.is_file())\n"
          "with zipfile.ZipFile(path, 'w') as archive:\n"
          "    for name in names: archive.write(os.path.join(folder, name), name)\n"
          "return names",
@@ -296,6 +297,15 @@ def test_a_patched_assertion_deceives_the_verdict(judged):
     """The limit that docstring and docs state: code and tests share a process."""
     code = "import unittest\nunittest.TestCase.assertEqual = lambda *all: None\n" + RIGHT[:-4]
     assert response(judged, "0", fence(code, "python")).reward == 1.0
+
+
+@needs_sandbox
+def test_an_interpreter_below_tmp(tmp_path):
+    """The sandbox's own /tmp does not hide it."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    verdict, said, why = Interpreter.of(python).judged(RIGHT + TESTS, 20)
+    assert (verdict, why) == ({"test_one", "test_two"}, ""), said
 
 
 @needs_sandbox

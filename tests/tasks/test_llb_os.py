@@ -41,7 +41,7 @@ ITEMS = {
         "useradd --create-home --shell /bin/bash --groups gardeners mira",
         """
         [ "$(getent passwd mira | cut -d: -f6,7)" = /home/mira:/bin/bash ] || exit 1
-        [ -d /home/mira ] && [ "$(stat -c %U /home/mira)" = mira ] && id -nG mira | grep -qw gardeners
+        [ "$(stat -c %F:%U /home/mira)" = directory:mira ] && id -nG mira | grep -qw gardeners
         """,
         "useradd", "usermod",
     ),
@@ -105,8 +105,8 @@ ITEMS = {
         "kill", "rm",
     ),
     "6": item(
-        "Pack all files of /home/data that have more than 1,000 bytes into /root/large.zip, without "
-        "their folders.",
+        "Pack all files of /home/data that have more than 1,000 bytes into /root/large.zip, "
+        "without their folders.",
         """
         mkdir -p /home/data/sub
         head -c 2000 /dev/zero > /home/data/sub/big; head -c 1001 /dev/zero > /home/data/more

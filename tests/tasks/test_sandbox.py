@@ -532,6 +532,53 @@ def test_a_kernel_that_refuses_is_told_with_what_permits_it(monkeypatch, tmp_pat
     assert "--privileged" in sandbox._forbidden("refused")[1]
 
 
+FAKE = """#!/bin/sh
+cd "$(mktemp -d)" && mkdir -p dev etc && echo made > etc/hostname && chmod 640 etc/hostname
+touch dev/null
+tar --create --owner=0 --group=42 .
+{end}
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Yield a folder that all may read, first in the path, with a cache."""
+    if any(not what.startswith("a Debian tree") for what, _ in lacking(True)):
+        pytest.skip(LACKS["system"])
+    folder = Path("/tmp", f"fake-{uuid.uuid4().hex}")
+    folder.mkdir()
+    monkeypatch.setenv("MEMAGENT_CACHE", str(folder / "cache"))
+    monkeypatch.setitem(sandbox.ENVIRONMENT, "PATH", f"{folder}:{sandbox.ENVIRONMENT['PATH']}")
+    yield folder
+    sandbox._remove(folder / "cache" / "os-root")
+    shutil.rmtree(folder)
+
+
+def test_the_tree_is_unpacked_as_its_systems_see_it(fake):
+    """With a fake of mmdebstrap, which asks Debian's servers."""
+    (program := fake / "mmdebstrap").write_text(FAKE.format(end=""))
+    program.chmod(0o755)
+    said = []
+    tree = sandbox.make_system(said.append)
+    see = [*sandbox._drop(), *sandbox._ROOT_INSIDE, "stat", "-c", "%u %g %a", "etc/hostname"]
+    stat = subprocess.run(see, cwd=tree, capture_output=True, text=True, check=True).stdout
+    assert stat == "0 42 640\n" and not (tree / "dev" / "null").exists()
+    assert sandbox.make_system(said.append) == tree and said[1] == f"{tree} is there."
+
+
+def test_a_tree_that_cannot_be_made_leaves_nothing(fake):
+    (program := fake / "mmdebstrap").write_text(FAKE.format(end="echo E: no server >&2; exit 1"))
+    program.chmod(0o755)
+    with pytest.raises(UserError, match=r"cannot be made \(E: no server\)"):
+        sandbox.make_system(lambda line: None)
+    assert [path.name for path in (fake / "cache").iterdir()] == [".os-root.lock"]
+    (fake / "cache" / ".os-root.lock").unlink()
+    (fake / "cache").rmdir()
+    (fake / "cache").write_text("")
+    with pytest.raises(UserError, match="cannot be kept"):
+        sandbox.make_system(lambda line: None)
+
+
 # ---------------------------------------------------------------- a clock, a response
 
 
