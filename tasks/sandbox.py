@@ -54,10 +54,10 @@ ENVIRONMENT = {
     "HOME": "/root",
     "TERM": "dumb",
 }
-PACKAGES = {
-    "bwrap": "bubblewrap", "newuidmap": "uidmap", "newgidmap": "uidmap", "choom": "util-linux",
-    "nsenter": "util-linux", "prlimit": "util-linux", "setpriv": "util-linux",
-    "unshare": "util-linux",
+PROGRAM = ("bwrap", "choom", "prlimit", "setpriv")  # what each takes
+SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "nsenter", "unshare")
+PACKAGES = {  # of Debian; util-linux for all others
+    "bwrap": "bubblewrap", "newuidmap": "uidmap", "newgidmap": "uidmap", "mmdebstrap": "mmdebstrap",
 }  # fmt: skip
 SETTINGS = {  # file -> the content that forbids user namespaces, what permits them
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
@@ -362,7 +362,7 @@ def make_system(say: Callable[[str], None] = print) -> Path:
         return tree
     from filelock import FileLock, Timeout
 
-    require("Making the Debian tree", [*_programs("mmdebstrap"), *_ids()])
+    require("Making the Debian tree", [*_programs(*SYSTEM, "mmdebstrap"), *_ids()])
     try:
         tree.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(tree.with_name(f".{tree.name}.lock"), timeout=0):
@@ -427,7 +427,7 @@ def lacking(system: bool = False) -> list[tuple[str, str]]:
     """
     if sys.platform != "linux":
         return [("Linux", "use a Linux machine")]
-    found = [*_programs(), *(_ids() if system else ())]
+    found = [*_programs(*SYSTEM), *_ids()] if system else [*_programs(*PROGRAM)]
     if found:
         return found
     try:
@@ -463,10 +463,9 @@ def _account() -> pwd.struct_passwd:
     return pwd.getpwuid(os.geteuid()) if os.geteuid() else pwd.getpwnam(USER)
 
 
-def _programs(*more: str) -> Iterator[tuple[str, str]]:
-    packages = PACKAGES | {name: name for name in more}
-    missing = [name for name in packages if not shutil.which(name, path=ENVIRONMENT["PATH"])]
-    needed = " ".join(dict.fromkeys(packages[name] for name in missing))
+def _programs(*names: str) -> Iterator[tuple[str, str]]:
+    missing = [name for name in names if not shutil.which(name, path=ENVIRONMENT["PATH"])]
+    needed = " ".join(dict.fromkeys(PACKAGES.get(name, "util-linux") for name in missing))
     for name in missing:
         yield name, f"{_sudo()}apt-get install --no-install-recommends {needed}"
 

@@ -100,7 +100,12 @@ ITEMS = {
         """,
         "kill $(cat /run/worker.pid) && rm /run/worker.pid",
         """
-        [ ! -e /run/worker.pid ] && ! kill -0 "$(cat /var/spool/worker.number)" 2> /dev/null
+        [ ! -e /run/worker.pid ] || exit 1
+        for k in 1 2 3 4 5 6 7 8 9 10; do  # a signal takes its time
+            kill -0 "$(cat /var/spool/worker.number)" 2> /dev/null || exit 0
+            sleep .1
+        done
+        exit 2
         """,
         "kill", "rm",
     ),
