@@ -1,0 +1,346 @@
+"""BigCodeBench: a function is written in one response, and judged by the tests of its task.
+
+Holds: `BCB`, `Interpreter`, `read`, `judge`. Leaves out: what shuts the code in (tasks/sandbox.py).
+Exercise it: `pytest tests/tasks/test_bcb.py`. Read next: tasks/environments.py.
+
+The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,
+entry_point, libs}; canonical_solution and code_prompt are read where they are. The tests are those
+of the class `TestCases`. A response passes if every one of them has run, none has failed, and none
+was skipped as a whole. Code and tests share one process, and code can deceive them (a patched
+assertEqual passes): the reward is a measurement and no proof.
+
+The interpreter is the user's: BigCodeBench's own packages are of 2022 and want Python 3.10.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import inspect
+import json
+import os
+import subprocess
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from config.errors import UserError, clean, clip
+from tasks.environments import Step, Work
+from tasks.sandbox import confine, fence, fenced, lacking, require
+
+SECONDS = 60.0  # of a task
+SHOWN = 2000  # characters of what the tests say
+FIELDS = ("task_id", "instruct_prompt", "complete_prompt", "test", "entry_point")
+INSTRUCTIONS = """\
+Write Python code that does what the task says. Answer with the whole code, imports included, in one
+fenced block. Tests that you do not see are run on it, without network, for at most {seconds:g}
+seconds. There is one response."""
+
+
+def judge() -> None:
+    """Run the tests of a module that stdin brings, and write those that passed to stderr.
+
+    It is sent to the user's interpreter as text, and needs Python 3.8 and nothing of ours.
+    """
+    import json
+    import os
+    import sys
+    import traceback
+    import types
+    import unittest
+
+    verdict, given = os.fdopen(os.dup(2), "w"), json.load(sys.stdin)
+    os.dup2(1, 2)  # what code and tests say joins the output
+    sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    passed, parts, skipped = set(), set(), set()
+
+    class Result(unittest.TestResult):
+        def addSuccess(self, test):
+            passed.add(test._testMethodName)
+
+        def addExpectedFailure(self, test, error):
+            passed.add(test._testMethodName)
+
+        def addSubTest(self, test, part, error):
+            super().addSubTest(test, part, error)
+            if error is None:
+                parts.add(test._testMethodName)
+
+        def addSkip(self, test, reason):
+            if hasattr(test, "test_case"):  # one part of a test
+                skipped.add(test.test_case._testMethodName)
+            print("skipped:", reason)
+
+    result = Result()
+    try:
+        # A name of its own: what stands under `if __name__ == "__main__"` is not run. The published
+        # scorer's modules know os and sys without importing them.
+        module = types.ModuleType("__test__")
+        module.__dict__.update(os=os, sys=sys, __file__="__test__.py")
+        sys.modules["__test__"] = module
+        exec(compile(given, "__test__.py", "exec"), module.__dict__)
+        unittest.defaultTestLoader.loadTestsFromTestCase(module.TestCases).run(result)
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+    for _, text in result.failures + result.errors:
+        print(text)
+    failed = {getattr(test, "test_case", test) for test, _ in result.failures + result.errors}
+    names = {getattr(test, "_testMethodName", "all") for test in failed}
+    if "all" in names:  # what is set up and torn down for the class
+        passed = parts = set()
+    sys.stdout.flush()
+    verdict.write(json.dumps(sorted((passed | skipped & parts) - names)) + "\n")
+    verdict.flush()
+    os._exit(0)  # threads that the code has left do not matter
+
+
+def search() -> None:
+    """Write which of the libraries that stdin names are not there; sent like `judge`."""
+    import importlib.util
+    import json
+    import sys
+
+    missing = []
+    for name in json.load(sys.stdin):
+        try:
+            found = importlib.util.find_spec(name.split(".")[0])
+        except (ImportError, ValueError):  # no name of a module
+            found = None
+        if not found:
+            missing.append(name)
+    print(json.dumps(missing))
+
+
+class BCB:
+    """Tasks of BigCodeBench's form. UserError: the file, the interpreter or a part is missing.
+
+    python: the interpreter that runs the code. prompt: which text of a task is shown. skip: leave
+    out tasks whose libraries the interpreter lacks (`left_out` has their ids) instead of refusing.
+    """
+
+    name = "bcb"
+    style: Literal["code"] = "code"
+    most_steps = 1
+
+    def __init__(
+        self,
+        path: str | Path,
+        python: str | Path,
+        prompt: Literal["instruct", "complete"] = "instruct",
+        seconds: float = SECONDS,
+        skip: bool = False,
+    ):
+        self.instructions = INSTRUCTIONS.format(seconds=seconds)
+        self.seconds, self.prompt = seconds, f"{prompt}_prompt"
+        self._items = read(Path(path))
+        require(self.name, lacking())
+        self.interpreter = Interpreter.of(python)
+        needed = {lib for item in self._items.values() for lib in item["libs"]}
+        missing = self.interpreter.lacks(sorted(needed))
+        self.left_out = [id for id, item in self._items.items() if missing & {*item["libs"]}]
+        if self.left_out and not skip:
+            raise UserError(
+                f"{python} lacks {', '.join(sorted(missing))}, which {len(self.left_out)} of "
+                f"{len(self._items)} tasks need: install them with {python} -m pip install, or "
+                "have these tasks left out."
+            )
+        self._tasks = [
+            self._work(id, item) for id, item in self._items.items() if id not in self.left_out
+        ]
+        if not self._tasks:
+            raise UserError(f"No task of {path} is left: {python} lacks a library of every one.")
+
+    def _work(self, id: str, item: dict) -> Work:
+        gold = item["solution"]
+        return Work(
+            id, item[self.prompt], (), dataset=self.name, environment=self,
+            solution=(fence(gold, "python"),) if gold else (), skills=item["libs"],
+            content=blake2b(item["test"].encode(), digest_size=8).hexdigest(),
+        )  # fmt: skip
+
+    def tasks(self) -> Sequence[Work]:
+        """Return all tasks that the interpreter can run, in the order of the file."""
+        return self._tasks
+
+    def intent(self, id: str) -> str:
+        """Return the prompt."""
+        return self._items[id][self.prompt]
+
+    def reset(self, id: str) -> Coding:
+        """Begin a task; nothing runs yet."""
+        return Coding(self, self._items[id])
+
+    def close(self) -> None:
+        """Do nothing: episodes share nothing."""
+
+
+@dataclass(slots=True)
+class Coding:
+    """One try of a task: one response."""
+
+    environment: BCB
+    item: dict
+
+    @property
+    def observation(self) -> str:
+        return self.item[self.environment.prompt]
+
+    def step(self, action: str) -> Step:
+        """Judge the code of a response."""
+        blocks = fenced(action, "python", "py", "python3")
+        if not blocks:
+            return Step("There is no fenced block of code.", True, -1.0, "no code")
+        names = f"def {self.item['entry_point']}("
+        code = next((block for block in reversed(blocks) if names in block), blocks[-1])
+        try:
+            verdict, said, why = self.environment.interpreter.judged(
+                f"{code}\n{self.item['test']}", self.environment.seconds
+            )
+        except OSError as error:
+            return Step(f"Nothing ran: {error.strerror}.", True, -1.0, f"crashed: {error.strerror}")
+        tests = self.item["tests"]
+        good = [name for name in tests if name in verdict]
+        said = clip(clean(said.strip()), SHOWN)
+        summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
+        reward = 1.0 if len(good) == len(tests) and not why else -1.0
+        return Step("\n".join(filter(None, (said, summary))), True, reward, why)
+
+    def close(self) -> None:
+        """Do nothing: what ran has ended with its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python that runs code shut in, with the folders that it needs for that."""
+
+    program: str
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, python: str | Path) -> Interpreter:
+        """Ask an interpreter for its folders. UserError: it is none, or too old."""
+        program = Path(python).expanduser()
+        ask = "import json, sys; print(json.dumps([sys.version_info[:2], sys.executable, "
+        ask += "sys.prefix, sys.base_prefix]))"
+        try:
+            said = subprocess.run([program, "-I", "-c", ask], capture_output=True, timeout=60)
+            version, *places = json.loads(said.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise UserError(
+                f"{python} cannot be run as a Python interpreter: give the path of one, such as "
+                "/usr/bin/python3."
+            ) from error
+        if tuple(version) < (3, 8):
+            raise UserError(
+                f"{python} is Python {version[0]}.{version[1]}: 3.8 or newer is needed."
+            )
+        program, *folders = map(Path, places)
+        folders = {*folders, program.resolve().parent.parent}
+        if Path("/") in folders:
+            raise UserError(f"{python} has / as its folder: give one in a folder of its own.")
+        outside = sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
+        return cls(str(program), tuple(outside))
+
+    def judged(self, module: str, seconds: float) -> tuple[set[str], str, str]:
+        """Run the tests of a module: the names of those that passed, what was said, why it broke
+        off."""
+        source = inspect.getsource(judge) + "\njudge()\n"
+        given = json.dumps(module).encode()
+        ran = confine([self.program, "-I", "-c", source], seconds, given, self.folders,
+                      variables=_variables())  # fmt: skip
+        if ran.code is None:
+            return set(), ran.output, "timed out"
+        try:
+            return {*json.loads(ran.errors)}, ran.output, ""
+        except (ValueError, TypeError):
+            return set(), ran.output + ran.errors, "crashed"
+
+    def lacks(self, libraries: Sequence[str]) -> set[str]:
+        """Return those of the libraries that the interpreter cannot find."""
+        source = inspect.getsource(search) + "\nsearch()\n"
+        given = json.dumps([*libraries]).encode()
+        ran = confine([self.program, "-I", "-c", source], 60, given, self.folders)
+        try:
+            return {*json.loads(ran.output)}
+        except ValueError:
+            reason = clip(" ".join(ran.errors.split()), 200)
+            raise UserError(f"{self.program} does not run in the sandbox ({reason}).") from None
+
+
+def _variables() -> dict[str, str]:
+    """Return what keeps numerical libraries to one thread, and to what this processor can do."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    return own | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+# ---------------------------------------------------------------- the file
+
+
+def read(path: Path) -> dict[str, dict]:
+    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names) and `solution` (or "").
+
+    UserError names the file, the line and what is wrong with it.
+    """
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}: bcb needs BigCodeBench as JSON lines.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no text: {clip(str(error), 200)}.") from error
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    items = [_parsed(f"{path}, line {number}", line) for number, line in lines]
+    if not items:
+        raise UserError(f"{path} holds no task: bcb needs BigCodeBench as JSON lines.")
+    (id, count), *_ = Counter(item["task_id"] for item in items).most_common(1)
+    if count > 1:
+        raise UserError(f"{path} holds the task {id} {count} times: an id must be its own.")
+    return {item["task_id"]: item for item in items}
+
+
+def _parsed(where: str, line: str) -> dict:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: this is no JSON ({clip(str(error), 200)}).") from error
+    if not isinstance(item, dict):
+        raise UserError(f"{where} must be an object.")
+    for name in FIELDS:
+        if not isinstance(item.get(name), str) or not item[name].strip():
+            raise UserError(f"{where}: '{name}' must be a text that is not empty.")
+    if "\0" in item["test"] or not item["entry_point"].isidentifier():
+        raise UserError(f"{where}: 'entry_point' must be a name, and 'test' be Python.")
+    try:
+        classes = [n for n in ast.parse(item["test"]).body if isinstance(n, ast.ClassDef)]
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise UserError(f"{where}: 'test' is no Python ({clip(str(error), 200)}).") from error
+    methods = [n for c in classes if c.name == "TestCases" for n in c.body]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tests = {n.name for n in methods if isinstance(n, functions) and n.name.startswith("test")}
+    if not tests:
+        raise UserError(f"{where}: 'test' has no class TestCases with methods test...")
+    gold = item.get("canonical_solution") or ""
+    begin = item.get("code_prompt") or item["complete_prompt"]
+    return {
+        **{name: item[name] for name in FIELDS},
+        "tests": sorted(tests),
+        "libs": _libraries(where, item.get("libs")),
+        "solution": f"{begin}{gold}" if gold else "",
+    }
+
+
+def _libraries(where: str, libraries: object) -> tuple[str, ...]:
+    """Return names of packages; the published file writes their list as text."""
+    try:
+        names = ast.literal_eval(libraries) if isinstance(libraries, str) else libraries or []
+        if all(isinstance(name, str) and name.strip() for name in names):
+            return tuple(names)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        pass
+    raise UserError(f"{where}: 'libs' must be a list of names of packages.")

@@ -1,0 +1,367 @@
+"""LLB-OS: the file, the actions, and six tasks of our own in a real system."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+
+import pytest
+
+from config.errors import UserError
+from tasks import llb_os, sandbox
+from tasks.llb_os import LLBOS, read
+from tasks.sandbox import Ran, fence, lacking
+
+LACKS = "; ".join(f"{what}: {command}" for what, command in lacking(True))
+needs_system = pytest.mark.skipif(bool(LACKS), reason=LACKS)
+
+
+def item(instruction: str, begin: str, gold: str, check: str, *skills: str) -> dict:
+    def command(script):
+        return {"command_name": "bash", "script": script}
+
+    evaluation = {
+        "ground_truth_command_item": command(gold),
+        "evaluation_command_item": command(check),
+    }
+    return {
+        "instruction": instruction,
+        "initialization_command_item": command(begin),
+        "evaluation_info": evaluation,
+        "skill_list": [*skills],
+    }
+
+
+ITEMS = {
+    "1": item(
+        "Create the user mira with a home folder and bash as login shell, and make her a member of "
+        "the group gardeners, which exists.",
+        "groupadd gardeners",
+        "useradd --create-home --shell /bin/bash --groups gardeners mira",
+        """
+        [ "$(getent passwd mira | cut -d: -f6,7)" = /home/mira:/bin/bash ] || exit 1
+        [ "$(stat -c %F:%U /home/mira)" = directory:mira ] && id -nG mira | grep -qw gardeners
+        """,
+        "useradd", "usermod",
+    ),
+    "2": item(
+        "Make the folder /srv/reports belong to the group editors: its members may read, write and "
+        "enter it, others may not, and what is created in it shall belong to that group as well.",
+        "groupadd editors; useradd -G editors ed; useradd outsider; mkdir -m 755 /srv/reports",
+        "chgrp editors /srv/reports && chmod 2770 /srv/reports",
+        """
+        su ed -c 'umask 002; touch /srv/reports/a' || exit 1
+        [ "$(stat -c %G /srv/reports/a)" = editors ] || exit 2
+        ! su outsider -c 'ls /srv/reports' 2> /dev/null
+        """,
+        "chgrp", "chmod",
+    ),
+    "3": item(
+        "Write into /root/errors.txt how many lines of the files *.log below /var/log/shop contain "
+        "the word ERROR in capitals: one number for all of them together.",
+        """
+        mkdir -p /var/log/shop/old
+        printf 'ok\\nERROR 1\\nerror 2\\nERROR ERROR\\n' > /var/log/shop/a.log
+        printf 'ERROR\\n' > /var/log/shop/old/b.log
+        printf 'ERROR\\n' > /var/log/shop/old/b.txt
+        """,
+        "cat $(find /var/log/shop -name '*.log') | grep -c ERROR > /root/errors.txt",
+        '[ "$(tr -d "[:space:]" < /root/errors.txt)" = 3 ]',
+        "find", "grep",
+    ),
+    "4": item(
+        "In /opt/notes rename every file *.txt to *.md, and let the link /opt/latest point to the "
+        "newest of them by time of modification.",
+        """
+        mkdir /opt/notes; cd /opt/notes
+        for name in one two 'last words'; do echo $name > "$name.txt"; done
+        touch -d 2021-01-01 one.txt 'last words.txt'; touch -d 2023-01-01 two.txt
+        """,
+        """
+        cd /opt/notes
+        for file in *.txt; do mv "$file" "${file%.txt}.md"; done
+        ln -s "/opt/notes/$(ls -t | head -n 1)" /opt/latest
+        """,
+        """
+        cd /opt/notes || exit 1
+        [ "$(ls | sort | tr '\\n' ' ')" = 'last words.md one.md two.md ' ] || exit 2
+        [ -L /opt/latest ] && [ "$(readlink -f /opt/latest)" = /opt/notes/two.md ]
+        """,
+        "mv", "ln",
+    ),
+    "5": item(
+        "A process whose number is in /run/worker.pid writes to /var/spool/worker. End it, and "
+        "remove the file that holds its number.",
+        """
+        nohup sh -c 'while :; do date >> /var/spool/worker; sleep .1; done' > /dev/null 2>&1 &
+        echo $! > /run/worker.pid
+        cp /run/worker.pid /var/spool/worker.number
+        """,
+        "kill $(cat /run/worker.pid) && rm /run/worker.pid",
+        """
+        [ ! -e /run/worker.pid ] || exit 1
+        for k in 1 2 3 4 5 6 7 8 9 10; do  # a signal takes its time
+            kill -0 "$(cat /var/spool/worker.number)" 2> /dev/null || exit 0
+            sleep .1
+        done
+        exit 2
+        """,
+        "kill", "rm",
+    ),
+    "6": item(
+        "Pack all files of /home/data that have more than 1,000 bytes into /root/large.zip, "
+        "without their folders.",
+        """
+        mkdir -p /home/data/sub
+        head -c 2000 /dev/zero > /home/data/sub/big; head -c 1001 /dev/zero > /home/data/more
+        head -c 1000 /dev/zero > /home/data/small
+        """,
+        "cd /home/data && find . -type f -size +1000c -print0 | xargs -0 zip -jq /root/large.zip",
+        """
+        [ "$(unzip -Z1 /root/large.zip | sort | tr '\\n' ' ')" = 'big more ' ]
+        """,
+        "find", "zip",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    (path := tmp_path / "os.json").write_text(json.dumps(ITEMS))
+    return path
+
+
+def solved(environment: LLBOS, id: str, *actions: str) -> list:
+    episode = environment.reset(id)
+    try:
+        return [episode.step(action) for action in actions]
+    finally:
+        episode.close()
+
+
+# ---------------------------------------------------------------- in a system
+
+
+@needs_system
+@pytest.mark.parametrize("id", ITEMS)
+def test_gold_solves_each_of_our_own_tasks_and_nothing_does_not(path, id):
+    environment = LLBOS(path)
+    (task,) = [task for task in environment.tasks() if task.id == id]
+    begin = time.monotonic()
+    (step,) = solved(environment, id, *task.solution)
+    print(f"task {id}: {time.monotonic() - begin:.2f} s")
+    assert (step.done, step.reward, step.failure) == (True, 1.0, ""), step
+    (step,) = solved(environment, id, "finish")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, ""), step
+
+
+@needs_system
+def test_actions_run_in_one_system_and_their_output_is_shown(path):
+    first, second, third, last = solved(
+        LLBOS(path), "1",
+        "I look first.\n```bash\ngetent group gardeners; false\n```\n",
+        "```bash\necho kept > /tmp/x\n```",
+        "```sh\ncat /tmp/x\n```",
+        "```\nuseradd -ms /bin/bash mira; usermod -aG gardeners mira\n```\n\nFinish.\n",
+    )  # fmt: skip
+    assert "gardeners:x:1000" in first.observation and "exit code 1" in first.observation
+    assert (second.observation, third.observation) == ("(no output)", "kept")
+    assert not third.done and last.done and last.reward == 1.0
+
+
+@needs_system
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("", "Nothing was run: there is neither"),
+        ("I do not know. Then I finish the task?", "Nothing was run: there is neither"),
+        ("```python\nprint(1)\n```", "Nothing was run: there is neither"),
+        ("```bash\nls", "Nothing was run: there is neither"),
+        ("```bash\nls\n```\n```bash\nid\n```", "there are 2 scripts"),
+        ("```bash\n\n```", "the script is empty"),
+        ("```bash\necho \0\n```", "no NUL"),
+        (fence("echo " + "x" * 100_000, "bash"), "at most 100,000 bytes"),
+        (fence("echo \ud800; if", "bash"), "syntax error"),
+        (fence("echo finish\nno-such-command", "bash"), "exit code 127"),
+        (fence("yes", "bash"), "The script was stopped"),
+        (fence("head -c 90000 /dev/zero | tr '\\0' x; printf '\\e[2J'", "bash"), "left out"),
+    ],
+)
+def test_what_cannot_be_done_is_an_answer_and_the_task_goes_on(path, monkeypatch, action, said):
+    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 1)
+    environment = LLBOS(path)
+    step, last = solved(environment, "1", action, environment.tasks()[0].solution[0])
+    assert said in step.observation and not step.done and len(step.observation) < 5000
+    assert "\033" not in step.observation
+    assert last.reward == 1.0
+
+
+@needs_system
+def test_the_limit_of_responses_is_the_one_that_is_told(path):
+    environment = LLBOS(path, most_steps=3)
+    assert "You have 3 responses" in environment.instructions and environment.most_steps == 3
+    one, two, last = solved(environment, "1", *["```bash\nls\n```"] * 3)
+    assert not one.done and not two.done
+    assert (last.done, last.reward, last.failure) == (True, -1.0, "no response is left")
+    gold = environment.tasks()[0].solution[0]
+    *_, last = solved(environment, "1", "```bash\nls\n```", "", gold)
+    assert last.reward == 1.0
+
+
+@needs_system
+def test_time_over_fails_the_task(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "ITEM_SECONDS", 1)
+    (step,) = solved(LLBOS(path), "1", "```bash\nsleep 20\n```\nfinish")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "timed out")
+
+
+@needs_system
+def test_a_system_that_has_ended_fails_the_task(path):
+    episode = LLBOS(path).reset("1")
+    episode.system.close()
+    step = episode.step("```bash\nls\n```")
+    assert (step.done, step.failure) == (True, "the system has ended")
+    episode.close()
+
+
+@needs_system
+def test_an_initialisation_without_end_is_refused_and_leaves_nothing(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 0.5)
+    environment = LLBOS(path)
+    environment._items["1"]["begin"] = "sleep 60"
+    made = []
+    monkeypatch.setattr(llb_os, "System", lambda: made.append(sandbox.System()) or made[-1])
+    with pytest.raises(UserError, match="initialisation of 1"):
+        environment.reset("1")
+    assert not made[0].is_alive
+
+
+@needs_system
+def test_a_check_without_end_is_a_failure(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 0.5)
+    environment = LLBOS(path)
+    environment._items["1"]["check"] = "sleep 60"
+    (step,) = solved(environment, "1", "finish")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "timed out")
+
+
+@needs_system
+def test_episodes_of_one_task_share_nothing(path):
+    environment = LLBOS(path)
+    one, other = environment.reset("1"), environment.reset("1")
+    try:
+        assert one.step(environment.tasks()[0].solution[0]).reward == 1.0
+        assert other.step("finish").reward == -1.0
+    finally:
+        one.close()
+        other.close()
+        other.close()
+
+
+# ---------------------------------------------------------------- the file, the parts
+
+
+def test_tasks_carry_what_is_asked_and_a_fingerprint_of_the_check(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "lacking", lambda system: [])
+    environment = LLBOS(path)
+    tasks = environment.tasks()
+    assert [task.id for task in tasks] == [*ITEMS]
+    assert tasks[0].question == tasks[0].intent == ITEMS["1"]["instruction"]
+    assert tasks[0].skills == ("useradd", "usermod") and tasks[0].dataset == "llb-os"
+    others = json.loads(json.dumps(ITEMS))
+    others["1"]["evaluation_info"]["evaluation_command_item"]["script"] += " "
+    path.write_text(json.dumps(others))
+    digests = [task.digest for task in LLBOS(path).tasks()]
+    changed = [new != old.digest for new, old in zip(digests, tasks, strict=True)]
+    assert changed == [True] + [False] * 5
+
+
+def test_a_compressed_file_and_one_without_initialisation(tmp_path):
+    items = {"7": item("Do it.", "", "true", "true")}
+    (path := tmp_path / "os.json.gz").write_bytes(gzip.compress(json.dumps(items).encode()))
+    assert read(path)["7"]["begin"] == ""
+    del items["7"]["initialization_command_item"], items["7"]["skill_list"]
+    path.write_bytes(gzip.compress(json.dumps(items).encode()))
+    assert read(path)["7"]["begin"] == "" and read(path)["7"]["skills"] == ()
+
+
+def broken(**fields) -> str:
+    return json.dumps({"3": {**ITEMS["1"], **fields}})
+
+
+INFO = ITEMS["1"]["evaluation_info"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "There is no file"),
+        ("", "is no JSON file"),
+        ("{", "is no JSON file"),
+        ("[" * 100_000, "is no JSON file"),
+        ("[]", "must be a JSON object of items by id"),
+        ("{}", "must be a JSON object of items by id"),
+        ('{"3": 5}', "item 3 must be an object"),
+        (broken(instruction=" "), "item 3: 'instruction' must be a text"),
+        (broken(evaluation_info=str(INFO)), "broken os_interaction_data.json of the release; take "
+         "os_interaction_runtime_learning_data.json"),
+        (broken(initialization_command_item=str({"command_name": "bash", "script": "ls"})),
+         "take os_interaction_runtime_learning_data.json"),
+        (broken(evaluation_info="ls"), "'evaluation_info' must be an object"),
+        (broken(evaluation_info={}), "'ground_truth_command_item' must be an object"),
+        (broken(evaluation_info={**INFO, "evaluation_command_item": {"command_name": "bash",
+         "script": ""}}), "'script' must be a text that is not empty"),
+        (broken(evaluation_info={**INFO, "evaluation_command_item": {"command_name": "python",
+         "script": "1"}}), "must be a command of bash, not of 'python'"),
+        (broken(evaluation_info={**INFO, "evaluation_command_item": {"command_name": "bash",
+         "script": "x" * 100_001}}), "has over 100,000 bytes"),
+        (broken(skill_list="ls"), "'skill_list' must be a list"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_is_one_sentence(tmp_path, text, said):
+    path = tmp_path / "os.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        LLBOS(path)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_damaged_archive_and_a_folder_are_one_sentence(tmp_path):
+    data = gzip.compress(json.dumps(ITEMS).encode())
+    for wrong in (data[:50], b"no gzip", data[:20] + b"xxxxxxxx" + data[28:]):
+        (path := tmp_path / "os.json.gz").write_bytes(wrong)
+        with pytest.raises(UserError, match=r"is no JSON file|cannot be read"):
+            read(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_what_is_missing_is_told_before_the_first_task(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "lacking", lambda system: [("bwrap", "apt-get install bubblewrap")])
+    with pytest.raises(UserError, match="llb-os needs bwrap: apt-get install bubblewrap"):
+        LLBOS(path)
+
+
+def test_an_error_of_the_machine_in_an_action_is_a_failure(path, monkeypatch):
+    """Without a system: what a full process table does."""
+
+    class Full:
+        is_alive = True
+        calls = 0
+
+        def run(self, script, seconds):
+            self.calls += 1
+            if self.calls > 1:
+                raise OSError(11, "Resource temporarily unavailable")
+            return Ran("", "", 0, 0.1)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(llb_os, "lacking", lambda system: [])
+    monkeypatch.setattr(llb_os, "System", Full)
+    (step,) = solved(LLBOS(path), "1", "```bash\nls\n```")
+    assert (step.done, step.reward) == (True, -1.0)
+    assert step.failure == "crashed: Resource temporarily unavailable"
