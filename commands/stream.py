@@ -53,7 +53,7 @@ def stream_command(app: typer.Typer) -> None:
 
 
 EVERYDAY = (
-    "name runs environment path held_out arms constants epochs batch n model engine endpoint "
+    "name runs environment path judge held_out arms constants epochs batch n model engine endpoint "
     "temperature seed"
 ).split()
 
@@ -72,11 +72,13 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
     folder = files.run_path(config.runs, config.name)
     with contextlib.closing(
-        open_environment(config.environment, config.path, config.seed)
+        open_environment(config.environment, config.path, config.seed, config.judge)
     ) as environment:
         others = None
         if config.held_out:
-            others = open_environment(config.environment, config.held_out, config.seed)
+            others = open_environment(
+                config.environment, config.held_out, config.seed, config.judge
+            )
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         files.make_folder(folder)
         _check_folder(folder, config, settings)

@@ -582,9 +582,13 @@ class StreamConfig:
     runs: str = "runs"
     """folder of all runs"""
     environment: str = "bandit"
-    """where the tasks are worked on: bandit = generated, needs nothing; llb-db"""
+    """where the tasks are worked on: bandit = generated, needs nothing; llb-db; hle =
+    questions that a judge grades (--judge)"""
     path: str = ""
     """file of the environment's tasks; empty = its own few"""
+    judge: str = ""
+    """hle: the model that judges responses, openai:URL#MODEL; the key is read from
+    OPENAI_API_KEY"""
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""

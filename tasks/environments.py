@@ -100,18 +100,24 @@ class Work(Task):
 # ---------------------------------------------------------------- by name
 
 
-def open_environment(name: str, path: str = "", seed: int = 0) -> Environment:
-    """Open an environment by its name. path: a file of its tasks; "" = its own few.
+def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") -> Environment:
+    """Open an environment by its name. path: a file of its tasks; "" = its own few. judge: of hle.
 
     UserError: there is none of this name, or what it needs is missing.
     """
+    if judge and name != "hle":
+        raise UserError(f"The environment {name} has no judge: leave --judge out.")
     if name == "bandit":
         from tasks.bandit import Bandit
 
         if path:
             raise UserError("The tasks of the bandit are generated: leave --path out.")
         return Bandit(seed=seed)
+    if name == "hle":
+        from tasks.hle import HLE
+
+        return HLE(path, judge)
     raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
 
 
-ENVIRONMENTS = ("bandit",)
+ENVIRONMENTS = ("bandit", "hle")
