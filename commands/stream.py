@@ -74,6 +74,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     with contextlib.closing(
         open_environment(config.environment, config.path, config.seed, config.judge)
     ) as environment:
+        if skipped := getattr(environment, "skipped", 0):
+            console.print(f"{skipped:,} tasks are left out, which cannot be worked on here.")
         others = None
         if config.held_out:
             others = open_environment(

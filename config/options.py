@@ -582,10 +582,10 @@ class StreamConfig:
     runs: str = "runs"
     """folder of all runs"""
     environment: str = "bandit"
-    """where the tasks are worked on: bandit = generated, needs nothing; llb-db; hle =
-    questions that a judge grades (--judge)"""
+    """where the tasks are worked on: bandit = generated, needs nothing; llb-db; alfworld =
+    household tasks in text; hle = questions that a judge grades (--judge)"""
     path: str = ""
-    """file of the environment's tasks; empty = its own few"""
+    """file of the environment's tasks, a folder for alfworld; empty = its own few"""
     judge: str = ""
     """hle: the model that judges responses, openai:URL#MODEL; the key is read from
     OPENAI_API_KEY"""

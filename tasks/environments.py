@@ -101,7 +101,8 @@ class Work(Task):
 
 
 def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") -> Environment:
-    """Open an environment by its name. path: a file of its tasks; "" = its own few. judge: of hle.
+    """Open an environment by its name. path: of its tasks, a file or a folder; "" = its own few.
+    judge: of hle.
 
     UserError: there is none of this name, or what it needs is missing.
     """
@@ -113,6 +114,10 @@ def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") 
         if path:
             raise UserError("The tasks of the bandit are generated: leave --path out.")
         return Bandit(seed=seed)
+    if name == "alfworld":
+        from tasks.alf import ALFWorld
+
+        return ALFWorld(path)
     if name == "hle":
         from tasks.hle import HLE
 
@@ -120,4 +125,4 @@ def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") 
     raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
 
 
-ENVIRONMENTS = ("bandit", "hle")
+ENVIRONMENTS = ("bandit", "alfworld", "hle")

@@ -228,7 +228,12 @@ def test_whatever_is_imported_is_required():
     """One list of packages, of pinned versions, that has everything the modules import."""
     lines = [
         line.split("#")[0].strip()
-        for name in ("requirements.txt", "requirements-gpu.txt", "requirements-documents.txt")
+        for name in (
+            "requirements.txt",
+            "requirements-gpu.txt",
+            "requirements-documents.txt",
+            "requirements-environments.txt",
+        )
         for line in (ROOT / name).read_text().splitlines()
     ]
     required = {
