@@ -277,11 +277,6 @@ def plan(
 
     config = PlanConfig(**machine)
     grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
-    if not reader.by_section:
-        raise UserError(
-            f"A plan is for an agent that is trained section by section, which {reader.label} is "
-            "not."
-        )
     show_plan(config, grpo_config, reader)
 
 
@@ -365,13 +360,13 @@ Passages = Annotated[
 @command(data_app)
 def look(
     file: Annotated[
-        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or world = generated English")
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
     ],
     form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
     kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
-    sections: Annotated[int, typer.Option(help="world: sections of a document")] = 2,
+    sections: Annotated[int | None, typer.Option(help="generated: sections or sessions")] = None,
 ):
     """Print the first tasks of a file and what there is in all."""
     from commands.taskfiles import show_tasks
@@ -449,7 +444,7 @@ def get(
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
     from tasks.downloads import get as run_get
 
     run_get(name, out, revision, typer.echo)

@@ -12,12 +12,11 @@ Failures and empty answers are rows like the others: they score 0 and stay in ev
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,17 +28,17 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, EvalConfig, without_url
 from config.terminal import bar, console
 from data import Task
 from engines.open import engine_fingerprint, open_reader
-from memagent import Agent, Finish, Trajectory, Turn
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
 from report.rows import Cell, Rows
 from report.summary import Overlap
-from rollout import Sampling, rollout
+from rollout import Sampling, rollout, start
 
 if TYPE_CHECKING:
     from rollout import Engine
@@ -97,15 +96,8 @@ def evaluate(
 class _Filling:
     """A cell while it is filled."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        agent: Agent,
-        cell: Cell,
-        sampling: Sampling,
-        conditions: Conditions,
-        progress: Callable[[dict], None],
-    ):
+    def __init__(self, engine: Engine, agent: Agent, cell: Cell, sampling: Sampling,
+                 conditions: Conditions, progress: Callable[[dict], None]):  # fmt: skip
         self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
         self.cell = replace(cell, temperature=str(float(sampling.temperature)))
         self.sampling, self.conditions, self.progress = sampling, conditions, progress
@@ -114,14 +106,14 @@ class _Filling:
         self.digests: dict[str, str] = {}  # id -> the task's
         self.readings: dict[tuple[str, int], Reading] = {}
         self.failures: Counter = Counter()
-        self.again: list[tuple[Task, int]] = []  # failed, to be begun anew
+        self.made: dict[tuple[str, int], object] = {}  # (source, sample) -> what the agent keeps
         self.elsewhere: list[tuple[Task, int]] = []  # claimed by another process
         self.written: dict[tuple[str, int, str], dict] = {}  # rows of this cell in the file
 
     def _fingerprint(self) -> str:
         """Hash everything that the rows depend on beside the task."""
         agent, c = self.agent, self.conditions
-        own = asdict(agent.config)
+        own = {name: without_url(value) for name, value in asdict(agent.config).items()}
         if not agent.by_section:  # cut to the engine's window, which therefore counts
             own["window"] = getattr(agent, "most_tokens", agent.window)
         templates = [agent.template(name) for name in agent.prompts]
@@ -135,54 +127,82 @@ class _Filling:
             todo: Iterable[tuple[Task, int]] = self._first(tasks)
             with self.engine.awake():
                 if self.agent.keeps:
-                    jobs = [*todo]
-                    self._roll_out(file, self._one_of_each_document(jobs))
-                    todo = [(task, k) for task, k in jobs if self.rows[task.id, k] is None]
+                    todo = [*todo]
+                    self._make(file, todo)
+                    todo = [(task, k) for task, k in todo if self.rows[task.id, k] is None]
                 while True:
                     self._roll_out(file, todo)
-                    todo = self.again or (self.elsewhere if self.conditions.wait else ())
+                    todo = self.elsewhere if self.conditions.wait else ()
                     if not todo:
                         break
-                    if self.again:
-                        self.again = []
-                    else:
-                        self.elsewhere = []
-                        time.sleep(POLL_S)
-                        self._refresh(file)
+                    self.elsewhere = []
+                    time.sleep(POLL_S)
+                    self._refresh(file)
         return [row for row in self.rows.values() if row is not None]
 
     def _first(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, int]]:
         for task in tasks:
             if task.id in self.digests:
-                raise UserError(
-                    f"Two tasks of one evaluation have the id {task.id!r}; ids must be unique."
-                )
+                two = f"Two tasks of one evaluation have the id {task.id!r}"
+                raise UserError(f"{two}; ids must be unique.")
             self.digests[task.id] = task.digest
             for sample in range(self.conditions.samples):
                 self.rows[task.id, sample] = None
                 yield task, sample
 
-    def _one_of_each_document(self, jobs: Sequence[tuple[Task, int]]) -> Iterable[tuple[Task, int]]:
-        """Pick a job of every document, for an agent that keeps what it makes of one."""
-        missing = [(task, k) for task, k in jobs if (task.id, k, task.digest) not in self.written]
-        return {task.document_digest: (task, k) for task, k in reversed(missing)}.values()
+    def _make(self, file: Rows, jobs: Sequence[tuple[Task, int]]) -> None:
+        """Make what an agent keeps of every source that has rows missing, once for each sample.
+
+        The first question in order makes it, even if its own row is there already or another
+        process's: what is made then depends neither on the rows that are there nor on who asks.
+        """
+        first: dict[tuple[str, int], tuple[Task, int]] = {}
+        needed: dict[tuple[str, int], None] = {}
+        for task, k in jobs:
+            if (source := self.agent.source(task)) is not None:
+                first.setdefault((source, k), (task, k))
+                if (task.id, k, task.digest) not in self.written:
+                    needed[source, k] = None
+        self._roll_out(file, [first[key] for key in needed])
+        again = [first[key] for key in needed if key not in self.made]
+        for _ in self._trajectories(again, lambda _, turn: slim(turn)):
+            pass  # its row is not ours to write
+        self.elsewhere = []  # those are asked for with all others
+
+    def _trajectories(self, jobs: Iterable[tuple[Task, int]], keep) -> Iterator[Trajectory]:
+        c, own = self.conditions, (self.engine, self.agent, jobs, self.sampling)
+        return rollout(*own, c.seed, c.in_flight, keep, self._steps)
+
+    def _steps(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
+        """Start an agent, whose own exceptions fail the trajectory and not the evaluation."""
+        try:
+            if (source := agent.source(task)) is None:
+                yield from start(agent, task)
+                return
+            if (key := (source, sample)) not in self.made:
+                made = yield from agent.make(task)
+                self.made.setdefault(key, made)
+            yield from agent.answer(task, self.made[key])
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
     def _roll_out(self, file: Rows, todo: Iterable[tuple[Task, int]]) -> None:
-        c = self.conditions
-        jobs = self._unclaimed(file, todo)
-        agent = guarded(self.agent)
-        for trajectory in rollout(
-            self.engine, agent, jobs, self.sampling, c.seed, c.in_flight, self._keep
-        ):
-            key = trajectory.task.id, trajectory.sample
-            # what does not fit, and an agent's own mistake, would fail again in the same way
-            passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
-            if passing and self.failures[key] < c.retries:
-                self.failures[key] += 1
-                self.readings.pop(key)
-                self.again.append((trajectory.task, trajectory.sample))
-            else:
-                self._finish(file, trajectory)
+        """Write the rows of jobs; those that fail in passing are begun anew."""
+        while todo:
+            again: list[tuple[Task, int]] = []
+            for trajectory in self._trajectories(self._unclaimed(file, todo), self._keep):
+                key = trajectory.task.id, trajectory.sample
+                # what does not fit, and an agent's own mistake, would fail again in the same way
+                passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
+                if passing and self.failures[key] < self.conditions.retries:
+                    self.failures[key] += 1
+                    self.readings.pop(key)
+                    again.append((trajectory.task, trajectory.sample))
+                else:
+                    self._finish(file, trajectory)
+            todo = again
 
     def _unclaimed(
         self, file: Rows, todo: Iterable[tuple[Task, int]]
@@ -254,22 +274,6 @@ class _Filling:
         return row is not None
 
 
-def guarded(agent: Agent) -> Agent:
-    """Return an agent whose own exceptions fail the trajectory and not the evaluation."""
-    other = copy.copy(agent)
-
-    def run(task: Task):
-        try:
-            yield from agent.run(task)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
-
-    other.run = run  # type: ignore[method-assign]
-    return other
-
-
 def _hash(*parts: object) -> str:
     text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -304,15 +308,11 @@ class _Suite:
 
         self.config, self.agents = config, agents
         self.groups = weights_of(config)
-        self.samplings = [
-            Sampling(temperature, config.top_p) for temperature in config.temperatures
-        ]
+        self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
         self.folder = files.evaluation_folder(config.runs, config.name)
         if config.endpoint and not config.model and config.suite == "ruler":
-            raise UserError(
-                "The lengths of RULER are tokens of the model that is asked: "
-                "say by --model whose tokenizer the server has."
-            )
+            lengths = "The lengths of RULER are tokens of the model that is asked"
+            raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
         setup = Setup.of_evaluation(config, [*agents.values()])
         self.unit, self.columns = columns_of(config, setup.codec)
         # generated English is not looked up: its splits share no fact, and all questions have the
@@ -335,6 +335,8 @@ class _Suite:
         files.make_folder(self.folder)
         self._write_settings()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
+            if not (wait or self.done):
+                self._check(engine)
             for k, column in enumerate(self.columns):
                 left = self._left(names, k)
                 tasks = column.make() if left else []
@@ -347,18 +349,22 @@ class _Suite:
                     n = len(tasks) * conditions.samples
                     shown = progress.add_task(escape(title), total=n, note="")
                     rows = evaluate(
-                        engine,
-                        self._agent(name),
-                        tasks,
-                        sampling,
-                        cell,
-                        self.folder / "rows.jsonl",
-                        conditions,
+                        *(engine, self._agent(name), tasks, sampling, cell),
+                        *(self.folder / "rows.jsonl", conditions),
                         lambda row, shown=shown: progress.advance(shown),
                     )
                     if len(rows) == n:
                         self.done[name, sampling.temperature, k] = rows
                 tasks = []  # one column's documents at a time
+
+    def _check(self, engine: Engine) -> None:
+        """Let every agent refuse tasks, before any row is made."""
+        agents = [a for a in self.agents.values() if type(a).check is not Agent.check]
+        for agent in agents:
+            reader = agent.on(engine.codec, engine.window)
+            for column in self.columns:
+                for task in column.make():
+                    reader.check(task)
 
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
@@ -371,17 +377,13 @@ class _Suite:
             if (name, sampling.temperature, column) not in self.done
         ]
 
-    def _conditions(
-        self, tasks: Sequence[Task], sampling: Sampling, model: str, wait: bool
-    ) -> Conditions:
+    def _conditions(self, tasks: Sequence[Task], sampling: Sampling, model: str, wait: bool):
         config = self.config
         longest = max((task.characters for task in tasks), default=1)
         return Conditions(
             model=model,
             seed=config.seed,
-            samples=config.samples
-            if sampling.temperature > 0
-            else 1,  # greedy answers are all the same
+            samples=config.samples if sampling.temperature > 0 else 1,  # greedy: all the same
             in_flight=min(config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
             retries=config.retries,
             redo_failed=config.redo_failed and not wait,
@@ -440,10 +442,8 @@ def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
         if at and weights != "untrained":
             raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
         if at and not config.untrained:
-            raise UserError(
-                f"{name!r} answers with the policy before training: "
-                "say by --untrained which that is."
-            )
+            before = f"{name!r} answers with the policy before training"
+            raise UserError(f"{before}: say by --untrained which that is.")
         groups.setdefault(bool(at), []).append(name)
     return groups
 

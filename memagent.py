@@ -240,9 +240,13 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
+    scores_targets: ClassVar[bool] = False
+    """whether some of these have a `target`, which no server scores"""
+    trains: ClassVar[bool] = True
+    """whether it makes turns that can be trained"""
     keeps: ClassVar[bool] = False
-    """whether what it makes of a document serves all questions about it: an evaluation then asks
-    one of each document first"""
+    """whether what it makes of a document serves all questions about it: it then has generators
+    `make(task)`, which returns that, and `answer(task, made)`; see `source`"""
     rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """column -> (numerator, denominator), names of `count`"""
     splits: ClassVar[Sequence[str]] = ()
@@ -254,12 +258,7 @@ class Agent:
     demo: ClassVar[object] = None
     """a plan of commands/demo.py as plain data; None: the usual one"""
 
-    def __init__(
-        self,
-        config: ReadConfig | None = None,
-        codec: Codec | None = None,
-        window: int | None = None,
-    ):
+    def __init__(self, config: ReadConfig | None = None, codec: Codec | None = None, window=None):
         self.config = self.Config() if config is None else config
         self.codec, self.window = codec, window  # window: most tokens of a prompt and its response
         self._templates: dict[str, tuple[tuple[str, bool], ...]] = {}
@@ -289,6 +288,14 @@ class Agent:
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         """Yield prompts and be sent turns, until the last prompt is answered."""
         raise NotImplementedError
+
+    def source(self, task: Task) -> str | None:
+        """Return a fingerprint of what is read, for an agent that `keeps`: an evaluation makes of
+        it once what all its questions are answered from. None: for this task alone."""
+        return None
+
+    def check(self, task: Task) -> None:
+        """Raise a UserError if a task cannot be done at all; asked before anything is."""
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's.
@@ -385,10 +392,8 @@ class Agent:
         slots = {slot: t if type(t) is Text else text(t) for slot, t in slots.items()}
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
-                raise AgentError(
-                    f"The agent {self.label} gave no text for the slot {{{piece}}} of its prompt "
-                    f"{name!r}."
-                )
+                where = f"the slot {{{piece}}} of its prompt {name!r}"
+                raise AgentError(f"The agent {self.label} gave no text for {where}.")
             pieces.append((piece, True) if constant else (slots[piece], False))
         section, memory = slots.get("section", ""), slots.get("memory", "")
         return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
@@ -438,10 +443,8 @@ class Agent:
             self.by_section or not any(Path(folder).glob("*.txt"))
         ):
             names = ", ".join(f"{name}.txt" for name in self.prompts)
-            raise UserError(
-                f"There are no templates in {folder}: it must be a folder with {names}, or some "
-                "of them."
-            )
+            must = f"it must be a folder with {names}, or some of them"
+            raise UserError(f"There are no templates in {folder}: {must}.")
         for name in self.prompts:
             self.template(name)
 

@@ -90,8 +90,8 @@ def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn |
 # ---------------------------------------------------------------- the loop
 
 
-def start(agent: Agent, task: Task) -> Generator[Prompt, Turn, None]:
-    """Start an agent on a task. AgentError if its `run` is no generator."""
+def start(agent: Agent, task: Task, sample: int = 0) -> Generator[Prompt, Turn, None]:
+    """Start an agent on a task, the same for all samples. AgentError: `run` is no generator."""
     steps = agent.run(task)
     if not inspect.isgenerator(steps):
         raise AgentError(
@@ -146,6 +146,7 @@ def rollout(
     seed: int = 0,
     in_flight: int = 512,
     keep: Callable[[Trajectory, Turn], Turn] = lambda trajectory, turn: turn,
+    steps_of: Callable[[Agent, Task, int], Generator[Prompt, Turn, None]] = start,
 ) -> Iterator[Trajectory]:
     """Drive an agent through the engine, once per job (task, sample number), at most `in_flight`
     at a time.
@@ -155,7 +156,7 @@ def rollout(
     like the others.
 
     keep: what the trajectory keeps of a turn, since the prompts of all turns hold the document
-    once more.
+    once more. steps_of: begins a job.
     """
     jobs, agent = iter(jobs), agent.on(engine.codec, engine.window)
     running: dict[int, _Running] = {}
@@ -179,11 +180,9 @@ def rollout(
     def begin() -> Iterator[Trajectory]:
         while len(running) < in_flight and (job := next(jobs, None)) is not None:
             task, sample = job
-            seed_of_job = seed_of(seed, task.id, sample)
+            seed_of_job, steps = seed_of(seed, task.id, sample), steps_of(agent, task, sample)
             trajectory = Trajectory(task, sample=sample)
-            if not send(
-                _Running(trajectory, start(agent, task), seed_of_job, time.perf_counter()), None
-            ):
+            if not send(_Running(trajectory, steps, seed_of_job, time.perf_counter()), None):
                 yield trajectory
 
     yield from begin()

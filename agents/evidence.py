@@ -15,6 +15,8 @@ class Evidence(Facts):
     """Of the task's memories those that were made from the evidence of the question."""
 
     def start(self, task: Task) -> list[Entry]:
+        from agents.search import recall
+
         asked = getattr(task, "asked", None)
-        wanted = {*asked.evidence} if asked else set()
-        return [entry for entry in Facts.start(self, task) if wanted & {*entry.evidence}]
+        wanted = asked.evidence if asked else ()
+        return [e for e in Facts.start(self, task) if wanted and recall([e], wanted)]

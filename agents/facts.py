@@ -14,7 +14,7 @@ from data import Task
 class Facts(MemUpdate):
     """The task's ready-made memories, searched as MemUpdate searches its store."""
 
-    edits = keeps = False
+    edits = keeps = trains = False
 
     def start(self, task: Task) -> list[Entry]:
         return entries_of(getattr(task, "memories", ()))

@@ -28,6 +28,7 @@ from config.options import (
     SFTConfig,
     TrainConfig,
     hints_of,
+    without_url,
 )
 from config.plugins import load_file
 from config.presets import PRESETS
@@ -41,6 +42,8 @@ SHARED = (
     "demos",
     "find",
     "likeness",
+    "notes",
+    "pay",
     "retrieval",
     "search",
     "store",
@@ -51,7 +54,7 @@ STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in 
 
 # what `train --resume` may change of a run: nothing that its steps so far depend on. How much is
 # computed at once may change, for a run that ran out of memory; sums are then rounded in another
-# order
+# order. The URL of a served model may change whatever the setting, its name may not (`changed`)
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes"},
@@ -161,10 +164,16 @@ def _wrapped(function: Callable) -> type[Agent]:
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
-    """Make an agent from settings of which it takes its own."""
+    """Make an agent from settings of which it takes its own.
+
+    UserError: they do not fit, or it `needs_embedder` and they name none.
+    """
     kind = find(name)
     own = hints_of(kind.Config)
-    return kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+    agent = kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+    if getattr(agent, "needs_embedder", False) and not agent.config.embedder:
+        raise UserError(f"The agent {agent.label} compares meanings: name an --embedder.")
+    return agent
 
 
 def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
@@ -299,7 +308,7 @@ def changed(stored: dict, **now: object) -> list[str]:
         if section in now
         and name not in MAY_CHANGE[section]
         and hasattr(now[section], name)
-        and value != getattr(now[section], name)
+        and without_url(value) != without_url(getattr(now[section], name))
     ]
 
 

@@ -12,4 +12,4 @@ from agents.memupdate import MemUpdate
 class Idle(MemUpdate):
     """Does nothing, and answers from what there is."""
 
-    edits = keeps = False
+    edits = keeps = trains = False

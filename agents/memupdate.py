@@ -2,9 +2,10 @@
 
     sessions --edit, edit, ...--> store --search--> entries --answer, by a frozen policy--> scores
 
-Holds: everything of this agent: settings, wording, generator, rewards, counts, how a turn is shown.
+Holds: everything of this agent else: settings, wording, generator, rewards, demo.
 Leaves out: the store (agents/store.py), its search (agents/search.py), the tools (agents/tools.py),
-how a model writes calls (agents/calls.py), tasks with sessions (tasks/episodes.py). No torch.
+how a model writes calls (agents/calls.py), what an episode is worth (agents/pay.py), what is kept
+and shown of a turn (agents/notes.py), tasks with sessions (tasks/episodes.py). No torch.
 Exercise it: `python cli.py demo --agent memupdate`. Read next: agents/store.py.
 
 In training an episode has hidden probes: the policy never sees them, and is paid for how much
@@ -20,11 +21,12 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from agents.demos import Demo, Size
+from agents.notes import Notes, counts_of, edited, lines_of, noted, table_of
+from agents.pay import Scored, compared, gains, parts
 from agents.store import Entry, Op, Snapshot, Store, number
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
@@ -101,19 +103,24 @@ class MemUpdateConfig(ReadConfig):
     reply_tokens: Annotated[int, COUNT] = 512
     """most tokens of one tool's reply"""
     max_ops: Annotated[int, COUNT] = 30
-    """most operations in a session (refine: in all), errors and searches included"""
+    """most operations in a session (refine: in all), errors and searches included; further calls
+    get an error each"""
     max_turns: Annotated[int, COUNT] = 30
     """most turns in a session (refine: in all); the calls of the last one are executed"""
     max_calls: Annotated[int, COUNT] = 4
     """calls of one turn that are executed; further ones get an error each"""
     max_invalid: Annotated[int, COUNT] = 3
-    """turns in a row without a single valid call after which editing ends"""
+    """turns in a row with calls, each of them unreadable, of no tool or with arguments that do not
+    fit it, after which the episode ends; what the store refuses, such as a duplicate, is no such
+    call"""
     without: tuple[str, ...] = ()
     """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
     search: Literal["bm25", "dense", "hybrid"] = "bm25"
     """how entries are found; dense and hybrid need an embedder"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
+    tokens are the most that are read of a text, and query stands last and before every query"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -128,11 +135,13 @@ class MemUpdateConfig(ReadConfig):
     pay: Literal["answer", "likelihood", "compat"] = "answer"
     """answer = how much better the probes are answered than at the start; likelihood = how much
     more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
-    the formula of the original's documentation, by shared words, times its efficiency"""
+    the formula of the original's documentation, by shared words, times its efficiency. Probes about
+    sessions that did not fit the window are left out"""
     size_cap: Annotated[int, COUNT] = 100
     """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
-    """pay each turn for what it has changed in the answers to the same probes"""
+    """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
+    the formula's value from the start to there, efficiency included"""
     turn_format: bool = False
     """take from each turn the share of its calls that failed"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
@@ -158,32 +167,9 @@ class MemUpdateConfig(ReadConfig):
         return self.history == "append" or (self.history == "auto" and self.mode == "refine")
 
 
-@dataclass(slots=True)
-class Notes:
-    """What is kept of a turn."""
-
-    phase: Literal["edit", "probe", "answer"]
-    session: int | None = None
-    ops: list[dict] = field(default_factory=list)  # operations, without the entries
-    entries: int = 0  # after the turn
-    tokens: int = 0  # of them
-    stop: str = ""  # why the session's editing ended with this turn
-    probe: str = ""  # id of the question
-    found: list[str] = field(default_factory=list)  # lines of the entries that it is answered from
-    recall: float | None = None  # share of its evidence that they were taken from; None: unknown
-    search_s: float = 0.0  # to find them
-    # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
-    parts: dict[str, float] = field(default_factory=dict)
-    gains: list[float] = field(default_factory=list)
-    answers: list[dict] = field(default_factory=list)  # of the probes: see `Answered.row`
-    # in the last turn that edits: the whole store with its journal, as lines of its file
-    store: list[str] = field(default_factory=list)
-
-
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
 ANSWERS = 1 << 14  # of the frozen policy that are remembered
 LEAST_ENTRY = 8  # tokens of the shortest entry worth the name, with its id
-CURVE = 64  # sessions after which the store's size is counted
 ENTRY_TOKENS = 48  # of an entry in a prompt, for the window that a sampler reserves
 
 
@@ -223,6 +209,7 @@ class Editing:
     """An episode while its store is edited."""
 
     task: Task
+    probes: Sequence
     store: Store
     scope: Scope
     budget: int | None  # in tokens; None: in entries, or none
@@ -230,10 +217,17 @@ class Editing:
     turns: list[Turn] = field(default_factory=list)  # that edit
     states: list[Snapshot] = field(default_factory=list)  # before the first turn, after each
     calls: Counter[str] = field(default_factory=Counter)  # ok, failed
+    invalid: int = 0  # turns in a row, up to now, without a call of the right form
+    unread: set[int | None] = field(default_factory=set)  # sessions not shown, or not to their end
 
     @property
     def last(self) -> Turn | None:
         return self.turns[-1] if self.turns else None
+
+    @property
+    def asked(self) -> list:
+        """The probes whose evidence was shown, as far as it is known where that stands."""
+        return [p for p in self.probes if not self.unread & {*getattr(p, "sessions", ())}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +285,7 @@ class MemUpdate(Agent):
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
         self._answers: OrderedDict[tuple[str, str, str], Answered] = OrderedDict()
-        self._stores: dict[str, Store] = {}  # fingerprint of a document -> the store made of it
+        self._checked: set[str] = set()  # fingerprints of documents with room for an entry
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
 
@@ -304,24 +298,44 @@ class MemUpdate(Agent):
     # ---- what it does
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        editing = self._begin(task)
-        if self.probes_of(task):
-            yield from self._edit_all(editing)
-            yield from self._settle(editing)
+        if not self.probes_of(task):
+            store = yield from self.make(task)
+            yield from self.answer(task, store)
             return
-        kept = self._stores.get(task.document_digest)
-        if kept is None:
-            yield from self._edit_all(editing)
-            kept = editing.store
-            if self.keeps:
-                kept = self._stores.setdefault(task.document_digest, kept)
-        yield from self._ask(kept.snapshot(), task, final=True)
+        editing = self._begin(task)
+        yield from self._edit_all(editing)
+        yield from self._settle(editing)
+
+    def make(self, task: Task) -> Generator[Prompt, Turn, Store]:
+        """Read everything, and return the store that this leaves."""
+        editing = self._begin(task)
+        yield from self._edit_all(editing)
+        return editing.store
+
+    def answer(self, task: Task, store: Store) -> Generator[Prompt, Turn, None]:
+        """Answer a task's question from a store."""
+        yield from self._ask(store.snapshot(), task, final=True)
+
+    def source(self, task: Task) -> str | None:
+        """Return a fingerprint of the document; None where the store is made for the question."""
+        alone = not self.keeps or self.config.target == "visible" or self.probes_of(task)
+        return None if alone else task.document_digest
+
+    def check(self, task: Task) -> None:
+        """Refuse a budget that holds no entry."""
+        counted = self.config.budget == "none" or self.config.budget_entries
+        if self.edits and not counted and task.document_digest not in self._checked:
+            self._measured(task, Store(self.start(task)))
+            self._checked.add(task.document_digest)
 
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
-        for session, date, piece in self._pieces(editing.task) if self.edits else ():
-            going = yield from self._edit(editing, session, date, piece)
-            if not going:
+        pieces = iter(self._pieces(editing.task) if self.edits else ())
+        for session, date, piece in pieces:
+            stop = yield from self._edit(editing, session, date, piece)
+            if stop == "context":
+                editing.unread |= {session for session, _, _ in pieces}
+            if stop in ("context", "invalid"):
                 break
         if editing.last is not None:
             editing.last.notes.store = [*editing.store.lines()]
@@ -331,12 +345,7 @@ class MemUpdate(Agent):
 
         c = self.config
         store = Store(self.start(task))
-        source = self._source_tokens(task, store)
-        bounded = c.budget != "none" and not c.budget_entries
-        budget = self.budget_tokens(source) if bounded else None
-        if self.edits and budget is not None and budget < LEAST_ENTRY:
-            reason = f"A budget of {budget} tokens holds no entry"
-            raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
+        source, budget = self._measured(task, store)
         hard = c.budget == "hard"
         scope = Scope(
             search=self.searcher(),
@@ -350,7 +359,20 @@ class MemUpdate(Agent):
             tools=tuple(tool for tool in TOOLS if tool not in c.without),
             may_update="update" not in c.without,
         )
-        return Editing(task, store, scope, budget, source, states=[store.snapshot()])
+        states = [store.snapshot()]
+        return Editing(task, self.probes_of(task), store, scope, budget, source, states=states)
+
+    def _measured(self, task: Task, store: Store) -> tuple[int, int | None]:
+        """Return the tokens of what is read, or of the store at the start, and the budget in
+        tokens, None if it is in entries or there is none. UserError: it holds no entry."""
+        c, source = self.config, self._source_tokens(task, store)
+        if c.budget == "none" or c.budget_entries:
+            return source, None
+        budget = self.budget_tokens(source)
+        if self.edits and budget < LEAST_ENTRY:
+            reason = f"A budget of {budget} tokens holds no entry"
+            raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
+        return source, budget
 
     def start(self, task: Task) -> list[Entry]:
         """Return what the store holds at first."""
@@ -391,48 +413,47 @@ class MemUpdate(Agent):
 
     def _edit(
         self, editing: Editing, session: int | None, date: str | None, piece: str
-    ) -> Generator[Prompt, Turn, bool]:
-        """Edit the store by what was read; return False if nothing more can be read."""
+    ) -> Generator[Prompt, Turn, str]:
+        """Edit the store by what was read; return why that ended, one of STOPS."""
         c, store = self.config, editing.store
         scope = replace(editing.scope, session=session, date=date)
-        ops = turns = invalid = 0
+        ops = turns = 0
         replies: list[str] = []
         while True:
             prompt = self._edit_prompt(editing, piece, replies, ops, turns)
             if self._too_long(prompt):
-                if editing.last is not None:
-                    editing.last.notes.stop = "context"
-                    return False
-                reason = "A first prompt of this agent does not fit the model's window"
-                raise UserError(f"{reason}: lower --chunk-tokens or --show-k.")
+                if editing.last is None:
+                    reason = "A first prompt of this agent does not fit the model's window"
+                    raise UserError(f"{reason}: lower --chunk-tokens or --show-k.")
+                if not turns:
+                    editing.unread.add(session)
+                editing.last.notes.stop = "context"
+                return "context"
             turn = yield prompt
             turns += 1
             _, _, calls = self.format.parse(str(turn.response))
             done = self._execute(store, scope, calls, c.max_ops - ops)
-            ops += len(done)
+            ops = min(c.max_ops, ops + len(done))
             valid = sum(op.ok for op in done)
             editing.calls.update(ok=valid, failed=len(done) - valid)
-            invalid = 0 if valid else invalid + 1
+            malformed = calls and not any(self._has_form(call, scope) for call in calls)
+            editing.invalid = editing.invalid + 1 if malformed else 0
             replies = [op.message for op in done]
             snapshot = store.snapshot()
             editing.turns.append(turn)
             editing.states.append(snapshot)
-            turn.notes = Notes(
-                "edit",
-                session,
-                [shown(op) for op in done],
-                len(snapshot),
-                self.tokens_of(snapshot),
-                stop=(
-                    "no_call" if not done
-                    else "ops" if ops >= c.max_ops
-                    else "invalid" if invalid >= c.max_invalid
-                    else "turns" if turns >= c.max_turns
-                    else ""
-                ),
+            stop = (
+                "no_call" if not calls
+                else "invalid" if editing.invalid >= c.max_invalid
+                else "ops" if ops >= c.max_ops
+                else "turns" if turns >= c.max_turns
+                else ""
             )  # fmt: skip
-            if turn.notes.stop:
-                return True
+            of = [noted(op) for op in done]
+            size = len(snapshot), self.tokens_of(snapshot)
+            turn.notes = Notes("edit", session, of, *size, stop=stop)
+            if stop:
+                return stop
 
     def _edit_prompt(
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
@@ -497,20 +518,35 @@ class MemUpdate(Agent):
     def _execute(
         self, store: Store, scope: Scope, calls: Sequence[Call | Fault], left: int
     ) -> list[Op]:
-        """Run the calls of a turn; each one, run or refused, is an operation."""
+        """Run the calls of a turn; return a record of each one, run or refused.
+
+        left: operations that may still be done; calls past them, and past `max_calls`, are not run.
+        """
         from agents.calls import Fault
         from agents.tools import apply, refuse
 
-        done = []
-        for k, call in enumerate(calls[:left]):
-            if k >= self.config.max_calls:
-                most = f"at most {self.config.max_calls} calls in a turn; this one was not run."
-                done.append(refuse(store, scope, "too_many", f"Error: {most}"))
+        c, done = self.config, []
+        for k, call in enumerate(calls):
+            if k >= min(c.max_calls, left):
+                most = f"{c.max_calls} calls in a turn" if k >= c.max_calls else (
+                    f"{c.max_ops} operations"
+                )  # fmt: skip
+                said = f"Error: at most {most}; this one was not run."
+                done.append(refuse(store, scope, "too_many", said))
             elif isinstance(call, Fault):
                 done.append(refuse(store, scope, call.code, f"Error: {call.message}"))
             else:
                 done.append(apply(store, call.name, call.arguments, scope))
         return done
+
+    def _has_form(self, call: Call | Fault, scope: Scope) -> bool:
+        """Whether a call can be read, names a tool and has arguments that fit it."""
+        from agents.calls import Fault
+        from agents.tools import checked
+
+        if isinstance(call, Fault):
+            return False
+        return not isinstance(checked(call.name, call.arguments, scope), tuple)
 
     # ---- answering
 
@@ -544,17 +580,19 @@ class MemUpdate(Agent):
         from agents.search import recall
 
         begun = time.perf_counter()
-        entries = self.context(snapshot, about.question)
+        plain = getattr(about, "asked", None) or about  # without the answers to choose from
+        problem = getattr(plain, "problem", about.question)
+        entries = self.context(snapshot, plain.question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, about.question, target
+        key = memory, problem, target
         if final or key not in self._answers:
             most = len(self.codec.encode(target)) if target else self.config.final_tokens
-            slots = dict(memory=memory, problem=about.question)
+            slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            evidence = getattr(getattr(about, "asked", about), "evidence", None)
+            evidence = getattr(plain, "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
@@ -573,12 +611,14 @@ class MemUpdate(Agent):
 
     def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Answer the probes from the first store and the last, and note what that is worth."""
-        c, probes = self.config, self.probes_of(editing.task)
-        first, last = editing.states[0], editing.states[-1]
-        wanted = editing.states if c.turn_credit else [first, last]
-        scores: dict[int, list[float]] = {}  # operations so far -> of each probe
-        said: dict[int, list[Answered]] = {}
-        for snapshot in wanted:
+        c, probes, states = self.config, editing.asked, editing.states
+        if editing.last is None:
+            reason = f"The agent {self.label} made no turn in this episode"
+            raise UserError(f"{reason}, so that nothing of it could be trained.")
+        each_turn = c.turn_credit and c.pay != "compat"  # whose formula needs no answers
+        said: dict[int, list[Answered]] = {}  # operations so far -> of each probe
+        scores: dict[int, list[float]] = {}
+        for snapshot in states if each_turn else [states[0], states[-1]]:
             if snapshot.n in scores:
                 continue
             said[snapshot.n], scores[snapshot.n] = [], []
@@ -588,103 +628,49 @@ class MemUpdate(Agent):
                 said[snapshot.n].append(answered)
                 scores[snapshot.n].append(self._score(editing.task, probe, answered))
         notes = editing.last.notes
-        notes.parts = self.parts(editing, scores[first.n], scores[last.n])
+        scored = [Scored(state, scores.get(state.n, ())) for state in states]
+        first, last = scored[0], scored[-1]
+        notes.parts = parts(c, editing, first, last, self.tokens_of)
+        answers = zip(said[states[0].n], said[states[-1].n], strict=True)
         notes.answers = [
-            self._compared(editing, *each)
-            for each in zip(probes, said[first.n], said[last.n],
-                            scores[first.n], scores[last.n], strict=True)
-        ]  # fmt: skip
+            self._row(editing, *each)
+            for each in zip(probes, answers, first.scores, last.scores, strict=True)
+        ]
         if c.turn_credit:
-            means = [fmean(scores[snapshot.n]) for snapshot in editing.states]
-            notes.gains = [after - before for before, after in pairwise(means)]
+            notes.gains = gains(c, editing, scored)
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
         if self.config.pay == "likelihood":
             return answered.score
         return task.score(extract_answer(answered.response, self.config.form)[0], probe)
 
-    def _compared(
+    def _row(
         self,
         editing: Editing,
         probe: object,
-        before: Answered,
-        after: Answered,
+        answers: Sequence[Answered],
         first: float,
         last: float,
     ) -> dict:
         """Return what a probe was answered before and after, and what has changed that."""
-        changed = {line.split("]")[0][1:] for line in {*before.found} ^ {*after.found}}
-        ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
-        caused = [op["message"] for op in ops if changed & {*op["ids"]}]
-
-        def said(answered: Answered, score: float) -> str:
-            if self.config.pay == "likelihood":
-                return f"log p {score:.2f}"
-            return extract_answer(answered.response, self.config.form)[0]
-
+        likelihood = self.config.pay == "likelihood"
+        before, after = (
+            f"log p {answered.score:.2f}" if likelihood
+            else extract_answer(answered.response, self.config.form)[0]
+            for answered in answers
+        )  # fmt: skip
+        found = [[*answered.found] for answered in answers]
         return {
             "question": probe.question,
             "expected": probe.answers[0],
-            "before": said(before, first),
-            "after": said(after, last),
+            "before": before,
+            "after": after,
+            "score_before": round(first, 4),
+            "score_after": round(last, 4),
             "won": round(last - first, 4),
-            "found_before": [*before.found],
-            "found_after": [*after.found],
-            "caused": caused,
-        }
-
-    def parts(
-        self, editing: Editing, before: Sequence[float], after: Sequence[float]
-    ) -> dict[str, float]:
-        """Return the parts of an episode's reward by name; `reward` is their sum.
-
-        before, after: the probes' scores.
-        """
-        c, last, first = self.config, editing.states[-1], editing.states[0]
-        n = editing.calls.total()
-        valid = editing.calls["ok"] / n if n else 0.0
-        probes = self.probes_of(editing.task)
-        won = [b - a for a, b in zip(before, after, strict=True)]
-        parts = {
-            "score_before": fmean(before),
-            "score_after": fmean(after),
-            "valid": valid,
-            "tokens_before": float(self.tokens_of(first)),
-            "tokens_after": float(self.tokens_of(last)),
-        }
-        known = [b for a, b in zip(before, after, strict=True) if a > 0]
-        if known and c.pay == "answer":
-            parts["retained"] = fmean(known)  # of what could be answered at the start
-        for category in sorted({p.category for p in probes} - {0}):
-            of = [x for p, x in zip(probes, won, strict=True) if p.category == category]
-            parts[f"delta_{category}"] = fmean(of)
-        if c.pay == "compat":
-            gained = fmean(
-                overlap_score(p.answers[0], found(last.entries, p.question))
-                - overlap_score(p.answers[0], found(first.entries, p.question))
-                for p in probes
-            )
-            factor = efficiency(sizes(first), sizes(last), c.size_cap)
-            return parts | {"delta": gained, "efficiency": factor, "reward": gained * factor}
-        delta = fmean(won)
-        if c.target == "visible":
-            delta = won[0] + c.visible_weight * delta
-        tokens = self.tokens_of(last)
-        size = compression = 0.0
-        if c.budget == "soft":
-            most = c.budget_entries or editing.budget
-            used = len(last) if c.budget_entries else tokens
-            size = -c.size_weight * max(0.0, used / most - 1)
-        if c.mode == "build" and editing.turns:
-            compression = c.compression_weight * max(0.0, 1 - tokens / max(1, editing.source))
-        parts |= {
-            "delta": delta,
-            "format": c.format_weight * valid,
-            "size": size,
-            "compression": compression,
-        }
-        parts["reward"] = delta + parts["format"] + size + compression
-        return parts
+            "found_before": found[0],
+            "found_after": found[1],
+        } | compared(editing, *found)
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Return an episode's reward, or grade the answer where one question was asked."""
@@ -719,6 +705,14 @@ class MemUpdate(Agent):
         return [*rewards.values()]
 
     # ---- what it needs
+
+    @property
+    def scores_targets(self) -> bool:
+        return self.config.pay == "likelihood"
+
+    @property
+    def needs_embedder(self) -> bool:
+        return (self.how or self.config.search) != "bm25"
 
     @property
     def format(self) -> Format:
@@ -765,59 +759,13 @@ class MemUpdate(Agent):
     # ---- what is counted and shown
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
-        notes = turn.notes
-        if notes is None or notes.phase == "probe":
-            return {}
-        if notes.phase == "answer":
-            counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
-            counts |= {"answers": 1, "search_s": notes.search_s}
-            return counts | ({} if notes.recall is None else {"recall": notes.recall, "sought": 1})
-        counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
-        for op in notes.ops:
-            counts["calls"] += 1
-            counts["valid_calls"] += op["ok"]
-            what = op["args"].get("operation") or op["tool"]  # create and update are one tool
-            counts[f"op_{what}" if op["ok"] else f"error_{op['code']}"] += 1
-        if notes.stop:
-            counts[f"stop_{notes.stop}"] += 1
-            if notes.session and notes.session <= CURVE:
-                counts[f"tokens_after_{notes.session}"] += notes.tokens
-                counts[f"stores_after_{notes.session}"] += 1
-        if notes.parts:
-            counts["episodes"] += 1
-            counts.update(score_before=notes.parts["score_before"])
-            counts.update(score_after=notes.parts["score_after"])
-        return counts
+        return {} if turn.notes is None else counts_of(turn.notes)
 
     def lines(self, turn: dict) -> list[Line]:
-        notes = turn.get("notes") or {}
-        found = notes.get("found", ())
-        lines = [Line("found", line, before=True) for line in found]
-        lines += [
-            Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
-            for op in notes.get("ops", ())
-        ]
-        if notes.get("parts"):
-            parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
-            lines.append(Line("worth", parts))
-        if notes.get("stop"):
-            lines.append(Line("stops", notes["stop"].replace("_", " ")))
-        return lines
+        return lines_of(turn.get("notes") or {})
 
     def table(self, turn: dict) -> list[dict[str, str | list[str]]]:
-        """Return what the probes were answered before and after, of the turn that ends editing."""
-        return [
-            {
-                "question": a["question"],
-                "expected": a["expected"],
-                "before": a["before"] or "nothing",
-                "after": f"{a['after'] or 'nothing'} ({a['won']:+g})",
-                "found before": a["found_before"],
-                "found after": a["found_after"],
-                "changed by": a["caused"],
-            }
-            for a in (turn.get("notes") or {}).get("answers", ())
-        ]
+        return table_of(turn.get("notes") or {})
 
     def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
         """Return the store with its journal, for `memory` commands."""
@@ -827,19 +775,9 @@ class MemUpdate(Agent):
         return {"store.jsonl": "".join(f"{line}\n" for line in stores[-1])} if stores else {}
 
     def memory_after(self, turn: dict) -> str:
-        return turn["memory"]
-
-
-def shown(op: Op) -> dict:
-    """Return an operation as a record keeps it, with the ids that it changed."""
-    return {
-        "tool": op.tool,
-        "args": op.args,
-        "ok": op.ok,
-        "code": op.code,
-        "message": op.message,
-        "ids": [entry.id for entry in op.after],
-    }
+        """Return the entries that the prompt shows, with what the turn has made of the store."""
+        lines = edited(turn["memory"], turn.get("notes") or {})
+        return "\n".join(lines) or (NO_ENTRIES if turn["memory"].strip() else "")
 
 
 def entries_of(memories: Sequence) -> list[Entry]:
@@ -850,41 +788,3 @@ def entries_of(memories: Sequence) -> list[Entry]:
         )
         for m in memories
     ]
-
-
-# ---------------------------------------------------------------- the original's formula
-
-
-def found(entries: Sequence[Entry], question: str, k: int = 5) -> str:
-    """Return the context of the original's keyword search: shared words over the longer of both."""
-    asked = {*question.lower().split()}
-
-    def score(entry: Entry) -> float:
-        words = {*entry.text.lower().split()}
-        return len(asked & words) / max(len(asked), len(words), 1)
-
-    best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
-    lines = [f"Memory: {entry.text}" for entry in best]
-    return "\n".join(lines) or "No relevant information found."
-
-
-def overlap_score(answer: str, context: str) -> float:
-    """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
-    wanted, there = {*answer.lower().split()}, {*context.lower().split()}
-    return max(0.1, min(1.0, len(wanted & there) / len(wanted))) if wanted else 0.5
-
-
-def sizes(snapshot: Snapshot) -> tuple[int, int]:
-    """Return the number of entries and their characters."""
-    return len(snapshot), sum(len(entry.text) for entry in snapshot.entries)
-
-
-def efficiency(old: tuple[int, int], new: tuple[int, int], cap: int = 100) -> float:
-    """Return the factor on the gain of a store, in [0.1, 1.5]. old, new: of `sizes`."""
-    (n_old, chars_old), (n_new, chars_new) = old, new
-    size = 1.0 if n_new <= cap else max(0.1, 1 - (n_new - cap) / cap)
-    density = 1.0
-    if n_old:
-        density = min(1.2, (chars_new / max(n_new, 1)) / max(chars_old / n_old, 1))
-    change = max(0.8, 1 - 0.5 * abs(n_new - n_old) / max(n_old, 1))
-    return min(1.5, max(0.1, size * density * change))

@@ -18,6 +18,7 @@ import numpy as np
 
 from agents.store import Entry, number
 from config.errors import UserError
+from tasks.conversations import session_of
 
 if TYPE_CHECKING:
     import bm25s
@@ -51,9 +52,25 @@ def tokens(text: str) -> list[str]:
 
 
 def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
-    """Return the share of the evidence that the found entries were taken from; of none it is 1."""
+    """Return the share of the evidence that the found entries were taken from; of none it is 1.
+
+    A piece of evidence counts if an entry names it. Where only the session is known on one side,
+    S3, the sessions are compared: an entry that was written while session 3 was read, and names no
+    turn, is of D3:1 too.
+
+    >>> recall([Entry("m1", "It rains.", evidence=("S3",))], ["D3:1", "D4:2"])
+    0.5
+    """
+    if not evidence:
+        return 1.0
     there = {one for entry in found for one in entry.evidence}
-    return sum(one in there for one in evidence) / len(evidence) if evidence else 1.0
+    whole = {session_of(one) for one in there if one.startswith("S")} - {None}
+    touched = {*map(session_of, there)} - {None}
+
+    def is_found(one: str) -> bool:
+        return one in there or session_of(one) in (touched if one.startswith("S") else whole)
+
+    return sum(map(is_found, evidence)) / len(evidence)
 
 
 @lru_cache(1 << 14)

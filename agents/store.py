@@ -1,7 +1,8 @@
 """The memory store: dated entries, a journal of all operations, snapshots, and files of both.
 
-Holds: `Entry`, `Op`, `Snapshot`, `Store`, `replay`, `Diff`, `diff`, `read_entries`, `text_fault`.
-Leaves out: the tools that a policy calls (agents/tools.py), search (agents/search.py). No torch.
+Holds: `Entry`, `Op`, `Snapshot`, `Store`, `replay`, `Diff`, `diff`, `read_entries`.
+Leaves out: what is no text (tasks/conversations.py), the tools that a policy calls
+(agents/tools.py), search (agents/search.py). No torch.
 Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
 
 Entries are never changed in place: an update writes the next version, a deletion a version that is
@@ -24,11 +25,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from datetime import date
 from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file, replacing_output
+from tasks.conversations import is_day, text_fault
 
 KINDS = ("episodic", "semantic", "procedural")
 RESTORE = "restore"  # the tool of the record that `Store.restore` makes
@@ -80,38 +81,10 @@ def number(entry_id: str) -> int:
 
 
 ID = re.compile(r"m[1-9][0-9]{0,11}")
-DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# A line break is one too: each entry is shown on one line
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def text_fault(text: object) -> str:
-    """Say why a value is no text of an entry ("holds the control character U+0007"), "" if it is.
-
-    >>> text_fault("It rains."), text_fault(" ")
-    ('', 'is blank')
-    """
-    if not isinstance(text, str):
-        return f"must be a text, not {_brief(text)}"
-    if not text.strip():
-        return "is blank"
-    if not (found := CONTROL.search(text)):
-        return ""
-    code = f"U+{ord(found[0]):04X}"
-    if found[0] >= "\ud800":
-        return f"holds {code}, half of a surrogate pair, which is no text"
-    return f"holds the control character {code}, and a text is one paragraph"
 
 
 def _brief(value: object) -> str:
     return clip(repr(value), 80)
-
-
-def _is_day(value: object) -> bool:
-    try:
-        return isinstance(value, str) and bool(DAY.fullmatch(value) and date.fromisoformat(value))
-    except ValueError:  # 2023-02-30
-        return False
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -126,7 +99,7 @@ def _is_id(value: object) -> bool:
 RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "id": ('an id such as "m17"', lambda v: v == "" or _is_id(v)),
     "kind": (f"one of {', '.join(KINDS)}", lambda v: v is None or v in KINDS),
-    "date": ("a day such as 2023-05-08", lambda v: v is None or _is_day(v)),
+    "date": ("a day such as 2023-05-08", lambda v: v is None or is_day(v)),
     "session": ("a whole number from 0", lambda v: v is None or _is_count(v, 0)),
     "evidence": (
         "a list of texts",

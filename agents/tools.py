@@ -1,7 +1,7 @@
 """The six tools by which a policy searches and rewrites a memory store.
 
-Holds: `Scope`, `apply`, `refuse`, `schemas`, `is_text`, `CODES`, and a class for each tool.
-Leaves out: the store (agents/store.py), search (agents/search.py), how a model writes a call
+Holds: `Scope`, `checked`, `apply`, `refuse`, `schemas`, `is_text`, `CODES`, and a class for each
+tool. Leaves out: the store (agents/store.py), search (agents/search.py), how a model writes a call
 (agents/calls.py), when an agent makes one (agents/memupdate.py). No torch.
 Exercise it: `pytest tests/agents/test_tools.py`. Read next: agents/calls.py.
 
@@ -43,9 +43,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from agents.search import Search
-from agents.store import KINDS, Entry, Op, Snapshot, Store, text_fault
+from agents.store import KINDS, Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
+from tasks.conversations import text_fault
 
 CODES = {
     "unknown_tool": "there is no tool of this name, or it is not allowed here",
@@ -61,7 +62,7 @@ CODES = {
     "refused": "an operation that this run does not allow",
     "unreadable": "what stands there cannot be read as a call (agents/calls.py)",
     "cut": "a call has no end (agents/calls.py)",
-    "too_many": "more calls in a turn than are run (the agent's limit)",
+    "too_many": "more calls than are run, in a turn or in all (the agent's limits)",
 }
 """Why an operation failed: the codes of its record."""
 
@@ -262,7 +263,7 @@ class ManageMemory(Arguments):
             self.kind,
             date=self.date or scope.date,
             session=scope.session,
-            evidence=() if scope.session is None else (f"S{scope.session}",),
+            evidence=_read(scope),
         )
         _refuse_full(snapshot, [new], scope)
         return f"Created {new.id}.", [new]
@@ -276,7 +277,14 @@ class ManageMemory(Arguments):
         if (self.content, kind, day) == (old.text, old.kind, old.date):
             raise _Refused("duplicate", f"duplicate of {old.id}.")
         _refuse_duplicate(snapshot, self.content, but=(old.id,))
-        new = replace(old, text=self.content, kind=kind, date=day, version=old.version + 1)
+        new = replace(
+            old,
+            text=self.content,
+            kind=kind,
+            date=day,
+            evidence=tuple(dict.fromkeys((*old.evidence, *_read(scope)))),
+            version=old.version + 1,
+        )
         _refuse_full(snapshot, [new], scope)
         return f"Updated {new.id} (v{new.version}).", [new]
 
@@ -436,6 +444,11 @@ def _live(snapshot: Snapshot, entry_id: str, field: str) -> Entry:
     return entry
 
 
+def _read(scope: Scope) -> tuple[str, ...]:
+    """Return the evidence for what is written now: the session that is being read, if one is."""
+    return () if scope.session is None else (f"S{scope.session}",)
+
+
 def _deleted(entry: Entry) -> Entry:
     return replace(entry, version=entry.version + 1, deleted=True)
 
@@ -543,24 +556,34 @@ def _new_speakers(sentences: Sequence[str], snapshot: Snapshot) -> list[int]:
 # ---------------------------------------------------------------- one call
 
 
+def checked(name: object, arguments: object, scope: Scope) -> Arguments | tuple[str, str]:
+    """Return the arguments of a call, or code and reply of what is wrong with its form.
+
+    Whether a call has the right form depends on nothing that is stored.
+    """
+    tool = TOOLS.get(name) if isinstance(name, str) and name in scope.tools else None
+    if tool is None:
+        there = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
+        return "unknown_tool", f"Error: name: {_quoted(name)} is no tool; {there}."
+    if not isinstance(arguments, dict):
+        fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
+        return "bad_arguments", fault
+    try:
+        return tool.model_validate(arguments)
+    except ValidationError as error:
+        return _fault(error)
+
+
 def apply(store: Store, name: object, arguments: object, scope: Scope) -> Op:
     """Run one call and return its record, the newest of the store's journal.
 
     name, arguments: any JSON values. A faulty call writes nothing; its reply begins with "Error: "
     and names the argument.
     """
-    tool = TOOLS.get(name) if isinstance(name, str) and name in scope.tools else None
-    if tool is None:
-        there = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
-        fault = f"Error: name: {_quoted(name)} is no tool; {there}."
-        return refuse(store, scope, "unknown_tool", fault, arguments)
-    if not isinstance(arguments, dict):
-        fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
-        return refuse(store, scope, "bad_arguments", fault, arguments, name)
-    try:
-        call = tool.model_validate(arguments)
-    except ValidationError as error:
-        return refuse(store, scope, *_fault(error), arguments, name)
+    call = checked(name, arguments, scope)
+    if isinstance(call, tuple):
+        meant = "call" if call[0] == "unknown_tool" else name
+        return refuse(store, scope, *call, arguments, meant)
     given = call.model_dump(exclude_unset=True, exclude_none=True)
     try:
         message, after = call.run(store, scope)

@@ -238,7 +238,7 @@ def _tasks(run: RunConfig, source: str, say) -> str:
     if source in GENERATED:
         return source
     if is_conversations(source) and _is_here(source):
-        say(f"{len(conversations_of(source)[1]):,} conversations are in {source}.")
+        say(f"{len(conversations_of(source).conversations):,} conversations are in {source}.")
         return source
     if _is_here(source):
         say(f"{len(readers.read(source)):,} tasks are in {source}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from config.errors import UserError
 from config.options import GRPOConfig, PlanConfig
+from engines.open import gib_of_answerer, refusal_of_answerer
 from memagent import Agent
 from models.plan import (
     CARD_GIB,
@@ -58,11 +59,27 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
 
 
 def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
-    """Print a column for each mode, and the formulas."""
+    """Print a column for each mode, and the formulas.
+
+    What `train` would refuse for want of an answerer does not fit, and the reason is said.
+    UserError: the agent has no use for an answerer, or does not read section by section.
+    """
     from rich.table import Table
 
     from config.terminal import console
 
+    if not agent.by_section:
+        raise UserError(
+            f"A plan is for an agent that is trained section by section, which {agent.label} is "
+            "not."
+        )
+    answerer = machine.answerer
+    if refused := refusal_of_answerer(answerer, agent, one_set=False):
+        raise UserError(refused)
+    # full training leaves vLLM no weights from before; adapters leave it the base's
+    lost = refusal_of_answerer(answerer, agent, one_set=True)
+    beside = gib_of_answerer(answerer)
+    able = [not (lost and mode == "full") for mode in MODES]
     model, devices, sections = machine.model, machine.devices, machine.sections
     gpu_gib, card = card_of(machine.gpu_gib, machine.card)
     g = geometry(model)
@@ -75,21 +92,29 @@ def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
         f"agent {agent.label}, memories of {agent.config.memory_tokens}, layout "
         f"{agent.config.layout}."
     )
-    plans = [plan(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
+    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, beside) for mode in MODES]
+    fits = [p.fits and a for p, a in zip(plans, able, strict=True)]
     seconds = [step_seconds(g, p, devices, grpo, agent, sections, card) for p in plans]
-    longest = [longest_section(g, mode, gpu_gib, devices, grpo, agent) for mode in MODES]
+    longest = [
+        a and longest_section(g, mode, gpu_gib, devices, grpo, agent, beside)
+        for mode, a in zip(MODES, able, strict=True)
+    ]
 
     table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {grpo.lora_rank or 32}", "full")
-    table.add_row("fits", *("yes" if p.fits else "no" for p in plans))
+    table.add_row("fits", *("yes" if fit else "no" for fit in fits))
     for name, cell in MEMORY.items():
         table.add_row(name, *map(cell, plans))
+    if beside:
+        table.add_row("answerer", *(f"{beside:.1f}" for _ in plans))
     for name, cell in PHASES.items():
-        table.add_row(name, *(cell(p) if p.fits else "" for p in plans))
-    fitting = [s if p.fits else None for p, s in zip(plans, seconds, strict=True)]
+        table.add_row(name, *(cell(p) if fit else "" for p, fit in zip(plans, fits, strict=True)))
+    fitting = [s if fit else None for fit, s in zip(fits, seconds, strict=True)]
     table.add_row("seconds a step", *(f"{s[0]:.0f} + {s[1]:.0f}" if s else "" for s in fitting))
     table.add_row("hours for 100 steps", *(f"{sum(s) / 36:.1f}" if s else "" for s in fitting))
     table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in longest))
     console.print(table)
+    if lost:
+        console.print(f"Full training is refused as it stands. {lost}", markup=False)
     console.print(
         "With --recompute; turns that share nothing, more of them wait. "
         f"Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} "

@@ -22,7 +22,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,6 +125,35 @@ def _lines(record: dict) -> list[str]:
         if lines and isinstance(lines, list) and all(isinstance(line, str) for line in lines):
             return lines
     return []
+
+
+SECTIONS = ("run", "eval", "ask")  # of config.yaml, whose `model` has the tokenizer
+
+
+def measure_of(source: Path) -> tuple[Callable[[str], int], str]:
+    """Return how long a text is by the tokenizer of the run that a source is of, and in what unit.
+
+    Without a run, without its tokenizer at hand, or where a server's own is not known, it is in
+    characters. Nothing is fetched, and no code of a model or an agent is run.
+    """
+    from config.files import read_yaml
+    from config.options import EMBEDDED
+    from config.realmodels import base_of
+    from models.packaged import if_here
+
+    path = (source if source.is_dir() else source.parent) / "config.yaml"
+    try:
+        raw = read_yaml(path) if path.is_file() else {}
+        named = next((raw[name] for name in SECTIONS if isinstance(raw.get(name), dict)), None)
+        if named is None or (named.get("endpoint") and not named.get("model")):
+            return len, "characters"
+        from tokens.codec import Codec
+
+        model = if_here(base_of(named.get("model") or EMBEDDED))
+        codec = Codec.load(model, local=True)
+    except UserError:
+        return len, "characters"
+    return lambda text: len(codec.encode(text)), "tokens"
 
 
 def _step(record: dict) -> int:
@@ -266,6 +295,28 @@ def _say_outcome(op: Op) -> None:
     _say(("same", "     "), code, ("same", f"  {first}"))
     for line in more:
         _say(("same", f"         {line}"))
+
+
+class _Size:
+    """The size of a store after one operation after the other, each entry by its line."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        measure: Callable[[str], int] = len,
+        unit: str = "characters",
+    ):
+        self.measure, self.unit = measure, unit
+        self.sizes = {entry.id: measure(entry.line) for entry in entries}
+
+    def say_after(self, op: Op) -> None:
+        """Print how much is stored after the next operation."""
+        for entry in op.after:
+            self.sizes.pop(entry.id, None)
+            if not entry.deleted:
+                self.sizes[entry.id] = self.measure(entry.line)
+        stored = f"{sum(self.sizes.values())} {self.unit}"
+        _say(("note", f"     stored: {stored} in entries: {len(self.sizes)}"))
 
 
 # ---------------------------------------------------------------- Markdown and JSON
@@ -441,12 +492,18 @@ def _plain(found: Diff) -> dict:
 
 @command(memory_app)
 def log(source: Source, task: Task = "", step: Step = None, sample: Sample = None):
-    """Print all operations: arguments, reason, reply, and ok or why one failed."""
+    """Print all operations: arguments, reason, reply, outcome, and how much is stored then.
+
+    Entries are measured as they are shown: in tokens of the run's model where its config.yaml lies
+    with the source and its tokenizer is at hand, else in characters.
+    """
     (store,) = stores_of([source], Choice(task, step, sample))
     _say(("note", _head(store, len(store.journal))))
+    size = _Size(store.at(0).entries, *measure_of(source))
     for op in store.journal:
         _say_op(op)
         _say_outcome(op)
+        size.say_after(op)
 
 
 MOST_DELAY = 60
@@ -626,6 +683,7 @@ def _run(store: Store, actions: Iterable[Action], whole: bool) -> None:
     from agents.tools import Scope, apply
 
     scope = Scope(Search(), _count_words, seed=("play",))
+    size = _Size(store.snapshot().entries)
     before: list[int] = []  # the number of operations before each one that can be undone
     for action in actions:
         if action == "quit":
@@ -645,6 +703,7 @@ def _run(store: Store, actions: Iterable[Action], whole: bool) -> None:
         if whole:
             _say_op(op)
             _say_outcome(op)
+            size.say_after(op)
         else:
             _say(("same" if op.ok else "bad", op.message))
 

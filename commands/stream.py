@@ -20,7 +20,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -35,9 +35,8 @@ from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
-from eval import guarded
-from memagent import Agent, Finish, Trajectory
-from rollout import Engine, Sampling, rollout
+from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from rollout import Engine, Sampling, rollout, start
 from tasks.environments import Environment, Work, open_environment
 
 STATE = "stream"  # what the bank keeps of a stream: see `Stream.state`
@@ -242,13 +241,13 @@ class Stream:
         while state.epoch < self.config.epochs:
             tasks = self.order(state.epoch)
             agent.epoch = state.epoch
-            for start in range(state.cursor, n, size):
-                batch = tasks[start : start + size]
+            for at in range(state.cursor, n, size):
+                batch = tasks[at : at + size]
                 tried = self._tried(engine, batch)
                 lessons = [lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))]
                 rows = [self._row(tried[task.id], state.epoch) for task in batch]
                 end = _append(self.rows_path, rows)
-                done = start + len(batch)
+                done = at + len(batch)
                 whole = done >= n
                 now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
                 agent.learn(lessons, **{STATE: asdict(now)})
@@ -283,13 +282,14 @@ class Stream:
 
     def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
         """Let the agent work on a batch; a task whose engine failed is begun anew."""
-        c, agent = self.config, guarded(self.agent)
+        c, agent = self.config, self.agent
         seed = seed_of(c.seed, self.agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
             sampling = Sampling(c.temperature)
-            for trajectory in rollout(engine, agent, todo, sampling, seed, c.in_flight):
+            own = (engine, agent, todo, sampling, seed, c.in_flight)
+            for trajectory in rollout(*own, steps_of=_guarded):
                 found[trajectory.task.id] = trajectory
             todo = [(t.task, 0) for t in found.values() if _engine_failed(t)] if left else []
             if not todo:
@@ -338,8 +338,8 @@ class Stream:
         self.agent.epoch = self.config.epochs
         before = bank.digest
         rows = []
-        for start in range(0, len(tasks), self.config.batch):
-            batch = tasks[start : start + self.config.batch]
+        for at in range(0, len(tasks), self.config.batch):
+            batch = tasks[at : at + self.config.batch]
             tried = self._tried(engine, batch)
             rows += [self._row(tried[task.id], self.config.epochs) for task in batch]
         _cut(self.transfer_path, 0)
@@ -367,6 +367,16 @@ class Stream:
 
 
 LEAK = 12  # characters of a solution that are worth looking for
+
+
+def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
+    """Start an agent, whose own exceptions fail the task and not the stream."""
+    try:
+        yield from start(agent, task)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
 def _engine_failed(trajectory: Trajectory) -> bool:

@@ -24,7 +24,7 @@ from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
 from models.packaged import ready
-from tasks import hqa, hub, ledger, readers, suites, worlds, writers
+from tasks import episodes, hqa, hub, ledger, readers, suites, worlds, writers
 from tokens.codec import Codec
 
 
@@ -40,18 +40,25 @@ def _source_name(file: Path) -> str:
 
 
 def show_tasks(
-    file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int
+    file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int | None
 ) -> None:
-    """Print the first n tasks of a file, or of generated English, and a count of all by kind."""
+    """Print the first n tasks of a file, or of a generated source, and a count of all by kind.
+
+    sections: of a generated document, or sessions; None: 2 or 6. Of conversations that are read
+    from a file every question is a task.
+    """
     if file == "world":
         if kind not in worlds.KINDS:
             known = ", ".join(worlds.KINDS)
             raise UserError(f"Unknown kind of question {kind!r}: choose one of {known}.")
+        sections = 2 if sections is None else sections
         if sections < 1:
             raise UserError(f"A document has at least 1 section, not {sections}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     elif file == ledger.KIND:
-        tasks = list(ledger.make_questions(0, n, sections))
+        tasks = list(ledger.make_questions(0, n, 6 if sections is None else sections))
+    elif episodes.is_conversations(file):
+        tasks = episodes.all_questions(episodes.conversations_of(file))
     else:
         tasks = readers.read(hub.pin(file, _say), form, pool)
     for task in tasks[:n]:

@@ -62,6 +62,9 @@ class Steps:
 def check(setup: TrainingSetup, here: bool = True) -> None:
     """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
     run, grpo = setup.run, setup.training
+    if not setup.agent.trains:
+        name = setup.agent.label
+        raise UserError(f"The agent {name} makes no turn that could be trained: name another one.")
     check_answerer(setup)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
@@ -97,7 +100,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     run, training = setup.run, setup.training
     check(setup)
     tasks = training_tasks(run, training)
-    first, *_ = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
+    batch = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = load_function(run.reward, "--reward")
     codec = setup.codec()
@@ -114,7 +117,9 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
     reader = agent.on(codec, engine.window)
-    advance(reader, begin(reader, first))  # the first prompt: what the agent refuses is said now
+    for task in (*batch, *validation):  # what the agent refuses is said now
+        reader.check(task)
+    advance(reader, begin(reader, batch[0]))  # the first prompt likewise
     kind = SFT if warm else GRPO
     return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
 

@@ -2,9 +2,9 @@
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
 `StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
-`docs`, the help; the panels of `--help`. Leaves out: settings of agents (`ReadConfig` in
-memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch, so that `--help`
-is quick.
+`without_url`; `docs`, the help; the panels of `--help`. Leaves out: settings of agents
+(`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
+so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
@@ -52,7 +52,7 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-SUITES = ("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval")
+SUITES = ("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own")
 SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
@@ -66,6 +66,16 @@ NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
 Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["transformers", "vllm"]
+
+
+def without_url(value: object) -> object:
+    """Return the name of a served model, openai:URL#MODEL, without its URL, for the server may
+    move; any other value as it is.
+
+    >>> without_url("openai:http://127.0.0.1:8000/v1#org/model")
+    'openai:#org/model'
+    """
+    return re.sub("^openai:[^#]+#", "openai:#", value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=64)
@@ -280,8 +290,9 @@ class RunConfig:
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
     path.py:function, which returns a list of tasks; ledger = generated sessions;
-    locomo:FILE#RULE/PART/START = LoCoMo's conversations; several with weights:
-    a.jsonl=3,b.jsonl=1"""
+    locomo:FILE#RULE/PART/adversarial/START = LoCoMo's conversations, with parts as in eval
+    --source-split; adversarial = category 5 is paid for too; longmemeval:FILE; own:FILE =
+    conversations of yours (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
@@ -302,10 +313,10 @@ class RunConfig:
     """checkpoints to keep: this many of the latest, and the best by validation; 0 = write none and
     export nothing, for a run that is only measured"""
     validation: str = ""
-    """tasks answered greedily at every checkpoint: a file, or world = generated English about facts
-    that are not trained on"""
+    """tasks answered greedily at every checkpoint: a file, world = generated English about facts
+    that are not trained on, or conversations as in --data, each read whole"""
     validation_n: Annotated[int, COUNT] = 64
-    """number of validation tasks"""
+    """number of validation tasks; of conversations, of their questions in all"""
     devices: Annotated[int, COUNT] = 1
     """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2); each rolls out
     its share of a step's tasks"""
@@ -408,12 +419,12 @@ class EvalConfig:
     """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
     likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
-    questions of their published files about long conversations; empty = the files of --data as
-    they are, or generated English"""
+    questions of their published files about long conversations; own = conversations of yours
+    (docs/evaluation.md); empty = the files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
     ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
-    passages: SQuAD's form; for locomo, longmemeval: their file"""
+    passages: SQuAD's form; for locomo, longmemeval, own: their file"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the
@@ -428,7 +439,9 @@ class EvalConfig:
     source_split: str = ""
     """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
     passages: train or test, as --test-articles divides them; facts: train if none is given and the
-    file names splits; locomo: RULE/PART/START, such as seven-three/test/observations"""
+    file names splits; locomo: RULE/PART/adversarial/START, each of which may be left
+    out: RULE/PART = seven-three (also named memupdate) or memory-r1, and train, validation or test;
+    adversarial = with category 5; START = what a store may begin with, such as observations"""
     metric: Literal["official", "mem0"] = "official"
     """locomo: how answers are graded: official = LoCoMo's own score; mem0 = A-Mem's and Mem0's F1,
     without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
@@ -539,6 +552,7 @@ SUITE_SETTINGS = {
     "facts": "filler source_split together".split(),
     "locomo": ["source_split", "metric"],
     "longmemeval": ["source_split"],
+    "own": ["source_split"],
 }
 
 
@@ -650,6 +664,12 @@ class PlanConfig:
     (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
+    answerer: Annotated[str, ANSWERER] = "base"
+    """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
+    which takes its part of every GPU, or openai:URL#MODEL"""
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

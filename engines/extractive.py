@@ -22,6 +22,7 @@ from agents.search import tokens
 from data import formed
 from engines.scripted import ScriptedEngine
 from memagent import Prompt
+from tasks.conversations import CHOOSE
 from tokens.codec import Characters
 
 MOST_WORDS = 8  # of an answer
@@ -53,7 +54,8 @@ class ExtractiveEngine(ScriptedEngine):
             return ""
         shown = str(prompt.memory or prompt.section)
         question = next((text for text in texts[::-1] if text != shown), "")
-        return formed(extract(question, shown.splitlines()), self.form)
+        open_question = question.partition(f"\n{CHOOSE}")[0]  # words of answers find their lines
+        return formed(extract(open_question, shown.splitlines()), self.form)
 
 
 def extract(question: str, lines: Sequence[str]) -> str:
@@ -68,8 +70,9 @@ def extract(question: str, lines: Sequence[str]) -> str:
     asked = {*tokens(question)} - COMMON
     words = [tokens(line) for line in lines]
     in_lines = Counter(word for line in words for word in {*line})
-    scores = [
-        sum(math.log(1 + len(lines) / in_lines[word]) for word in asked & {*line}) for line in words
+    scores = [  # fsum: a set has another order in every process, and lines that tie are many
+        math.fsum(math.log(1 + len(lines) / in_lines[word]) for word in asked & {*line})
+        for line in words
     ]
     best = max(range(len(lines)), key=scores.__getitem__, default=None)
     if best is None or not scores[best]:

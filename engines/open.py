@@ -1,8 +1,8 @@
 """Open any engine: a model's own, a server's, or the one that samples for a trainer.
 
 Holds: `open_engine`, `open_endpoint`, `open_answerer`, `open_reader`, `open_sampler`,
-`check_answerer`, `gib_of_answerer`, `fingerprint`. Leaves out: the engines themselves, what they
-compute with (models/setup.py).
+`check_answerer`, `refusal_of_answerer`, `gib_of_answerer`, `fingerprint`. Leaves out: the engines
+themselves, what they compute with (models/setup.py).
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, EvalConfig, without_url
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # torch comes with it
 
 
 def give_embedder(agents: Sequence[Agent]) -> None:
-    """Open the embedder that the settings of some agents name, once for all of them."""
+    """Open the embedder that the settings of some agents name, once for all of them.
+
+    UserError: there is none of this name, or its server does not answer.
+    """
     from models.embedder import embedder_of
 
     opened: dict[str, object] = {}
@@ -249,19 +252,34 @@ def _open_reader(
 
 def check_answerer(setup: TrainingSetup) -> None:
     """Raise a UserError if frozen prompts would have no answer, or if an answerer has none."""
-    run, agent = setup.run, setup.agent
-    if run.answerer != "base" and not agent.frozen_turns:
-        raise UserError(
+    run = setup.run
+    one_set = run.engine == "vllm" and bool(not setup.training.lora_rank or run.adapter)
+    if refused := refusal_of_answerer(run.answerer, setup.agent, one_set):
+        raise UserError(refused)
+
+
+def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
+    """Say in one sentence why an agent cannot be trained with this answerer, "" if it can.
+
+    one_set: the sampler holds one set of weights, which training changes.
+    """
+    if answerer != "base" and not agent.frozen_turns:
+        return (
             f"The agent {agent.label} asks no policy but the one that is trained: leave "
             "--answerer out."
         )
-    one_set = run.engine == "vllm" and (not setup.training.lora_rank or run.adapter)
-    if run.answerer == "base" and agent.frozen_turns and one_set:
-        raise UserError(
+    if answerer.startswith("openai:") and agent.scores_targets:
+        return (
+            f"The agent {agent.label} is paid by how probable given answers are, which no server "
+            "of OpenAI's protocol says: give --answerer base or hf:FOLDER."
+        )
+    if answerer == "base" and agent.frozen_turns and one_set:
+        return (
             f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
             "one set of weights: give --answerer hf:FOLDER or openai:URL#MODEL, or a --lora-rank "
             "and no --adapter, or --engine transformers."
         )
+    return ""
 
 
 def open_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
@@ -344,11 +362,11 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 
 
 def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = False) -> str:
-    """Fingerprint what answers: the weights, or the server's model; which replica plays no part."""
+    """Fingerprint what answers: the weights, or the server's model; where it is plays no part."""
     other = ""
     if config.answerer:
         form, what = _other_model(config.answerer)
-        other = f" {config.answerer if form == 'openai' else fingerprint(what)}"
+        other = f" {without_url(config.answerer) if form == 'openai' else fingerprint(what)}"
     if config.engine == "extractive":
         return f"{config.engine}{other}"
     if config.endpoint:

@@ -28,7 +28,7 @@ RULES = {
     ),
     "skills": (
         "solves a task with probability .3, plus .25 for each experience shown of a tidy solution "
-        "of another task with the same first skill, minus .1 for each other one, between .05 and "
+        "of a task with the same first skill, minus .1 for each other one, between .05 and "
         ".95; every second solution, by chance, is tidy"
     ),
 }
@@ -87,13 +87,13 @@ class RehearsedEngine(ScriptedEngine):
             # up to the next experience: what was done with that task
             story = shown.split(f"Task: {question}", 1)[1].split("\nTask: ", 1)[0]
             helps = self._skill[question] == task.kind and f"-- {TIDY}" in story
-            chance += HELPS if helps and question != task.question else -HINDERS
+            chance += HELPS if helps else -HINDERS
         return min(0.95, max(0.05, chance))
 
     @staticmethod
     def _written(action: str, how: str) -> str:
-        """Return an action with a mark of how it was written, as a comment of SQL."""
-        return f"{action} -- {how}"
+        """Return an action below a mark of how it was written."""
+        return f"-- {how}\n{action}"
 
     def _go_on(self, prompt: Prompt) -> str:
         """Return the next action of the solution that was begun, or give up."""
@@ -103,7 +103,7 @@ class RehearsedEngine(ScriptedEngine):
             first, turn = turn, turn.prompt.after
         texts = [str(piece) for piece, constant in first.prompt.pieces if not constant]
         task = next(self._tasks[t] for t in reversed(texts) if t in self._tasks)
-        begun = said[-1].startswith(task.solution[0])
+        begun = task.solution[0] in said[-1]
         return (
             task.solution[len(said)] if begun and len(said) < len(task.solution) else "I give up."
         )

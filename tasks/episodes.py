@@ -1,9 +1,9 @@
 """Tasks about dated sessions: what a memory store is made of, and the questions asked of it.
 
 Holds: `Episode`, `Metric`, `episode_of` (of a conversation), `questions_of` (one task a question),
-`ConversationTasks` and `conversations_of` (`--data locomo:FILE#RULE/PART`). Leaves out:
-conversations and their files (tasks/conversations.py, tasks/locomo.py), the generated world
-(tasks/ledger.py), stores (agents/store.py).
+`pool_of`, `conversations_of` (`--data locomo:FILE#RULE/PART`), `ConversationTasks`,
+`validation_episodes`. Leaves out: conversations and their files (tasks/conversations.py,
+tasks/locomo.py), the generated world (tasks/ledger.py), stores (agents/store.py).
 Exercise it: `python cli.py train --data ledger --dry-run`. Read next: tasks/ledger.py.
 
 An episode of training has `probes`, hidden questions about all sessions that the reward comes from.
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import NamedTuple
 
 from config.errors import UserError, clean
 from config.terminal import console
 from data import Task, f1, normalize_answer, same_answer, seed_of
-from tasks import locomo, locomo_score, longmemeval
+from tasks import locomo, locomo_score, longmemeval, own
 from tasks.conversations import Conversation, Memory, Probe, Session
 
 
@@ -94,7 +95,7 @@ def _hash(*parts: object) -> str:
 def word_f1(prediction: str, probe: Probe) -> float:
     """Return the F1 of an answer's words; of one that says that nothing is known, 1 or 0."""
     if probe.abstains:
-        said = normalize_answer(prediction)
+        said = normalize_answer(probe.chosen(prediction))
         return float(any(words in said for words in ("no information", "not mentioned", "unknown")))
     return f1(prediction, probe.answers)
 
@@ -125,7 +126,8 @@ def episode_of(
         id=conversation.id,
         question="",
         answers=(),
-        text=conversation.text,
+        # nothing else tells documents without sessions apart
+        text=conversation.text or "\n".join(m.text for m in memories),
         dataset="conversations",
         kind="episode",
         sessions=conversation.sessions,
@@ -148,7 +150,7 @@ def questions_of(episode: Episode, probes: Sequence[Probe]) -> Iterator[Episode]
         yield replace(
             episode,
             id=probe.id,
-            question=probe.question,
+            question=probe.problem,
             answers=probe.answers,
             # the official number too: papers swap the names
             kind=_heading(probe) + (f", {metric.name}" if metric else ""),
@@ -161,12 +163,51 @@ def _heading(probe: Probe) -> str:
     return f"{probe.category} {probe.kind}" if probe.category else probe.kind
 
 
+def pool_of(kind: str) -> str:
+    """Return the name of the row in which a kind of LoCoMo's is pooled with others; "" if in none.
+
+    The categories whose questions have an answer are, as in published tables.
+
+    >>> pool_of("4 single-hop, official metric"), pool_of("5 adversarial, official metric")
+    ('1 to 4, official metric', '')
+    """
+    name, comma, metric = kind.partition(", ")
+    pooled = name in map(locomo.category_label, ANSWERED)
+    return f"{ANSWERED[0]} to {ANSWERED[-1]}{comma}{metric}" if pooled else ""
+
+
 # ---------------------------------------------------------------- conversations from files
 
-LOADERS = {"locomo": locomo.load_locomo, "longmemeval": longmemeval.load_longmemeval}
+LOADERS = {
+    "locomo": locomo.load_locomo,
+    "longmemeval": longmemeval.load_longmemeval,
+    "own": own.load_own,
+}
 ANSWERED = (1, 2, 3, 4)  # LoCoMo's categories whose questions have an answer
 PARTS = ("train", "validation", "test")
-STARTS = ("observations", "sessions", "summaries", "events", "empty")
+STARTS = ("observations", "memories", "sessions", "summaries", "events", "empty")
+ADVERSARIAL = "adversarial"  # the word that asks for questions without an answer too
+
+
+class Source(NamedTuple):
+    """Hold what a `--data` of conversations stands for."""
+
+    name: str  # as it was given
+    kind: str  # of `LOADERS`
+    conversations: list[Conversation]
+    start: str  # what a store may begin with, of `STARTS`
+    adversarial: bool  # whether questions without an answer are asked for
+
+    def say_missing(self, asked: Container[int], wanted: Sequence[int], reason: str) -> None:
+        """Say which of LoCoMo's categories have no question; of several processes the first does.
+
+        reason: follows their names.
+        """
+        missing = [c for c in wanted if c not in asked] if self.kind == "locomo" else []
+        if missing and os.environ.get("RANK", "0") == "0":
+            kinds = ", ".join(map(locomo.category_label, missing))
+            said = f"{clean(self.name)}: no question of {kinds} {reason}."
+            console.print(said, markup=False, soft_wrap=True)
 
 
 def is_conversations(source: str) -> bool:
@@ -174,12 +215,14 @@ def is_conversations(source: str) -> bool:
     return source.partition(":")[0] in LOADERS and ":" in source
 
 
-def conversations_of(source: str) -> tuple[str, list[Conversation], str]:
-    """Read `locomo:FILE#RULE/PART/START`; return the kind of file, its conversations and START.
+def conversations_of(source: str) -> Source:
+    """Read `locomo:FILE#RULE/PART/adversarial/START`, each word of which may be left out.
 
-    RULE/PART: one of `locomo.SPLITS` and train, validation or test; without it, all conversations.
-    START: what a store may begin with, `STARTS`; if it is not said observations, where there are
-    any, else sessions. UserError: there is no such rule, part or start, or the part is empty.
+    RULE/PART: one of `locomo.SPLITS` and train, validation or test, both or neither; without them,
+    all conversations. adversarial: keep the questions of category 5 in the part, and let training
+    pay for questions without an answer. START: what a store may begin with, `STARTS`; if it is not
+    said observations, where there are any, else memories or sessions. UserError: there is no such
+    rule, part or start, or the part is empty.
     """
     kind, _, rest = source.partition(":")
     path, _, chosen = rest.partition("#")
@@ -187,67 +230,85 @@ def conversations_of(source: str) -> tuple[str, list[Conversation], str]:
     words = chosen.split("/") if chosen else []
     there = [name for name in STARTS if any(c.memories.get(name) for c in conversations)]
     start = words.pop() if words and words[-1] in STARTS else (there or ["empty"])[0]
+    if adversarial := words[-1:] == [ADVERSARIAL]:
+        words.pop()
     if words:
         rule, part = (*words, "")[:2]
         if kind != "locomo" or len(words) > 2 or rule not in locomo.SPLITS or part not in PARTS:
             rules, starts = " or ".join(locomo.SPLITS), ", ".join(STARTS)
+            form = f"RULE/PART/{ADVERSARIAL}/START, each of which may be left out"
             raise UserError(
-                f"{source}: after # stands RULE/PART/START: {rules}; {', '.join(PARTS)}; {starts}."
+                f"{source}: after # stands {form}: {rules} (locomo alone); {', '.join(PARTS)}; "
+                f"{starts}."
             )
-        conversations = locomo.split(conversations, rule).get(part, [])
+        conversations = locomo.split(conversations, rule, adversarial).get(part, [])
     if not conversations:
         raise UserError(f"{source}: there is no conversation in this part.")
-    return kind, conversations, start
+    return Source(source, kind, conversations, start, adversarial)
+
+
+def all_questions(source: Source, metric: Metric | None = None) -> list[Task]:
+    """Return a task for each question about each conversation. metric: None = the kind's usual."""
+    metric = metric or metric_of(source.kind)
+    return [
+        task
+        for c in source.conversations
+        for task in questions_of(episode_of(c, (), source.start, metric), c.probes)
+    ]
+
+
+def paid_for(source: Source, conversation: Conversation, shown: Container[int]) -> list[Probe]:
+    """Return the questions that an episode may be paid for.
+
+    Those of a conversation whose evidence is in the sessions shown (numbers). One that names none
+    is known to be about something in them only if there are no sessions. What abstains is paid for
+    if the source says so.
+    """
+    return [
+        probe
+        for probe in conversation.probes
+        if (source.adversarial if probe.abstains else probe.sessions or not conversation.sessions)
+        and (all(number in shown for number in probe.sessions) or not conversation.sessions)
+    ]
 
 
 class ConversationTasks:
     """Serve stretches of conversations, each with hidden questions about what was said there.
 
     A level has one of the given numbers of sessions, as many in a row at a place drawn anew for
-    each task. Questions that abstain and those without evidence are not paid for. LoCoMo's
-    categories that are never asked for are said at once. UserError: none of the conversations has a
-    question about so few sessions.
+    each task. A conversation without sessions is one stretch. Which questions are paid for:
+    `paid_for`. LoCoMo's categories that are never asked for are said at once. UserError: none of
+    the conversations has a question about so few sessions.
     """
 
     def __init__(self, source: str, lengths: tuple[int, ...], seed: int, n_probes: int = 8):
-        kind, self.conversations, self.start = conversations_of(source)
-        self.metric, self.lengths, self.seed = metric_of(kind), lengths, seed
+        self.source = conversations_of(source)
+        self.metric, self.lengths, self.seed = metric_of(self.source.kind), lengths, seed
         self.n_probes, self.levels = n_probes, len(lengths) - 1
         asked = set()
         for length in lengths:
-            found = [part for c in self.conversations for part in self._stretches(c, length)]
+            of = self.source.conversations
+            found = [part for c in of for part in self._stretches(c, length)]
             if not found:
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
             asked |= {probe.category for _, probes in found for probe in probes}
-        missing = [c for c in ANSWERED if c not in asked] if kind == "locomo" else []
-        if missing and os.environ.get("RANK", "0") == "0":  # of several processes the first tells
-            kinds = ", ".join(map(locomo.category_label, missing))
-            console.print(
-                f"{clean(source)}: no question of {kinds} is about {max(lengths)} sessions in a "
-                "row or fewer, none will be paid for.",
-                markup=False,
-                soft_wrap=True,
-            )
+        wanted = (*ANSWERED, 5) if self.source.adversarial else ANSWERED
+        row = f"{max(lengths)} sessions in a row or fewer"
+        self.source.say_missing(asked, wanted, f"is about {row}, none will be paid for")
 
-    @staticmethod
-    def _stretches(conversation: Conversation, length: int) -> list[tuple[int, list[Probe]]]:
+    def _stretches(self, conversation: Conversation, length: int) -> list[tuple[int, list[Probe]]]:
         """Return (first session, its questions) of every stretch with a question."""
         numbers = [session.number for session in conversation.sessions]
-        found = []
-        for k in range(max(1, len(numbers) - length + 1)):
-            shown = {*numbers[k : k + length]}
-            probes = [
-                probe
-                for probe in conversation.probes
-                if not probe.abstains and probe.sessions and {*probe.sessions} <= shown
-            ]
-            found += [(k, probes)] if probes else []
-        return found
+        stretches = (
+            (k, paid_for(self.source, conversation, numbers[k : k + length]))
+            for k in range(max(1, len(numbers) - length + 1))
+        )
+        return [(k, probes) for k, probes in stretches if probes]
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         rng = random.Random(seed_of(self.seed, "conversations", step, level))
         length, tasks = self.lengths[level], []
-        able = [c for c in self.conversations if self._stretches(c, length)]
+        able = [c for c in self.source.conversations if self._stretches(c, length)]
         for i in range(n):
             conversation = rng.choice(able)
             k, probes = rng.choice(self._stretches(conversation, length))
@@ -258,10 +319,33 @@ class ConversationTasks:
                 id=f"{conversation.id}-{step}-{i}",
                 sessions=sessions,
                 memories={
-                    name: tuple(m for m in of if m.session in shown)
+                    # one of no session belongs to all of them
+                    name: tuple(m for m in of if m.session in (None, *shown) or not shown)
                     for name, of in conversation.memories.items()
                 },
             )
             asked = rng.sample(probes, min(self.n_probes, len(probes)))
-            tasks.append(episode_of(part, asked, self.start, self.metric))
+            tasks.append(episode_of(part, asked, self.source.start, self.metric))
         return tasks
+
+
+def validation_episodes(source: str, n: int) -> list[Episode]:
+    """Return an episode of each conversation: all of its sessions, then its questions.
+
+    They are the same ones every time; of all conversations together about n, as many of each.
+    Which can be asked: `paid_for`. UserError: none.
+    """
+    found = conversations_of(source)
+    each = -(-n // len(found.conversations))
+    tasks, asked = [], set()
+    for c in found.conversations:
+        probes = paid_for(found, c, {session.number for session in c.sessions})
+        asked |= {probe.category for probe in probes}
+        probes = random.Random(seed_of("validation", c.id)).sample(probes, min(each, len(probes)))
+        if probes:
+            tasks.append(episode_of(c, probes, found.start, metric_of(found.kind)))
+    if not tasks:
+        raise UserError(f"{source}: there is no question that a validation could ask.")
+    wanted = (*ANSWERED, 5) if found.adversarial else ANSWERED
+    found.say_missing(asked, wanted, "is in it, none will be validated")
+    return tasks

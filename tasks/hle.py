@@ -24,7 +24,7 @@ from typing import Literal
 from config.errors import UserError, clean, clip
 from tasks.environments import Step, Work
 from tasks.judge import Judge, Unreadable, Verdict, judge_of
-from tasks.readers import Record, _records
+from tasks.readers import Record, records_of
 
 KINDS = ("exactMatch", "multipleChoice")
 SHOWN = 300  # characters of an answer in an observation
@@ -67,7 +67,7 @@ def read(path: str | Path) -> list[Item]:
     UserError: there is none, or it is not of this form; it names the file, the record, the field.
     """
     items: dict[str, Item] = {}
-    for record in _records(Path(path)):
+    for record in records_of(Path(path)):
         item = _item(record)
         if item.id in items:
             raise record.error(f"the id '{item.id}' was there before; results are kept by id")

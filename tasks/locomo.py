@@ -19,6 +19,7 @@ from pathlib import Path
 
 from config.errors import UserError
 from tasks.conversations import (
+    NOT_MENTIONED,
     Conversation,
     Memory,
     Probe,
@@ -39,9 +40,8 @@ SPLITS = {
     "seven-three": "seven conversations train, three test, shuffled by Python's random.Random(42)",
     "memory-r1": "conv-26 trains, conv-30 validates, the others test",
 }
-
-# The accepted answer of category 5, whose questions have none or, twice, one that is not graded
-NOT_MENTIONED = "Not mentioned in the conversation"
+# the name under which this rule was published: that of the project, which is an agent's here
+SPLITS["memupdate"] = SPLITS["seven-three"]
 
 MONTHS = (
     "January February March April May June July August September October November December"
@@ -75,7 +75,8 @@ def load_locomo(path: str | Path) -> list[Conversation]:
     A caption of a picture becomes part of the turn's text. Dates without a session are passed over.
     Evidence is every D<number>:<number> of the field, whatever stands around it; ids that no turn
     has are kept, for the official recall counts them (`Conversation.dangling` names them). A
-    question of category 5 abstains, and its adversarial answer is the distractor.
+    question of category 5 abstains, and its adversarial answer is the distractor: two of the 446
+    have an answer, which is not graded.
 
     UserError: the file, a field or a category is not as published; it names file, sample and field.
     """
@@ -210,9 +211,7 @@ def split(
             replace(c, probes=tuple(probe for probe in c.probes if probe.category != 5))
             for c in conversations
         ]
-    if rule == "seven-three":
-        return _seven_three(conversations)
-    return _memory_r1(conversations)
+    return (_memory_r1 if rule == "memory-r1" else _seven_three)(conversations)
 
 
 def _seven_three(conversations: Sequence[Conversation]) -> dict[str, list[Conversation]]:

@@ -1,8 +1,8 @@
 """What an answer to LoCoMo's questions is worth: the official metric, and Mem0's.
 
-Holds: `official_score`, `official_em`, `mem0_f1`, `mem0_bleu1`, `evidence_recall`, `normalize`,
-`refuses`.
-Leaves out: the questions (tasks/locomo.py), means and intervals (report/). No torch.
+Holds: `official_score`, `official_em`, `mem0_f1`, `mem0_bleu1`, `normalize`, `refuses`.
+Leaves out: the questions (tasks/locomo.py), recall (agents/search.py), means and intervals
+(report/). No torch.
 Exercise it: `pytest tests/tasks/test_locomo_score.py`. Read next: tasks/longmemeval.py.
 
 The official metric is that of LoCoMo's evaluation code; a probe of another data set (category 0)
@@ -14,10 +14,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from tasks.conversations import Probe, session_of
+from tasks.conversations import Probe
 
 REFUSALS = ("no information available", "not mentioned")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -83,10 +82,11 @@ def official_score(prediction: str, probe: Probe) -> float:
 
     Categories 2, 3, 4: F1. Category 1: the parts between commas are compared one by one, so of the
     gold "x, y" the answer "x" has a half. Category 5, and any question that abstains: 1 if the
-    answer refuses, else 0. Of several accepted answers the best one counts.
+    answer refuses, else 0; a letter stands for the answer that it names. Of several accepted
+    answers the best one counts.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(prediction))
+        return float(refuses(probe.chosen(prediction)))
     f1 = _parts_f1 if probe.category == 1 else _f1
     return max((f1(prediction, gold) for gold in _golds(probe)), default=0.0)
 
@@ -97,7 +97,7 @@ def official_em(prediction: str, probe: Probe) -> float:
     A question that abstains is graded as in `official_score`.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(prediction))
+        return float(refuses(probe.chosen(prediction)))
     words = {*normalize(prediction).split()}
     return float(any(words == {*normalize(gold).split()} for gold in _golds(probe)))
 
@@ -144,27 +144,3 @@ def mem0_bleu1(prediction: str, probe: Probe) -> float:
         for gold in probe.answers
     )
     return float(max(scores, default=0.0))
-
-
-# ---------------------------------------------------------------- retrieval
-
-
-def evidence_recall(found_ids: Iterable[str], evidence: Sequence[str]) -> float:
-    """Return the fraction of a question's evidence that was found; 1 without evidence.
-
-    An id counts if it was found itself. Where only the session is known on one side, S3, it is
-    compared with the session of the other's id.
-
-    >>> evidence_recall(["D3:1", "D4:2"], ["D3:1", "D3:9"]), evidence_recall(["S3"], ["D3:1"])
-    (0.5, 1.0)
-    """
-    if not evidence:
-        return 1.0
-    found = {*found_ids}
-    sessions = {*map(session_of, found)} - {None}
-    whole = {session_of(name) for name in found if name.startswith("S")} - {None}
-
-    def is_found(name: str) -> bool:
-        return name in found or session_of(name) in (sessions if name.startswith("S") else whole)
-
-    return sum(map(is_found, evidence)) / len(evidence)

@@ -1,7 +1,7 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, one function per form, `read`, `parsed`, `read_passages`, `read_texts`,
-`from_text`.
+Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `parsed`, `read_passages`,
+`read_texts`, `from_text`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
@@ -9,8 +9,8 @@ A file, or each file of a split of the hub (tasks/hub.py), has a container (parq
 JSON lines, SQuAD's JSON object; all but parquet also as .gz) and a form (the fields of its
 records). Any form may come in any container:
 
-    file --_items--> (place, fields) --_records--> Record --FORMS[form]--> (Task, Document)
-         container                     checked             form
+    file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
+         container                        checked             form
 
 `read` then gives all tasks of the file one pool of passages. A file that cannot be read raises a
 `UserError` that names the file, the line (or row, or item) and the reason.
@@ -18,9 +18,11 @@ records). Any form may come in any container:
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -135,7 +137,7 @@ class Record:
 # ---------------------------------------------------------------- containers
 
 
-def _records(path: Path) -> Iterator[Record]:
+def records_of(path: Path) -> Iterator[Record]:
     """Yield every record of a file, or of the files of a split of the hub, whatever the
     container."""
     import pyarrow as pa
@@ -216,6 +218,23 @@ def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
 
 # The beginning of SQuAD's files: one object that holds everything
 SQUAD = re.compile(rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\[')
+
+
+def read_json(path: str | Path) -> object:
+    """Return the whole of a file (JSON, or .gz of it).
+
+    UserError: there is no such file, it cannot be read, it is not JSON.
+    """
+    path = Path(path)
+    if not is_file(path):
+        raise UserError(f"No file at {path}.")
+    try:
+        raw = path.read_bytes()
+        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
+    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
+        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
 
 
 def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
@@ -493,7 +512,7 @@ def read(
     if is_function(path):
         return made_tasks(str(path), load_function(str(path), "--data")())[:n]
     path = Path(path)
-    records = _records(path)
+    records = records_of(path)
     first = next(records, None)
     if first is None:
         raise UserError(f"{path} is empty: it holds no tasks.")
@@ -528,7 +547,7 @@ def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
 
     UserError: also for a set of our own, which has kept no fields but those of tasks.
     """
-    records = _records(Path(path))
+    records = records_of(Path(path))
     first = next(records, None)
     if first is None:
         raise UserError(f"{path} is empty: it holds no tasks.")
@@ -574,7 +593,7 @@ def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
 
 def read_passages(path: str | Path) -> Pool:
     """Read further passages {title, text}, to lengthen documents with."""
-    return pool_of(map(_passage, _records(Path(path))))
+    return pool_of(map(_passage, records_of(Path(path))))
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -586,7 +605,7 @@ def read_texts(path: str | Path) -> list[str]:
         visible = sorted(file for file in files if not file.name.startswith("."))
         return [text for file in visible for text in read_texts(file)]
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
-        return [record.text("text") for record in _records(path)]
+        return [record.text("text") for record in records_of(path)]
     return [from_text(path, "").text]
 
 

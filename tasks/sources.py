@@ -170,11 +170,16 @@ def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
 
 
 def validation_tasks(run: RunConfig) -> list[Task]:
-    """Return the validation tasks; of generated English the longest documents, facts of split
-    dev."""
+    """Return the validation tasks.
+
+    Of generated English the longest documents, facts of split dev; of conversations one episode
+    each, whole, with about `validation_n` questions in all.
+    """
     if run.validation == ledger.KIND:
         n, most = run.validation_n, run.lengths[-1]
         return [ledger.make_ledger(f"validation.{i}", most, "dev") for i in range(n)]
+    if episodes.is_conversations(run.validation):
+        return [*episodes.validation_episodes(run.validation, run.validation_n)]
     if run.validation != "world":
         return readers.read(run.validation, n=run.validation_n) if run.validation else []
     per_kind = -(-run.validation_n // len(run.kinds))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import Inline, cell_of, parts_of
+from conftest import Inline, cell_of, forked, parts_of
 from test_front_page import blocks, commands
 from typer.testing import CliRunner
 
@@ -63,16 +63,32 @@ def own(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data", "data build"],
-)
-def test_help_names_every_flag_and_imports_no_torch(command):
+HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data",
+          "data build")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def helped():
+    """Ask for the help of one command after the other in one process.
+
+    Gives {command: what is printed, and whether torch is loaded by then}.
+    """
     code = (
-        f"import sys; sys.argv = ['cli.py', *{command.split()!r}, '--help']\nimport cli\n"
-        "try: cli.app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+        "import contextlib, io, json, sys\nimport cli\nsaid = {}\n"
+        f"for command in {HELPED!r}:\n"
+        "    sys.argv = ['cli.py', *command.split(), '--help']\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        try: cli.app()\n        except SystemExit: pass\n"
+        "    said[command] = out.getvalue(), 'torch' in sys.modules\n"
+        "print(json.dumps(said))"
     )
-    assert "Usage" in python(code)
+    return json.loads(python(code))
+
+
+@pytest.mark.parametrize("command", HELPED)
+def test_help_names_every_flag_and_imports_no_torch(command, helped):
+    said, loads_torch = helped[command]
+    assert " ".join(f"Usage: cli.py {command}".split()) in said and not loads_torch
 
 
 def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
@@ -375,6 +391,20 @@ def test_plan_is_for_one_card(words, said):
 def test_look_and_convert(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
+    assert "evidence at" in run("data", "look", "world")
+    assert "1 section, not 0" in run("data", "look", "world", "--sections", 0, code=2)
+    ledger = run("data", "look", "ledger", "--n", 1)
+    assert "question  Where is " in ledger and "2024-01-06" in ledger and "2024-01-07" not in ledger
+    assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
+    assert "A ledger has between" in run("data", "look", "ledger", "--sections", 0, code=2)
+    talk = {
+        "id": "t",
+        "memories": [{"text": "Ada left."}],
+        "qa": [{"question": "Who?", "answer": "A"}],
+    }
+    (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
+    looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
+    assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
     for form, name in (("vime", "a.jsonl"), ("eval", "a.json"), ("memagent", "a.parquet")):
         run("data", "convert", own, tmp_path / name, "--to", form)
         assert "Where is Boris?" in run("data", "look", tmp_path / name)
@@ -887,15 +917,14 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
         "--save-every 1 --chunk-tokens 30 --name"
     ).split()
     metrics = Path("runs/killed/metrics.csv")
-    with subprocess.Popen(
-        [sys.executable, ROOT / "cli.py", *words, "killed"], stdout=subprocess.DEVNULL
-    ) as process:
-        while (
-            metrics.read_text().count("\n") if metrics.exists() else 0
-        ) < 3 and process.poll() is None:
-            time.sleep(0.001)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    process = forked([*words, "killed"])
+    while (
+        metrics.read_text().count("\n") if metrics.exists() else 0
+    ) < 3 and process.exitcode is None:
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     before = Path("runs/killed/config.yaml").read_bytes()
     result = CliRunner().invoke(cli.app, "train --name killed --resume --seed 9 --lr 0.5".split())
     assert (
@@ -927,32 +956,39 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
 def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_within_seconds_and_nothing_is_lost(
     tmp_path, monkeypatch
 ):
-    """And one is killed: the third finishes what they left, every row once."""
+    """And one is killed: the third finishes what they left, every row once.
+
+    The one that is stopped is a process as a user starts it, traps of signals included.
+    """
     monkeypatch.chdir(tmp_path)
     small = "--lengths 8 --kinds one_fact --n 50 --agents memagent --in-flight 2"
-    words = [sys.executable, ROOT / "cli.py", "eval", *small.split(), "--name", "shared"]
+    words = ["eval", *small.split(), "--name", "shared"]
     rows = Path("runs/shared/rows.jsonl")
 
     def lines():
         return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
-    processes = [
-        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    while lines() < 10 and all(process.poll() is None for process in processes):
+    stopped = subprocess.Popen(
+        [sys.executable, ROOT / "cli.py", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while lines() < 1 and stopped.poll() is None:
         time.sleep(0.01)
-    processes[0].send_signal(signal.SIGINT)
+    killed = forked(words)  # once the other has loaded what it needs
+    while lines() < 20 and stopped.poll() is None and killed.exitcode is None:
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
     begun = time.monotonic()
-    _, said = processes[0].communicate(timeout=60)
-    assert (
-        processes[0].returncode == 130 and time.monotonic() - begun < 10
-    )  # about one second alone
+    _, said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130 and time.monotonic() - begun < 10  # about one second alone
     assert "stopped" in said and "Traceback" not in said
-    processes[1].kill()
-    processes[1].communicate()
-    assert 10 <= lines() < 100
-    run(*words[2:])
+    assert killed.exitcode is None
+    killed.kill()
+    killed.join()
+    assert 20 <= lines() < 100
+    run(*words)
     made = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
     summary = json.loads(Path("runs/shared/summary.json").read_text())

@@ -18,8 +18,9 @@ import eval
 import rollout
 from agents import find
 from config.errors import UserError
+from config.options import EvalConfig
 from data import Task
-from embedded import tiny
+from embedded import keeper, tiny
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from memagent import Finish, MemAgent, Trajectory, Turn
@@ -28,7 +29,9 @@ from report.reading import EDGE, row_of
 from report.rows import Cell, Rows, fate
 from report.summary import cells, summarise, table
 from rollout import Sampling
-from tasks import worlds
+from tasks import ledger, worlds
+from tasks.episodes import questions_of
+from tokens.codec import Codec
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
 FULL = tiny.agent("full")
@@ -347,6 +350,154 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
     assert 0 < seen[0] < seen[-1] < 60  # it was killed underway, and went on
     assert timeless(run(codec, path, tasks(60))) == timeless(whole)
     assert sorted(map(str, timeless(lines(path)))) == sorted(map(str, timeless(whole)))
+
+
+class Seeded(ScriptedEngine):
+    """Edits a store as the careless demonstrator does, by the seed of the turn; answers by rule."""
+
+    seconds = 0.0
+
+    def add(self, prompt, sampling=Sampling(), seed=0):
+        key = super().add(prompt, sampling, seed)
+        self.seeds = {**getattr(self, "seeds", {}), key: seed}
+        return key
+
+    def step(self):
+        time.sleep(self.seconds)
+        key, prompt = self._queue[-1]  # the one that is answered next
+        rng = random.Random(self.seeds[key])
+        question = next(piece for piece, constant in prompt.pieces[::-1] if not constant)
+        self.script = lambda prompt: (
+            keeper.answer(question, prompt.memory)
+            if prompt.frozen
+            else keeper.demonstrate(rng, prompt, 0.5)
+        )
+        return super().step()
+
+
+@pytest.fixture(scope="module")
+def stores():
+    """Fill a cell by an agent that keeps stores, at temperature 1, with two samples a question."""
+    codec = Codec(keeper.make_tokenizer())
+    ledgers = [ledger.make_ledger(k, 8) for k in range(4)]
+    asked = [task for made in ledgers for task in questions_of(made, made.probes)]
+
+    def fill(path, some=None, engine=None, **other):
+        engine = engine or Seeded(codec, None, per_step=1)
+        rows = run(codec, path, some or asked, engine, keeper.agent(), samples=2, **other)
+        return [
+            row | {"counts": {k: v for k, v in row["counts"].items() if k != "search_s"}}
+            for row in timeless(rows)
+        ]
+
+    fill.tasks, fill.engine = asked, lambda kind=Seeded: kind(codec, None, per_step=1)
+    return fill
+
+
+def test_rows_from_kept_stores_are_the_same_wherever_an_evaluation_was_killed(stores, tmp_path):
+    """At temperature 1: what is made of a document depends neither on the rows that are there nor
+    on which question is asked first of those that are missing."""
+    whole = stores(tmp_path / "whole")
+    assert {row["reward"] for row in whole} == {0.0, 1.0}
+    assert any(  # samples have stores of their own
+        one["response"] != other["response"]
+        for one, other in zip(whole[::2], whole[1::2], strict=True)
+    )
+    content = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
+    path, rng = tmp_path / "part", random.Random(0)
+    for k in range(12):
+        kept = [line for line in content if rng.random() < 0.7] if k else content[:1]
+        path.write_bytes(b"".join(kept))
+        assert stores(path) == whole
+        lines_now = path.read_bytes().splitlines(keepends=True)
+        assert lines_now[: len(kept)] == kept and len(lines_now) == len(content)
+
+
+def test_killed_with_sigkill_an_agent_that_keeps_stores_goes_on_to_the_same_rows(stores, tmp_path):
+    whole, path, rng = stores(tmp_path / "whole"), tmp_path / "rows", random.Random(1)
+    path.touch()
+    seen = []
+    for _ in range(6):
+        if not (child := os.fork()):
+            try:
+                engine = stores.engine()
+                engine.seconds = 0.001
+                stores(path, engine=engine)
+            finally:
+                os._exit(0)
+        grown = path.stat().st_size + rng.randrange(1, 6000)
+        while path.stat().st_size < grown and not os.waitpid(child, os.WNOHANG)[0]:
+            time.sleep(0.0005)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        seen.append(path.read_bytes().count(b"\n"))
+    assert 0 < seen[0] < seen[-1] < len(whole)  # it was killed underway, and went on
+    assert stores(path) == whole
+
+
+def test_a_row_that_another_process_makes_does_not_change_what_is_made_here(stores, tmp_path):
+    """Another process has claimed the first question of every document, and never writes it."""
+    whole = stores(tmp_path / "whole")
+    first = [task.id for task in stores.tasks[::5]]
+    path = tmp_path / "rows"
+
+    class Claimed(Rows):
+        def claim(self, what):
+            return not any(repr(name) in what for name in first) and super().claim(what)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eval, "Rows", Claimed)
+        rows = stores(path, wait=False)
+    assert rows == [row for row in whole if row["id"] not in first]
+    assert stores(path) == whole
+
+
+def test_a_failed_turn_is_made_again_before_others_need_what_it_makes(stores, tmp_path):
+    whole = stores(tmp_path / "whole")
+
+    class Once(Seeded):
+        failed = 0
+
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                if self.failed < 3 and not turn.prompt.frozen:
+                    self.failed += 1
+                    turn.finish, turn.error = Finish.ERROR, "the endpoint is gone"
+            return done
+
+    engine = stores.engine(Once)
+    rows = stores(tmp_path / "rows", engine=engine, retries=3)
+    assert engine.failed == 3 and {row["tries"] for row in rows} != {1}
+    assert [row | {"tries": 1} for row in rows] == whole
+
+
+def test_what_an_agent_refuses_is_refused_before_any_row_is_made(tmp_path):
+    """A budget below one entry, in the third file, by the agent that is asked last."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from data import Task\n"
+        "def made(name, n):\n"
+        "    return [Task(name, 'Where is Anna?', ('Lima',), text='Anna reached Lima. ' * n)]\n"
+        "def first(): return made('first', 30)\n"
+        "def second(): return made('second', 30)\n"
+        "def short(): return made('short', 1)\n"
+    )
+    paths = [f"{own}:{name}" for name in ("first", "second", "short")]
+    agents = {
+        "none": find.make("none", {}),
+        "memupdate": keeper.agent(budget_entries=0, memory_budget=0.1),
+    }
+    config = EvalConfig(
+        runs=str(tmp_path), name="e", model=str(keeper.WEIGHTS), data=tuple(paths),
+        agents=tuple(agents), temperatures=(0.0,), device="cpu",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="tokens holds no entry"):
+        eval.run_suite(config, agents)
+    assert not (tmp_path / "e" / "rows.jsonl").exists()
+    eval.run_suite(replace(config, data=tuple(paths[:2])), agents)  # without it there is no fault
+    assert len(lines(tmp_path / "e" / "rows.jsonl")) == 4
 
 
 @pytest.mark.parametrize(

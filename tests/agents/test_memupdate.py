@@ -10,20 +10,28 @@ import pytest
 import torch
 from conftest import random_policy
 
-from agents import memupdate, tools
+from agents import find, memupdate, pay, tools
 from agents.store import Entry, Store
-from config.options import GRPOConfig
-from data import same_answer
+from commands.train import build, check
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from data import Task, same_answer
 from embedded import keeper
 from engines.hf import TransformersEngine
+from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
+from eval import Conditions, evaluate
 from grpo import GRPO, advantages_of, training_rows
-from memagent import Finish, Group
+from memagent import Finish, Group, Turn
 from models.logprobs import logprobs, pack
+from models.setup import TrainingSetup
 from report.metrics import describe
+from report.records import record_turn
+from report.rows import Cell
+from report.transcripts import steps_of
 from rollout import Sampling, rollout
 from tasks import ledger
-from tasks.conversations import Memory, Probe
+from tasks.conversations import Memory, Probe, Session, Utterance
 from tasks.episodes import Episode, questions_of
 from tokens.codec import Codec
 
@@ -149,7 +157,7 @@ def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(c
     ("settings", "says", "stop", "ops"),
     [
         (dict(max_turns=5), "", "no_call", 0),
-        (dict(max_turns=5, max_ops=3), create("a") + create("b"), "ops", 3),
+        (dict(max_turns=5, max_ops=3), create("a") + create("b"), "ops", 4),  # one is not run
         (dict(max_turns=2, max_calls=1), create("a"), "turns", 2),
         (dict(max_turns=9, max_invalid=3), "<tool_call>{", "invalid", 3),
     ],
@@ -174,6 +182,56 @@ def test_the_calls_of_the_last_turn_run_and_those_past_the_limit_get_an_error_ea
     assert notes.ops[2]["code"] == "too_many"
 
 
+def test_calls_past_the_operations_are_told_so_and_recorded_and_are_no_operations(codec):
+    """All stand in the journal, in order; the state line never counts more than there may be."""
+    told = []
+
+    def script(prompt):
+        told.append(prompt.text)
+        return create(f"a{len(told)}") + create(f"b{len(told)}")
+
+    agent = editor(call_tokens=400, budget="none", max_turns=9, max_ops=3, templates="")
+    task = replace(TASK, sessions=TASK.sessions[:1])
+    (done,) = play(codec, agent, task, script)
+    ops = [op for notes in noted(done) for op in notes.ops]
+    assert [(op["ok"], op["code"]) for op in ops] == [(True, "")] * 3 + [(False, "too_many")]
+    assert ops[3]["message"] == "Error: at most 3 operations; this one was not run."
+    assert len(told) == 2 and "1 operations left" in told[1]
+    journal = Store.from_lines(noted(done)[-1].store, "the record").journal
+    assert [op.message for op in journal] == [op["message"] for op in ops]
+    assert parts(done)["valid"] == 0.75
+
+
+BAD = "<tool_call>{"
+UNKNOWN = call("drop_memory", memory_id="m1")
+ILL_TYPED = call("manage_memory", operation="create", content=7)
+REFUSED = call("delete_memory", memory_id="m60") + call("search_memory", query="x")
+
+
+@pytest.mark.parametrize(
+    ("turns", "made"),
+    [
+        ([BAD, UNKNOWN, ILL_TYPED, create("a")], 3),  # the fourth session is never read
+        ([BAD, UNKNOWN + BAD, "", BAD, BAD, ILL_TYPED], 6),  # a turn without a call is none
+        ([BAD, BAD, create("a") + BAD, BAD, BAD, BAD], 6),
+        ([create("a"), create("a"), create("a"), create("a")], 8),  # refused as duplicates
+        ([BAD, BAD, call("delete_memory", memory_id="m60"), BAD, BAD], 8),
+    ],
+)
+def test_three_turns_in_a_row_without_a_call_of_the_right_form_end_the_episode(codec, turns, made):
+    """In a stream of sessions with one turn each, and all probes are asked all the same."""
+    said = iter(turns)
+    (done,) = play(codec, editor(call_tokens=200), TASK, lambda p: next(said, ""))
+    notes = noted(done)
+    assert len(notes) == made
+    assert (notes[-1].stop == "invalid") == (made < 8)
+    assert sum(n.stop == "invalid" for n in notes) <= 1
+    if made < 8:
+        agent = editor()
+        assert agent.count(TASK, done.turns[made - 1])["stop_invalid"] == 1
+    assert "unread" not in parts(done) and len(notes[-1].answers) == len(TASK.probes)
+
+
 def test_a_conversation_that_fills_the_window_stops_and_is_paid_all_the_same(codec):
     agent = refiner(history="append", call_tokens=120)
     engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else call("sample_memory", k=3))
@@ -182,6 +240,54 @@ def test_a_conversation_that_fills_the_window_stops_and_is_paid_all_the_same(cod
     (done,) = rollout(engine, agent, [(REFINED, 0)])
     assert not done.error and noted(done)[-1].stop == "context"
     assert agent.reward(done) == pytest.approx(0.05)  # every call was valid, nothing was won
+
+
+@pytest.mark.parametrize("pay", ["answer", "compat"])
+def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
+    """A growing chat whose window ends in the fourth session: of five probes two are about later
+    ones, and one about the session whose second piece was not shown."""
+    agent = editor(
+        history="append", call_tokens=24, templates="", pay=pay, budget="none", chunk_tokens=64
+    )
+    long = replace(TASK.sessions[3], utterances=TASK.sessions[3].utterances * 20)
+    probes = tuple(
+        Probe(f"p{k}", f"Where is {who}?", ("Oslo",), 1, (f"S{k}",))
+        for k, who in enumerate(("Anna", "Boris", "Carl", "Dora", "Emil"), 2)
+    )
+    sessions = (*TASK.sessions[:3], long, *TASK.sessions[4:])
+    task = replace(TASK, sessions=sessions, probes=probes)
+
+    def script(prompt):
+        return create("Boris reached Oslo.") if "2024-01-03" in prompt.text[-400:] else ""
+
+    engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else script(p))
+    seen, on = [], agent.on(codec)
+    steps = on.run(task)
+    prompt = next(steps)
+    while not prompt.frozen:  # what an episode without a window is shown
+        seen.append(len(prompt.ids(codec)))
+        ids = codec.encode(script(prompt))
+        prompt = steps.send(
+            Turn(prompt, prompt.ids(codec), ids, [0.0] * len(ids), Finish.STOP, codec.decode(ids))
+        )
+    pieces = len(codec.cut(f"{long.when}\n{long.text}", 64))
+    assert pieces > 2
+    engine.window = seen[4] + 30  # up to the second piece of the fourth session
+    (done,) = rollout(engine, agent, [(task, 0)])
+    notes = noted(done)
+    assert not done.error and notes[-1].stop == "context" and len(notes) < len(seen)
+    assert notes[-1].session == 4
+    assert [a["question"] for a in notes[-1].answers] == ["Where is Anna?", "Where is Boris?"]
+    assert parts(done)["unread"] == 3
+    if pay == "answer":
+        assert parts(done)["score_after"] == parts(done)["delta"] == parts(done)["delta_1"] == 0.5
+    none = replace(task, probes=probes[2:])
+    (done,) = rollout(engine, agent, [(none, 0)])
+    assert not done.error and parts(done)["unread"] == 3 and parts(done)["delta"] == 0
+    assert not any(t.prompt.frozen for t in done.turns)
+    credited = agent.with_settings(turn_credit=True, target="visible")
+    (done,) = rollout(engine, credited, [(none, 0)])
+    assert not done.error and set(noted(done)[-1].gains) == {0.0}
 
 
 def test_members_of_a_group_share_the_start_and_nothing_else(codec):
@@ -283,7 +389,11 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
 
 
 def worth(codec, script, agent=None):
-    (done,) = play(codec, agent or refiner(), REFINED, script)
+    return worth_of(codec, script, agent or refiner(), REFINED)
+
+
+def worth_of(codec, script, agent, task):
+    (done,) = play(codec, agent, task, script)
     return done.reward, parts(done)
 
 
@@ -306,25 +416,195 @@ def test_the_reward_is_what_the_probes_have_won_and_its_parts(codec):
     assert honest == pytest.approx(0.5 + 0.05 - over)
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [call("delete_memory", memory_id=f"m{k}") for k in (1, 2, 3)],  # wipe
-        [call("delete_memory", memory_id=f"m{k}") for k in (1, 2, 3)]
-        + [create("January February 1 2 3 2023 yes no blue red Rome Lima")],  # a cheat sheet
-        [create("Where is Dora? Where is Anna?")],  # quotes the probes
-        ["<tool_call>{", "<tool_call>[]</tool_call>"],  # invalid calls alone
-        [call("search_memory", query="Dora")] * 4,  # looks, and changes nothing
-        [call("manage_memory", operation="noop")] * 4,
-    ],
-    ids=["wipe", "cheat sheet", "quotes", "invalid", "search", "noop"],
-)
+WIPE = [call("delete_memory", memory_id=f"m{k}") for k in (1, 2, 3)]
+SHEET = "January February 1 2 3 2023 yes no blue red Rome Lima Genoa Oslo where is reached"
+EXPLOITS = {  # calls of one turn: those of section 7 of the specification, and others
+    "wipe": WIPE,
+    "cheat sheet": [create(SHEET)],
+    "wipe, then a cheat sheet": [*WIPE, create(SHEET)],
+    "question and frequent words": [create(f"Where is Dora? {SHEET}")],
+    "quotes": [create("Where is Dora? Where is Anna?")],
+    "invalid": ["<tool_call>{", "<tool_call>[]</tool_call>"],
+    "search": [call("search_memory", query="Dora")] * 4,  # looks, and changes nothing
+    "noop": [call("manage_memory", operation="noop")] * 4,
+}
+ANSWERED = [create("Where is Dora? Genoa")]  # what no policy can know under the default
+
+
+@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
 def test_no_exploit_earns_more_than_doing_nothing_and_the_term_for_valid_calls(codec, calls):
     reward, won = worth(codec, once(*calls))
     assert reward <= 0.05 + 1e-9
     assert won["delta"] <= 0
-    if "Error" in str(calls) or calls[0] == "<tool_call>{":
+    if calls[0].startswith('<tool_call>{"') is False:
         assert reward <= 0
+
+
+def streamer(**settings):
+    """The default on a stream of sessions, with room for what it is given here."""
+    own = dict(budget="soft", budget_entries=0, memory_budget=2.0, call_tokens=400, max_turns=4,
+               format_weight=0.05, compression_weight=0.05, templates="")  # fmt: skip
+    return editor(**own | settings)
+
+
+PEOPLE = ("Anna", "Boris", "Carl")
+STREAM = replace(
+    REFINED,
+    id="stream",
+    text=" ".join(m.text for m in MEMORIES),
+    memories=(),
+    sessions=tuple(
+        Session(k, m.date, m.date, (Utterance(f"S{k}", "", m.text),))
+        for k, m in enumerate(MEMORIES, 1)
+    ),
+    probes=tuple(
+        Probe(f"p{k}", f"Where is {who}?", (place,), 0, (f"S{k}",))
+        for k, (who, place) in enumerate(zip(PEOPLE, ("Oslo", "Lima", "Rome"), strict=True), 1)
+    ),
+)
+
+
+def streamed(codec, script, **settings):
+    (done,) = play(codec, streamer(**settings), STREAM, script)
+    return done.reward, parts(done)
+
+
+def honest(prompt):
+    """Write down what the session says, in its first turn."""
+    line = prompt.section.strip().splitlines()[-1].strip()
+    return "" if "None yet." not in prompt.text else create(line)
+
+
+def then(*calls):
+    """Be honest until the last session; there write down its sentence, then make the calls."""
+
+    def script(prompt):
+        if "2024-01-03" not in prompt.section:
+            return honest(prompt)
+        if "None yet." in prompt.text:
+            return honest(prompt)
+        return "".join(calls) if "Created m3." in prompt.text else ""
+
+    return script
+
+
+@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
+def test_while_it_builds_no_exploit_earns_more_than_doing_nothing_or_than_honesty(codec, calls):
+    """In every session, from an empty store; and at the end of an honest stream."""
+    nothing, _ = streamed(codec, lambda p: "")
+    assert nothing == pytest.approx(0.05)  # the term for compression, of a store with nothing in it
+    instead = [c for c in calls if c not in WIPE] or calls
+    reward, won = streamed(codec, once(*instead))
+    assert won["delta"] <= 0 and reward <= nothing + 0.05 + 1e-9
+    right, _ = streamed(codec, honest)
+    assert right > 1
+    reward, won = streamed(codec, then(*calls))
+    assert reward <= right + 1e-9 and won["delta"] <= 1
+    if calls[: len(WIPE)] == WIPE:
+        assert won["score_after"] == won["delta"] == 0
+
+
+def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(codec):
+    """Section 7 of the specification, with a cap of 20 entries and 36 at the start: what pays."""
+    memories = tuple(
+        Memory("It rained in the town and all were at home.", None, None, 1, ()) for _ in range(36)
+    )
+    task = replace(REFINED, memories=memories, probes=PROBES[1:])
+    wipe = [call("delete_memory", memory_id=f"m{k}") for k in range(1, 37)]
+    rewards = {}
+    for name, calls in {
+        "nothing": [],
+        "answer": ANSWERED,
+        "question and frequent words": [create("Where is Dora? yes no 2023")],
+        "wipe": wipe,
+        "wipe, then a cheat sheet": [*wipe, create("where is rome lima oslo genoa quito paris")],
+        "19 kept and the answer": [*wipe[19:], *ANSWERED],
+        **{name: EXPLOITS[name] for name in ("quotes", "invalid", "search", "noop")},
+    }.items():
+        agent = refiner(
+            pay="compat", size_cap=20, max_ops=99, max_calls=99, call_tokens=900, show_k=1
+        )
+        rewards[name], won = worth_of(codec, once(*calls), agent, task)
+        assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
+    # too many entries make the honest insertion cheap
+    size, density = 1 - 17 / 20, ((36 * 43 + 20) / 37) / 43
+    own = 0.9 * size * density * (1 - 0.5 / 36)
+    assert rewards["answer"] == pytest.approx(own) and own < 0.14
+    # what changes no answer earns nothing: the floor of .1 is that of an empty store, too, so that
+    # a wipe costs nothing
+    for name in {*rewards} - {"answer", "wipe, then a cheat sheet", "19 kept and the answer"}:
+        assert rewards[name] == 0, name
+    # and a cheat sheet in place of everything, or most entries deleted, multiply what is paid
+    assert rewards["wipe, then a cheat sheet"] > 4 * rewards["answer"]
+    assert rewards["19 kept and the answer"] > 4 * rewards["answer"]
+
+
+@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
+def test_while_it_builds_the_documented_formula_pays_for_words_alone(codec, calls):
+    instead = [c for c in calls if c not in WIPE] or calls
+    reward, won = streamed(codec, once(*instead), pay="compat")
+    if any("Rome" in c for c in instead):  # a list of places earns what knowing where all are would
+        assert won["delta"] > 0.5 and reward > 0.4 and won["score_after"] == 0
+    else:
+        assert reward == 0
+    right, _ = streamed(codec, honest, pay="compat")
+    assert right == 0  # punctuation is glued to the words: "Oslo." is not "Oslo"
+    reward, won = streamed(codec, then(*WIPE), pay="compat")
+    assert reward == 0 and won["score_after"] == 0
+
+
+class Scoring(ScriptedEngine):
+    """Scores an accepted answer by whether the memories hold it: -1 or -3 nats a token."""
+
+    def add(self, prompt, sampling=Sampling(), seed=0):
+        key = ScriptedEngine.add(self, replace(prompt, target=""), sampling, seed)
+        self._queue[-1] = (key, prompt)
+        return key
+
+    def step(self):
+        done = ScriptedEngine.step(self)
+        for _, turn in done:
+            if turn.prompt.target:
+                held = turn.prompt.target[7:-1].strip() in turn.prompt.memory
+                turn.logprobs = [-1.0 if held else -3.0] * len(turn.response_ids)
+        return done
+
+
+@pytest.mark.parametrize("target", ["hidden", "visible"])
+@pytest.mark.parametrize("scored_by", ["answer", "likelihood", "compat"])
+@pytest.mark.parametrize("mode", ["refine", "build"])
+def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored_by, target, mode):
+    settings = dict(turn_credit=True, pay=scored_by, target=target, max_turns=9)
+    if mode == "refine":
+        agent, task = refiner(**settings), REFINED
+    else:
+        agent, task = streamer(**settings), replace(STREAM, sessions=STREAM.sessions[:1])
+    probes = (*PROBES, Probe("p3", "Where is Emil?", ("Paris",), 0))
+    task = replace(task, probes=probes)
+    said = iter(
+        [
+            create("Where is Genoa . Dora reached Genoa."),
+            create("Where is Paris . Where is Paris . Emil reached Paris."),
+            call("search_memory", query="Dora"),
+            call("delete_memory", memory_id="m1"),
+            create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."),
+            "",
+        ]
+    )
+    engine = Scoring(codec, lambda p: reads(p) if p.frozen or p.target else next(said))
+    (done,) = rollout(engine, agent, [(task, 0)])
+    assert not done.error, done.error
+    rewards = agent.turn_rewards(done)
+    won, gains = parts(done), [r["gain"] for r in rewards if r]
+    assert len(gains) == 6 and sum(map(bool, gains)) >= 2
+    assert gains[2] == gains[5] == 0  # nothing was changed
+    wanted = won["delta"] * won["efficiency"] if scored_by == "compat" else won["delta"]
+    assert wanted and sum(gains) == pytest.approx(wanted)
+    if scored_by == "compat":
+        assert sum(gains) == pytest.approx(won["reward"])
+        # one more entry, and a longer one: the same answers are paid otherwise, but of a store
+        # that was empty at first
+        assert bool(gains[4]) == (mode == "refine")
 
 
 def test_with_credit_by_turn_the_turns_sum_up_to_what_the_episode_has_won(codec):
@@ -365,6 +645,46 @@ def test_what_has_changed_an_answer_is_noted_beside_it(codec):
     assert not any("Genoa" in line for line in dora["found_before"])
     ops = [op for notes in noted(done) for op in notes.ops]
     assert ops[0]["message"] in dora["caused"]
+    assert "+ [m4] Dora reached Genoa." in dora["entries"]
+    assert (dora["score_before"], dora["score_after"]) == (0.0, 1.0)
+    assert (anna["score_before"], anna["score_after"], anna["entries"]) == (1.0, 1.0, [])
+
+
+def test_the_table_of_an_episode_has_both_scores_and_the_entries_that_caused_the_change(codec):
+    calls = call("manage_memory", operation="update", content="Anna reached Quito.", memory_id="m1")
+    (done,) = play(codec, refiner(), REFINED, once(calls))
+    turns = [record_turn(turn) for turn in done.turns]
+    (last,) = [turn for turn in turns if (turn["notes"] or {}).get("answers")]
+    step = next(step for step in steps_of({"turns": turns}, agent=memupdate.MemUpdate)
+                if not isinstance(step, str) and step.table)  # fmt: skip
+    anna, dora = step.table
+    assert anna["before"] == ["Oslo (1)"] and anna["after"] == ["Quito (0, -1)"]
+    assert anna["changed by"] == ["Updated m1 (v2)."]
+    assert anna["changed entries"] == [
+        "- [m1] 2024-01-01 Anna reached Oslo.", "+ [m1] 2024-01-01 Anna reached Quito."
+    ]  # fmt: skip
+    assert dora["before"] == ["unknown (0)"] and dora["after"] == ["unknown (0, +0)"]
+    assert last["notes"]["answers"][0]["score_before"] == 1.0
+
+
+def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
+    """As the next prompt shows it, of a store that is shown whole."""
+    rng = random.Random(5)
+    agent = editor()
+    (done,) = play(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5))
+    edits = [turn for turn in done.turns if not turn.prompt.frozen]
+    stored = [*Store.from_lines(edits[-1].notes.store, "the record").snapshot().entries]
+
+    def lines(text):
+        return [line.strip() for line in text.splitlines()]
+
+    changed = 0
+    for turn, following in itertools.pairwise(edits):
+        after = agent.memory_after(record_turn(turn))
+        assert lines(after) == lines(following.prompt.memory)
+        changed += lines(after) != lines(turn.prompt.memory)
+    assert changed > 3
+    assert agent.memory_after(record_turn(edits[-1])) == "\n".join(e.line for e in stored)
 
 
 def test_every_part_of_the_reward_is_kept_apart(codec):
@@ -399,16 +719,16 @@ VECTORS = [
 
 @pytest.mark.parametrize(("old", "new", "value"), VECTORS)
 def test_the_efficiency_of_the_documented_formula(old, new, value):
-    assert memupdate.efficiency(old, new) == pytest.approx(value, abs=6e-5)
+    assert pay.efficiency(old, new) == pytest.approx(value, abs=6e-5)
 
 
 def test_the_shared_words_of_the_documented_formula():
-    score, nothing = memupdate.overlap_score, "No relevant information found."
-    assert score("Oslo", memupdate.found([], "Where?")) == 0.1
+    score, nothing = pay.overlap_score, "No relevant information found."
+    assert score("Oslo", pay.context([], "Where?")) == 0.1
     assert score("", "anything") == 0.5
-    assert score("No relevant information found.", memupdate.found([], "Where?")) == 1.0
+    assert score("No relevant information found.", pay.context([], "Where?")) == 1.0
     entries = [Entry("m1", "Anna is in Oslo."), Entry("m2", "It rained.")]
-    context = memupdate.found(entries, "Where is Anna ?")
+    context = pay.context(entries, "Where is Anna ?")
     assert context == "Memory: Anna is in Oslo." and nothing not in context
     assert score("Oslo", context) == 0.1 and score("Oslo.", context) == 1.0  # glued punctuation
 
@@ -455,21 +775,148 @@ def test_a_growing_conversation_says_what_the_last_calls_have_brought(chat_codec
 # ---------------------------------------------------------------- questions
 
 
-def test_a_store_serves_all_questions_about_its_sessions(codec):
-    tasks = list(questions_of(TASK, TASK.probes))
-    edits = []
+class Reader:
+    """Edits as the careful demonstrator does, and counts the sections that are read."""
 
-    def script(prompt):
+    def __init__(self):
+        self.edits, self.asked = [], 0
+
+    def __call__(self, prompt):
         if prompt.frozen:
+            self.asked += 1
             return reads(prompt)
-        edits.append(prompt.section)
+        self.edits.append(prompt.text)
         return keeper.demonstrate(random.Random(0), prompt, 1.0)
 
-    engine, agent = ScriptedEngine(codec, script), editor().on(codec)
-    done = list(rollout(engine, agent, ((t, 0) for t in tasks), in_flight=1))
-    assert len(edits) == len(TASK.sessions)  # read once
-    assert [agent.reward(t) for t in done] == [1.0] * len(tasks)
-    assert [len(t.turns) for t in done[1:]] == [1] * (len(tasks) - 1)
+
+def evaluated(codec, path, tasks, agent, script, temperature=0.0, samples=1):
+    engine, cell = ScriptedEngine(codec, script), Cell("a", "ledger", "", 8)
+    conditions = Conditions(samples=samples)
+    return evaluate(engine, agent, tasks, Sampling(temperature), cell, path, conditions)
+
+
+def test_in_an_evaluation_a_store_serves_all_questions_about_its_sessions(codec, tmp_path):
+    tasks, script = list(questions_of(TASK, TASK.probes)), Reader()
+    rows = evaluated(codec, tmp_path / "rows", tasks, editor(), script)
+    assert len(script.edits) == len(TASK.sessions)  # read once
+    assert [row["reward"] for row in rows] == [1.0] * len(tasks)
+    assert [row["model_calls"] for row in rows] == [1 + len(TASK.sessions), *[1] * (len(tasks) - 1)]
+    # in a second evaluation by the same agent nothing of the first is left
+    agent, again = editor(), Reader()
+    for k in (1, 2):
+        evaluated(codec, tmp_path / f"rows-{k}", tasks, agent, again)
+        assert len(again.edits) == k * len(TASK.sessions)
+
+
+def test_samples_of_a_question_have_stores_of_their_own(codec, tmp_path):
+    tasks, script = list(questions_of(TASK, TASK.probes))[:3], Reader()
+    rows = evaluated(codec, tmp_path / "rows", tasks, editor(), script, 1.0, samples=2)
+    assert len(script.edits) == 2 * len(TASK.sessions) and len(rows) == 6
+
+
+def test_a_visible_question_has_a_store_of_its_own(codec, tmp_path):
+    tasks, script = list(questions_of(TASK, TASK.probes))[:3], Reader()
+    agent = editor(target="visible", templates="")
+    evaluated(codec, tmp_path / "rows", tasks, agent, script)
+    assert len(script.edits) == 3 * len(TASK.sessions)
+    for task in tasks:
+        seen = [text for text in script.edits if task.question in text]
+        assert len(seen) == len(TASK.sessions)
+
+
+def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):
+    """Tasks without probes: of two questions about the same sessions, in groups of three; then
+    again, as after an update of the weights."""
+    tasks, script = list(questions_of(TASK, TASK.probes))[:2], Reader()
+    agent = editor()
+    module = GRPO(
+        random_policy(codec),
+        ScriptedEngine(codec, script),
+        agent,
+        ledger.LedgerTasks((8,), 0),
+        GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3, without_signal="keep"),
+        validation=tasks,
+    )
+    for k in (1, 2):
+        groups = module.sample_groups(tasks, k)
+        assert [len(g.trajectories) for g in groups] == [3, 3]
+        assert all(t.reward == 1.0 and len(t.turns) == 1 + len(TASK.sessions)
+                   for g in groups for t in g.trajectories)  # fmt: skip
+        assert len(script.edits) == 6 * k * len(TASK.sessions)
+    script.edits.clear()
+    for k in (1, 2):
+        assert module.validate() == {"score": 1.0, "n": 2}
+        assert len(script.edits) == 2 * k * len(TASK.sessions)
+
+
+def test_an_entry_that_was_updated_has_the_evidence_of_both_sessions(codec):
+    rng = random.Random(0)
+    (done,) = play(codec, editor(), TASK, lambda p: keeper.demonstrate(rng, p, 1.0))
+    store = Store.from_lines(noted(done)[-1].store, "the record")
+    updates = [op for op in store.journal if op.ok and op.args.get("operation") == "update"]
+    assert updates
+    for op in updates:
+        (old,), (new,) = op.before, op.after
+        assert new.evidence == (*old.evidence, f"S{op.session}")
+        assert (new.date, new.session) == (old.date, old.session)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+SHORT = Task("short", "Where is Anna?", ("Oslo",), text="Anna reached Oslo. It rained.")
+
+
+def test_a_budget_below_one_entry_is_refused_by_the_agent_of_any_task(codec):
+    agent = editor(budget_entries=0, memory_budget=0.1).on(codec)
+    agent.check(ledger.make_ledger(0, 12))
+    with pytest.raises(UserError, match=r"budget of \d tokens holds no entry: give a larger"):
+        agent.check(SHORT)
+    editor(budget="none", budget_entries=0).on(codec).check(SHORT)
+    find.make("idle", {"memory_budget": 0.1}).on(codec).check(SHORT)  # which stores nothing
+
+
+@pytest.mark.parametrize("where", ["validation", "the last task of the first step"])
+def test_a_training_refuses_such_a_budget_wherever_it_is_before_any_step(tmp_path, where):
+    agent = editor(budget_entries=0, memory_budget=0.1)
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from data import Task\n"
+        "def task(name, n):\n"
+        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
+        "def long(): return [task('a', 40), task('b', 40)]\n"
+        "def one_short(): return [task('a', 1), task('b', 40)]\n"
+        "def short(): return [task('c', 1)]\n"
+    )
+    data, validation = ("long", "short") if where == "validation" else ("one_short", "")
+    run = RunConfig(
+        runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate", device="cpu",
+        data=f"{own}:{data}", validation=validation and f"{own}:{validation}",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="tokens holds no entry"):
+        build(run, config, agent)
+    fine = replace(run, data=f"{own}:long", validation="")
+    build(fine, config, agent).engine.close()
+
+
+BASELINES = ("idle", "facts", "newest", "evidence", "hybrid")
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, codec):
+    config = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
+    agent = find.make(name, {"embedder": "hash:256"})
+    run = RunConfig(model=str(keeper.WEIGHTS), data="ledger", lengths=(6,), agent=name, name="x")
+    with pytest.raises(UserError, match=f"The agent {name} makes no turn that could be trained"):
+        check(TrainingSetup.of(run, config, agent))
+    give_embedder([agent])
+    (done,) = rollout(ScriptedEngine(codec, reads), agent, [(REFINED, 0)])  # nor is it a traceback
+    assert f"The agent {name} made no turn" in done.error
+
+
+def test_every_agent_but_those_baselines_can_be_trained():
+    assert {name for name in find.names() if not find.find(name).trains} == {*BASELINES}
 
 
 def test_every_tool_of_the_agent_is_there_and_an_ablation_takes_some_away(codec):

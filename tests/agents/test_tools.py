@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agents.calls import Call, Format
 from agents.search import Search
 from agents.store import Entry, Store, replay
-from agents.tools import CODES, MOST, TOOLS, Scope, apply, is_text, refuse, schemas
+from agents.tools import CODES, MOST, TOOLS, Scope, apply, checked, is_text, refuse, schemas
 
 
 def words(text):
@@ -391,7 +391,25 @@ def test_an_update_keeps_what_it_does_not_name():
     call = manage("update", content="New.", memory_id="m1", kind="semantic", date="2024-01-01")
     entry = apply(store, *call, replace(SCOPE, session=9, date="2025-01-01")).after[0]
     assert (entry.kind, entry.date, entry.version) == ("semantic", "2024-01-01", 3)
-    assert (entry.session, entry.evidence) == (1, ("D1:1",))
+    # inherited, and what was read when it was written
+    assert (entry.session, entry.evidence) == (1, ("D1:1", "S9"))
+    call = manage("update", content="Newer.", memory_id="m1")
+    assert apply(store, *call, replace(SCOPE, session=9)).after[0].evidence == ("D1:1", "S9")
+
+
+def test_the_form_of_a_call_depends_on_nothing_that_is_stored():
+    full = replace(SCOPE, budget_entries=0)
+    for name, arguments in [
+        ("delete_memory", {"memory_id": "m99"}),
+        manage("create", content="Ben lives in Rome."),
+        manage("update", content="x", memory_id="m9"),
+        ("sample_memory", {"kind": "procedural"}),
+    ]:
+        op = apply(filled(), name, arguments, full)
+        assert not op.ok and not isinstance(checked(name, arguments, full), tuple)
+    for name, arguments in [("drop", {}), ("delete_memory", {}), ("sample_memory", [])]:
+        op = apply(filled(), name, arguments, full)
+        assert checked(name, arguments, full) == (op.code, op.message)
 
 
 def test_a_merge_knows_where_it_came_from():

@@ -253,7 +253,7 @@ def test_an_evaluation_takes_the_same_answerers(folder, server, tmp_path):
         engine.close()
     own = fingerprints["none"]
     assert fingerprints["bare"] == fingerprints["hf"] == f"{own} {fingerprint(str(folder))}"
-    assert fingerprints["openai"] == f"{own} openai:{server.url}#m"
+    assert fingerprints["openai"] == f"{own} openai:#m"  # a server may move
     # a server may also be asked what to keep, and another model answer from that
     config = evaluation(tmp_path, answerer=f"hf:{folder}", model="", endpoint=(server.url,))
     engine = open_reader(config, [AGENT])

@@ -159,7 +159,8 @@ def test_show_prints_what_is_known_of_an_entry(there):
         "entries: 5; operations: 11 of 11 (search_memory 1, manage_memory 3, delete_memory 3, "
         "merge_memory 1, split_memory 1, call 1, restore 1); failed: 2 (unknown_id 1, "
         "unknown_tool 1)",
-        "[m1] 2023-05-01 Ann: Ann sold a red bike.  v2, episodic, session 1, evidence D1:1, D1:2",
+        "[m1] 2023-05-01 Ann: Ann sold a red bike.  v2, episodic, session 1, evidence D1:1, D1:2, "
+        "S7",
         "[m6] Ben lives in Rome. Ben has a dog.  v1, from m2, m5, evidence S7",
         "[m7] 2023-05-02 It rained.  v1, from m3",
         "[m8] 2023-05-02 Then Ben left.  v1, from m3",
@@ -308,7 +309,8 @@ def test_a_diff_marks_the_words_that_differ(there):
         "removed",
         "- [m4] Carl met Dora.  v1",
         "changed",
-        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2, "
+        "evidence D1:1, D1:2 -> D1:1, D1:2, S7",
         "merged",
         "- [m2] Ben lives in Rome.  v1, semantic",
         "- [m5] Ben has a dog.  v1, session 7, evidence S7",
@@ -415,9 +417,16 @@ def test_the_log_has_each_operation_with_its_outcome(there, name):
         '  7  session 7  delete_memory memory_id="m4"\n'
         "     reason: nobody asks\n     ok  Deleted m4.\n"
     ) in text
-    assert text.endswith(
+    assert text[: text.rindex("\n")].endswith(
         " 11  restore n=8\n     ok  Restored the entries as they were after operation 8."
     )
+    store = edited()
+    lines_of = [[e.line for e in store.at(op.n).entries] for op in store.journal]
+    assert [line for line in lines if line.startswith("     stored: ")] == [
+        f"     stored: {sum(map(len, each))} characters in entries: {len(each)}"
+        for each in lines_of
+    ]
+    assert len({*map(len, lines_of)}) > 1 and lines[-1].startswith("     stored: ")
 
 
 def test_long_arguments_are_cut_and_replies_are_not(tmp_path):
@@ -427,7 +436,9 @@ def test_long_arguments_are_cut_and_replies_are_not(tmp_path):
     store.to_jsonl(tmp_path / "s.jsonl")
     first, _, *rest = said("log", tmp_path / "s.jsonl").splitlines()[1:]
     assert len(first) < 250 and "characters left out" in first
-    assert rest[-1].strip() == f"[m1] {('word ' * 190).strip()}"
+    shown = f"[m1] {('word ' * 190).strip()}"
+    assert rest[-2].strip() == shown
+    assert rest[-1].strip() == f"stored: {len(shown)} characters in entries: 1"
 
 
 SCOPE = Scope(Search(), len, reply_tokens=2000)
@@ -492,7 +503,8 @@ def test_a_replay_shows_operation_by_operation(there):
         "+ [m5] Ben has a dog.  v1, session 7, evidence S7",
         '  3  session 7  manage_memory operation="update" content="Ann sold a red bike." '
         'memory_id="m1"',
-        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2",
+        "~ [m1] 2023-05-01 Ann: Ann [-has-] {+sold+} a red bike.  version 1 -> 2, "
+        "evidence D1:1, D1:2 -> D1:1, D1:2, S7",
         '  4  session 7  delete_memory memory_id="m9"',
         "     unknown_id  Error: memory_id: m9 is unknown.",
     ]
@@ -754,6 +766,16 @@ def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
     assert lines[0] == "added 0, removed 1, changed 1, merged 0, split 0"
     assert any("Anna reached [-Oslo.-] {+Rome.+}  version 1 -> 2" in line for line in lines)
     assert "unknown_id  Error: memory_id: m7 is unknown." in said("log", run)
+    # in tokens of the run's model, as the agent has counted them
+    (run / "config.yaml").write_text(json.dumps({"run": {"model": str(keeper.WEIGHTS)}}))
+    edits = [turn.notes for turn in trajectory.turns if turn.notes and turn.notes.phase == "edit"]
+    counted = [(n.tokens, n.entries) for n in edits if n.ops]
+    stored = [line.strip() for line in said("log", run).splitlines() if " stored: " in line]
+    assert stored == [f"stored: {n} tokens in entries: {entries}" for n, entries in counted]
+    assert len({*stored}) == 2 and "tokens" in stored[0]
+    for other in ({"eval": {"endpoint": ["http://h/v1"]}}, {"run": {"model": "/nowhere"}}, [5], {}):
+        (run / "config.yaml").write_text(json.dumps(other))
+        assert " characters in entries: 1" in said("log", run).splitlines()[-1]
     assert "[m2] 2024-01-02 Boris reached Lima." in said("show", run, "--until", 2)
     assert "Boris" not in said("show", run)
 

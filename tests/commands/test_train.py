@@ -31,6 +31,7 @@ from embedded import tiny
 from engines import hf
 from memagent import Finish, Prompt, Trajectory, Turn
 from models import checkpoints
+from models.load import import_bitsandbytes
 from report import runlog
 from tasks import readers, sources, writers
 from tokens.codec import Codec, Text
@@ -540,21 +541,20 @@ def test_lora_fetches_no_compiled_code(tmp_path):
     (tmp_path / "bitsandbytes.py").write_text(
         "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
     )
-    code = (
-        "import sys; from models import load; load.import_bitsandbytes(); import bitsandbytes; "
-        "print(bitsandbytes.fetched); import kernels"
-    )
-    root = Path(__file__).parents[2]
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False\n" and "gemm_4bit" not in done.stderr
+
+    def look():
+        for name in ("kernels", "bitsandbytes"):
+            sys.modules.pop(name, None)
+        sys.path.insert(0, str(tmp_path))
+        import_bitsandbytes()
+        import bitsandbytes
+        import kernels
+
+        assert {Path(m.__file__).parent for m in (bitsandbytes, kernels)} == {tmp_path}
+        (tmp_path / "fetched").write_text(str(bitsandbytes.fetched))
+
+    os.waitpid(in_child(look), 0)
+    assert (tmp_path / "fetched").read_text() == "False"
     code = (
         "from models.load import load_model, with_lora\n"
         "from config.options import EMBEDDED, GRPOConfig\n"
@@ -562,7 +562,11 @@ def test_lora_fetches_no_compiled_code(tmp_path):
         "import sys; print('bitsandbytes' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "True\n" and "gemm_4bit" not in done.stderr
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import cli
+from agents import memupdate
 from agents.store import Store
 from tokens.codec import Codec
 
@@ -125,6 +126,48 @@ REFINE = "--mode refine --history append".split()
 def test_a_step_on_generated_conversations(model, tmp_path):
     source = f"locomo:{made(tmp_path)}#memory-r1/train/observations"
     check(*step(model, source, tmp_path, *BUILD), start=0)
+
+
+def test_a_step_on_conversations_of_ones_own(model, tmp_path):
+    """Sessions without times, and memories that name their session."""
+    talks = [
+        {"id": name, "sessions": [{"date": "2024-01-03", "turns": [{"text": "It rained."}]}],
+         "memories": [{"text": "It rained on pears.", "evidence": ["D1:1"]}],
+         "qa": [{"question": "What of pears?", "answer": "rained", "evidence": ["D1:1"]}]}
+        for name in "ab"
+    ]  # fmt: skip
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(f"{json.dumps(talk)}\n" for talk in talks))
+    check(*step(model, f"own:{path}", tmp_path, *BUILD), start=0)
+
+
+def test_a_part_validates_a_training_on_another(model, tmp_path, monkeypatch):
+    """The score is the mean reward of greedy episodes, each of which reads a whole conversation."""
+    made(tmp_path)
+    seen, reward = [], memupdate.MemUpdate.reward
+
+    def noted(self, trajectory, outcome="exact"):
+        worth = reward(self, trajectory, outcome)
+        seen.append((trajectory, worth))
+        return worth
+
+    monkeypatch.setattr(memupdate.MemUpdate, "reward", noted)
+    source = f"locomo:{tmp_path / 'made.json'}#memory-r1"
+    more = [
+        "--validation",
+        f"{source}/validation",
+        "--validation-n",
+        "6",
+        "--keep-checkpoints",
+        "1",
+    ]
+    step(model, f"{source}/train", tmp_path, *BUILD, *more)
+    asked = [(t, worth) for t, worth in seen if t.task.id == "conv-30"]
+    assert asked and all(len(t.task.sessions) == 3 and len(t.task.probes) == 6 for t, _ in asked)
+    turns = asked[-1][0].turns
+    assert {t.notes.session for t in turns if t.notes.phase == "edit"} == {1, 2, 10}
+    rows = list(csv.DictReader((tmp_path / "a" / "validation.csv").open(newline="")))
+    assert float(rows[-1]["score"]) == pytest.approx(asked[-1][1]) and int(rows[-1]["n"]) == 1
 
 
 @pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")

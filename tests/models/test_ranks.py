@@ -290,7 +290,7 @@ def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
     config = replace(DEMO, steps=1)
     if change.pop("quantise", False):
         config = replace(config, lora_rank=4, quantise=True)
-    run = run_config(tmp_path, "a", **change)
+    run = run_config(tmp_path, "a", validation_n=2, **change)
     if run.devices == 1:  # the start of a process for each costs too much to do it twice
         train.train(run, config, MEMAGENT, reward=constant)
     config, resume = replace(config, steps=3), run.devices == 1
@@ -315,7 +315,9 @@ def test_a_warm_start_does_not_depend_on_the_number_of_ranks(tmp_path):
                        lora_rank=4, micro_tokens=300)  # fmt: skip
     usual = dict(validation="", lengths=(4,), keep_trajectories=6)
     one, two = (
-        outcome_of_sft(train.train(run_config(tmp_path, str(n), devices=n, **usual), config, agent))
+        outcome_of_training(
+            train.train(run_config(tmp_path, str(n), devices=n, **usual), config, agent)
+        )
         for n in (1, 2)
     )
     assert one[0].keys() == two[0].keys()
@@ -330,8 +332,8 @@ def test_a_warm_start_does_not_depend_on_the_number_of_ranks(tmp_path):
     assert one[2] == two[2]
 
 
-def outcome_of_sft(folder):
-    """Return weights, metrics and the sorted trajectories of a warm start."""
+def outcome_of_training(folder):
+    """Return weights, metrics and the sorted trajectories of a run without validation."""
     (folder / "validation.csv").touch()
     weights, metrics, trajectories, _ = outcome(folder)
     return weights, metrics, trajectories
@@ -455,11 +457,14 @@ def test_settings_that_do_not_go_together(tmp_path):
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
     config, environment = replace(DEMO, steps=3, lora_rank=lora_rank), dict(os.environ)
-    folder = train.train(run_config(tmp_path, "a", dtype="mixed"), config, AGENT)
+    mixed, exact_run = (
+        run_config(tmp_path, dtype, dtype=dtype, validation="") for dtype in ("mixed", "auto")
+    )
+    folder = train.train(mixed, config, AGENT)
     assert os.environ == environment
-    weights, metrics, *_ = outcome(folder)
+    weights, metrics, *_ = outcome_of_training(folder)
     assert all(row["mismatch_mean"] < 0.02 for row in metrics)
-    exact = outcome(train.train(run_config(tmp_path, "b"), config, AGENT))
+    exact = outcome_of_training(train.train(exact_run, config, AGENT))
     assert all(row["mismatch_mean"] < 1e-5 for row in exact[1])
     norm, exact_norm = metrics[0]["grad_norm"], exact[1][0]["grad_norm"]
     assert norm == pytest.approx(exact_norm, rel=0.5)

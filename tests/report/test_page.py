@@ -155,6 +155,20 @@ CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
 # ---------------------------------------------------------------- the page
 
 
+def test_pooled_kinds_stand_among_the_cells_with_both_intervals(tmp_path):
+    rows = [
+        row("a", f"{kind}, official metric", "0.0", 32, f"{kind}{k}", float(k % 2),
+            document=f"d{k % 4}")
+        for kind in ("1 multi-hop", "2 temporal")
+        for k in range(32)
+    ]  # fmt: skip
+    text = page(tmp_path / "eval", rows, unit="sessions").text
+    cells = text.partition("Every cell")[2].partition("Cost of one question")[0]
+    for name in ("1 to 4, official metric", "1 to 4, official metric, interval over questions"):
+        assert f"{name}, by sessions" in cells
+    assert cells.count("n 64") == 2
+
+
 def test_a_whole_report(tmp_path):
     report = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
     sections = (

@@ -315,6 +315,58 @@ def test_questions_about_one_document_are_drawn_together():
     assert "bootstrap over questions;" in markdown_of(older)
 
 
+def locomo_rows(agent="a", categories=("1 multi-hop", "4 single-hop", "5 adversarial")):
+    """Eight conversations of 16 questions in each category; conversations differ, questions not."""
+    return [
+        row(agent, f"{kind}, official metric", "0.0", 32, f"{kind}{k}", right, document=f"d{k % 8}")
+        for kind in categories
+        for k in range(16 * 8)
+        for right in [float(k % 8 < 4) if kind[0] in "1234" else 1.0]
+    ]
+
+
+def test_the_categories_with_answers_are_pooled_with_both_intervals():
+    """By hand: half of 256 questions right, by whole conversations; category 5 is left out."""
+    summary = summarise([*locomo_rows(), *locomo_rows("b", ("4 single-hop",))])
+    (pooled,) = summary["pooled"]  # of b there is nothing to pool
+    values = [float(k % 8 < 4) for k in range(256)]
+    documents = [f"d{k % 8}" for k in range(256)]
+    assert pooled == {
+        "agent": "a", "question": "1 to 4, official metric", "temperature": "0.0", "length": 32,
+        "n": 256, "mean": 0.5, "documents": 8,
+        **dict(zip(("low", "high"), bootstrap(values, documents), strict=True)),
+        **dict(zip(("low_questions", "high_questions"), bootstrap(values), strict=True)),
+    }  # fmt: skip
+    assert pooled["high"] - pooled["low"] > 3 * (pooled["high_questions"] - pooled["low_questions"])
+    of_one = cell_of(summary, "a", "4 single-hop, official metric", "0.0", 32)
+    assert (of_one["low_questions"], of_one["high_questions"]) == bootstrap(values[:128])
+    assert sum(cell["n"] for cell in summary["cells"]) == 4 * 128  # none is counted twice
+
+
+def test_tables_show_the_pooled_row_with_both_intervals_and_count_it_nowhere():
+    summary = summarise(locomo_rows())
+    (pooled,) = summary["pooled"]
+    low, high = (100 * pooled[end] for end in ("low_questions", "high_questions"))
+    interval = f"50.0 [{low:.1f}, {high:.1f}]"
+    over = f"| 1 to 4, official metric, interval over questions | a | 0.0 | {interval} |"
+    lines = markdown_of(summary).splitlines()
+    assert over in lines and lines.index(over) == 6
+    low, high = (100 * pooled[end] for end in ("low", "high"))
+    assert lines[5] == f"| 1 to 4, official metric | a | 0.0 | 50.0 [{low:.1f}, {high:.1f}] |"
+    assert "n = 128 questions a cell" in lines[8]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(summary, 100))
+    said = console.export_text()
+    assert said.count("1 to 4, official metric") == 2 and "n = 128 questions a cell" in said
+    older = {name: part for name, part in summary.items() if name != "pooled"}
+    assert "1 to 4" not in markdown_of(older)
+    alone = summarise(
+        [r | {"document": ""} for r in locomo_rows()]
+    )  # nothing is known of documents
+    assert alone["pooled"] and "interval over questions" not in markdown_of(alone)
+    assert summarise([row("a", "4 doors", "0.0", 4, "q", 1.0)])["pooled"] == []
+
+
 def test_a_constant_difference_has_width_on_the_side_it_may_err():
     def side(agent, *values):
         return [row(agent, "q", "1.0", 4, str(i), value) for i, value in enumerate(values)]

@@ -1,24 +1,32 @@
 """Episodes: generated ledgers, conversations as training tasks, and their questions."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_locomo import question, sample, write
+from test_locomo import LOCOMO, question, sample, write
 from typer.testing import CliRunner
 
 import cli
+from agents import find
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig, TrainConfig
+from embedded import keeper
+from engines.scripted import ScriptedEngine
+from rollout import rollout
 from tasks import episodes, ledger, worlds
-from tasks.conversations import Probe
+from tasks.conversations import NOT_MENTIONED, Probe
 from tasks.locomo_score import mem0_bleu1, mem0_f1, official_score
 from tasks.sources import training_tasks, validation_tasks
 from tasks.suites import columns_of
+from tokens.codec import Codec
 
 
 def told(episode, person):
@@ -86,6 +94,44 @@ def path(tmp_path):
     return write(tmp_path / "talks.json", [sample("conv-26"), sample("conv-30")])
 
 
+def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path):
+    """What a store or a document is searched for is the question itself."""
+    task = asked(path)["conv-26-q5"]
+    assert task.question == task.asked.problem != task.asked.question
+    assert "(b) " in task.question and task.asked.distractor == "plums"
+    letter = f"({'ab'[task.asked.choices[1] == NOT_MENTIONED]})"
+    assert task.score(letter) == 1 and task.score("plums") == task.score("(c)") == 0
+    codec, prompts = Codec(keeper.make_tokenizer()), []
+    plain = replace(task, question=task.asked.question, asked=replace(task.asked, distractor=""))
+    for agent in (find.make("facts", {}), find.make("bm25", {"chunk_tokens": 64, "top_k": 2})):
+        for one in (task, plain):
+            engine = ScriptedEngine(codec, lambda prompt: prompts.append(prompt) or "(a)")
+            (done,) = rollout(engine, agent, [(one, 0)])
+            assert not done.error
+            shown = prompts[-1]
+            text = "".join(str(piece) for piece, _ in shown.pieces)
+            assert ("\n(a) " in text) == (one is task)
+            if one is task:
+                with_choice = str(shown.memory or shown.section)
+        assert str(shown.memory or shown.section) == with_choice
+
+
+def test_hidden_questions_of_category_5_are_asked_as_a_choice_too(path):
+    task = episodes.ConversationTasks(f"locomo:{path}#adversarial", (3,), seed=0).batch(0, 0, 1)[0]
+    asked_for = []
+
+    def answer(prompt):
+        if prompt.frozen:
+            asked_for.append("".join(str(piece) for piece, _ in prompt.pieces))
+        return "(a)" if prompt.frozen else ""
+
+    agent = find.make("memupdate", {"memory_budget": 2.0})
+    (done,) = rollout(ScriptedEngine(Codec(keeper.make_tokenizer()), answer), agent, [(task, 0)])
+    assert not done.error
+    five = [p for p in task.probes if p.category == 5]
+    assert five and all(any(p.problem in text for text in asked_for) for p in five)
+
+
 def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
     config = EvalConfig(suite="locomo", data=(str(path),), n=1000)
     unit, (column,) = columns_of(config, lambda: None)
@@ -141,6 +187,41 @@ def test_what_decides_a_score_decides_which_rows_are_found(path):
     samples[0]["qa"][0]["evidence"] = ["D1:2"]
     moved = asked(write(path, samples))
     assert [n for n in first if first[n].digest != moved[n].digest] == ["conv-26-q1"]
+
+
+def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
+    """What a policy writes carries its session, S1, and questions ask for turns, D1:1."""
+    create = {"operation": "create", "content": "Asked in category: pears."}
+    call = json.dumps({"name": "manage_memory", "arguments": create})
+    # session 1, its end; 2; 10; the same for every question, each of which makes its own store
+    edits = itertools.cycle([f"<tool_call>{call}</tool_call>", "", "", "Done."])
+
+    def answer(prompt):
+        return "pears" if prompt.frozen else next(edits)
+
+    found = {}
+    codec = Codec(keeper.make_tokenizer())
+    agent = find.make("memupdate", {"chunk_tokens": 4096, "memory_budget": 2.0})
+    tasks = [task for name, task in asked(path).items() if name.startswith("conv-26")]
+    for trajectory in rollout(
+        ScriptedEngine(codec, answer), agent, [(t, 0) for t in tasks], in_flight=1
+    ):
+        assert not trajectory.error
+        found[trajectory.task.id] = trajectory.turns[-1].notes.recall
+    # evidence: D1:1 D2:2, D1:1, none, D10:4, D2:1, D1:1 D10:2 D2:3 D2:4, D2:9 D2:1, D1:2
+    expected = (1 / 2, 1, 1, 0, 0, 1 / 4, 0, 1)
+    assert found == {f"conv-26-q{n}": share for n, share in enumerate(expected, 1)}
+
+
+@pytest.mark.parametrize("start", ["observations", "summaries"])
+def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_turn(path, start):
+    agent = find.make("evidence", {})
+    held = {
+        name: [entry.evidence for entry in agent.start(task)]
+        for name, task in asked(path, source_split=start).items()
+    }
+    turns = {"observations": [("D10:2", "D10:4")], "summaries": [("S10",)]}
+    assert held["conv-26-q4"] == turns[start] and held["conv-26-q3"] == []
 
 
 @pytest.fixture
@@ -232,6 +313,88 @@ def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(pa
                 assert all(m.session in shown for m in task.memories)
 
 
+@pytest.mark.parametrize(
+    "chosen",  # after the part, without a part, before the start
+    ["#memory-r1/train/adversarial", "#adversarial", "#memory-r1/train/adversarial/events"],
+)
+def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
+    def categories(chosen):
+        tasks = episodes.ConversationTasks(f"locomo:{path}{chosen}", (3,), seed=0).batch(0, 0, 20)
+        return {probe.category for task in tasks for probe in task.probes}
+
+    assert categories(chosen) == {1, 2, 4, 5}
+    assert categories(chosen.replace("adversarial", "").replace("//", "/").rstrip("#/")) == {
+        1,
+        2,
+        4,
+    }
+    found = episodes.conversations_of(f"locomo:{path}{chosen}")
+    assert found.start == ("events" if "events" in chosen else "observations")
+
+
+def test_an_evaluation_of_a_part_asks_category_5_where_the_user_asks_for_it(path):
+    def categories(chosen):
+        return {task.asked.category for task in asked(path, source_split=chosen).values()}
+
+    assert categories("memory-r1/train") == {1, 2, 3, 4}
+    assert categories("memory-r1/train/adversarial") == categories("") == {1, 2, 3, 4, 5}
+    assert categories("memupdate/test/adversarial") == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
+def test_the_published_sizes_of_both_parts_with_and_without_category_5():
+    def sizes(part):
+        tasks = asked(LOCOMO, source_split=f"memupdate/{part}").values()
+        by_category = Counter(task.asked.category for task in tasks)
+        return [by_category[c] for c in (1, 2, 3, 4, 5)]
+
+    assert sizes("train/adversarial") == [208, 232, 69, 620, 311]  # 1,440
+    assert sizes("test/adversarial") == [74, 89, 27, 221, 135]  # 546
+    assert sum(sizes("train")) == 1129 and sum(sizes("test")) == 411
+
+
+def test_an_evaluation_says_which_categories_have_no_question(path, capsys):
+    asked(path)
+    assert not capsys.readouterr().out
+    samples = [sample("conv-26"), sample("conv-30")]
+    for made in samples:
+        made["qa"] = [one for one in made["qa"] if one["category"] in (1, 4)]
+    few = write(path.parent / "few.json", samples)
+    name = f"locomo:{few}"
+    without = {
+        "": "2 temporal, 3 open-domain, 5 adversarial",
+        "memory-r1/train": "2 temporal, 3 open-domain",
+        "memory-r1/train/adversarial": "2 temporal, 3 open-domain, 5 adversarial",
+    }
+    for chosen, kinds in without.items():
+        asked(few, source_split=chosen)
+        (said,) = capsys.readouterr().out.splitlines()
+        at = f"{name}#{chosen}" if chosen else name
+        assert said == f"{at}: no question of {kinds} is in it, none will be asked."
+    asked(few, metric="mem0")  # does not ask category 5
+    assert "of 2 temporal, 3 open-domain is in it" in capsys.readouterr().out
+
+
+def test_a_part_validates_by_an_episode_of_each_conversation_and_the_same_questions(path, capsys):
+    run = RunConfig(data="ledger", validation=f"locomo:{path}#memory-r1/validation", validation_n=3)
+    (task,) = validation_tasks(run)
+    assert task.id == "conv-30" and len(task.sessions) == 3 and len(task.probes) == 3
+    assert validation_tasks(run)[0].probes == task.probes
+    assert "no question of 3 open-domain is in it, none will be valid" in capsys.readouterr().out
+    both = replace(run, validation=f"locomo:{path}", validation_n=64)
+    tasks = validation_tasks(both)
+    assert [task.id for task in tasks] == ["conv-26", "conv-30"]
+    assert [len(task.probes) for task in tasks] == [5, 5]  # not 5, nor what names no evidence
+    choice = replace(
+        run, validation=f"locomo:{path}#memory-r1/validation/adversarial", validation_n=9
+    )
+    assert sum(p.category == 5 for p in validation_tasks(choice)[0].probes) == 2
+    samples = [sample("a")]
+    samples[0]["qa"] = [one for one in samples[0]["qa"] if one["category"] == 5]
+    with pytest.raises(UserError, match="no question that a validation could ask"):
+        validation_tasks(replace(run, validation=f"locomo:{write(path, samples)}"))
+
+
 def test_categories_without_a_question_are_said_at_the_start(path, capsys):
     """Of two sessions there is a question of each category but 3, whose evidence is not named."""
     episodes.ConversationTasks(f"locomo:{path}", (1, 3), seed=0)
@@ -252,7 +415,11 @@ def test_categories_without_a_question_are_said_at_the_start(path, capsys):
 
 @pytest.mark.parametrize(
     ("chosen", "said"),
-    [("#half/train", "RULE/PART/START"), ("#memory-r1/dev", "RULE"), ("#memory-r1/a/b/c", "RULE")],
+    [
+        ("#half/train", "RULE/PART/adversarial/START"),
+        ("#memory-r1/dev", "RULE"),
+        ("#memory-r1/a/b/c", "RULE"),
+    ],
 )
 def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen, said):
     with pytest.raises(UserError, match=said):

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tasks.locomo import (
     load_locomo,
     split,
 )
+from tasks.locomo_score import official_em, official_score
 
 LOCOMO = Path(__file__).parents[3] / "shared" / "data" / "locomo10.json.gz"
 published = pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
@@ -316,9 +318,54 @@ def test_category_5_is_left_out_unless_wanted(tmp_path, rule):
     assert len(conversations[0].probes) == 8  # the conversations given are as they were
 
 
+def test_the_published_name_of_seven_three_is_the_same_rule(tmp_path):
+    conversations = named(*(f"made-{n}" for n in range(10)), tmp_path=tmp_path)
+    assert split(conversations, "memupdate") == split(conversations, "seven-three")
+
+
+# ---------------------------------------------------------------- category 5, a choice
+
+
+def test_category_5_is_asked_as_a_choice_whose_order_is_drawn_by_its_id(loaded):
+    five = [p for c in loaded for p in c.probes if p.category == 5]
+    for p in five:
+        assert {*p.choices} == {NOT_MENTIONED, p.distractor}
+        assert p.problem.splitlines() == [
+            p.question, "Choose one of the two answers:",
+            f"(a) {p.choices[0]}", f"(b) {p.choices[1]}",
+        ]  # fmt: skip
+        assert replace(p, question="Who?").choices == p.choices
+    first = Counter(replace(five[0], id=f"q{n}").choices[0] for n in range(400))
+    assert {*first} == {NOT_MENTIONED, "plums"} and 150 < first["plums"] < 250
+    assert all(p.problem == p.question for c in loaded for p in c.probes if p.category != 5)
+
+
+@pytest.mark.parametrize("form", ["{}", "({})", "({}).", "{}.", "{})", " ({}):\n"])
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_letter_stands_for_its_answer(loaded, form, upper):
+    for p in (p for c in loaded for p in c.probes if p.category == 5):
+        for letter, text in zip("ab", p.choices, strict=True):
+            said = form.format(letter.upper() if upper else letter)
+            assert p.chosen(said) == text and p.chosen(text) == text
+            assert official_score(said, p) == official_em(said, p) == (text == NOT_MENTIONED)
+            assert official_score(text, p) == (text == NOT_MENTIONED)
+
+
+def test_a_letter_is_a_letter_where_nothing_is_to_choose(loaded):
+    four = loaded[0].probes[5]  # gold "a"
+    assert four.choices == () and four.chosen("(a)") == "(a)" and official_score("a", four) == 0
+    five = next(p for p in loaded[0].probes if p.category == 5)
+    for said in ("c", "(ab)", "a plum", "", "(a) or (b)"):
+        assert five.chosen(said) == said and official_score(said, five) == 0
+    assert official_score("(b) Not mentioned in the conversation", five) == 1
+
+
+# ---------------------------------------------------------------- splits that cannot be
+
+
 def test_splits_that_cannot_be(tmp_path):
     conversations = named("conv-26", "made", tmp_path=tmp_path)
-    with pytest.raises(UserError, match="must be one of seven-three, memory-r1, not 'official'"):
+    with pytest.raises(UserError, match="must be one of seven-three, memory-r1, memupdate, not"):
         split(conversations, "official")
     with pytest.raises(UserError, match="memory-r1 needs conv-30"):
         split(conversations, "memory-r1")

@@ -14,7 +14,6 @@ from tasks import locomo_score
 from tasks.conversations import Probe
 from tasks.locomo import NOT_MENTIONED
 from tasks.locomo_score import (
-    evidence_recall,
     mem0_bleu1,
     mem0_f1,
     normalize,
@@ -234,29 +233,3 @@ def test_the_two_metrics_are_not_the_same():
 def test_of_several_accepted_answers_the_best_one_counts():
     asked = probe(("plums", "red pears"))
     assert mem0_f1("red pears", asked) == mem0_bleu1("red pears", asked) == 1
-
-
-# ---------------------------------------------------------------- recall
-
-
-@pytest.mark.parametrize(
-    "found, evidence, expected",
-    [
-        (["D1:1", "D2:2"], ["D1:1", "D2:2"], 1),
-        (["D1:1", "D9:9"], ["D1:1", "D2:2"], 1 / 2),
-        (["D1:1"], ["D1:1", "D1:1", "D2:2"], 2 / 3),  # as often as it is named
-        (["D1:11"], ["D1:1"], 0),
-        ([], ["D1:1"], 0),
-        ([], [], 1),
-        (["D1:1"], [], 1),
-        (["S1"], ["D1:1", "D1:2", "D2:1"], 2 / 3),  # sessions
-        (["S1"], ["D11:1"], 0),
-        (["S2"], ["D1:2"], 0),
-        (["D3:4"], ["S3", "S4"], 1 / 2),  # evidence of which only the session is known
-        (["S3"], ["S3"], 1),
-        (["S3", "x"], ["answer_7"], 0),  # an id that is neither
-        (["Sx"], ["Sy"], 0),
-    ],
-)
-def test_recall(found, evidence, expected):
-    assert evidence_recall(found, evidence) == pytest.approx(expected)

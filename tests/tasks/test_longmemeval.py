@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 from test_locomo import MISSING, write
+from typer.testing import CliRunner
 
+import cli
+from agents.search import recall
+from agents.store import Entry
 from config.errors import UserError
 from config.options import EvalConfig
 from tasks.conversations import Memory, Utterance
-from tasks.locomo_score import evidence_recall, official_score
+from tasks.locomo_score import official_score
 from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
 from tasks.suites import columns_of
 
@@ -94,7 +99,7 @@ def test_evidence_without_marks_is_the_session_and_without_a_session_its_id(load
     (probe,) = conversation.probes
     assert probe.evidence == ("S2", "S4", "lost") and probe.sessions == (2, 4)
     assert conversation.dangling == {"q1": ("lost",)}
-    assert evidence_recall(["D4:1"], probe.evidence) == pytest.approx(1 / 3)
+    assert recall([Entry("m1", "x", evidence=("D4:1",))], probe.evidence) == pytest.approx(1 / 3)
 
 
 def test_abstention_is_a_kind_of_its_own_beside_each_type_of_question(load):
@@ -127,6 +132,31 @@ def test_types_and_abstention_are_reported_apart(tmp_path):
     ]
 
 
+def test_the_table_of_an_evaluation_has_types_and_abstention_apart(tmp_path, monkeypatch):
+    """From the file to the summary; who finds nothing is right where there is nothing to find."""
+    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
+    made = [
+        asked("q1"),
+        asked("q2", question_type="multi-session"),
+        asked("q3_abs", question="Any violins?", answer_session_ids=[]),
+    ]
+    words = f"eval --suite longmemeval --data {write(tmp_path / 'made.json', made)} --name e"
+    words += f" --engine extractive --agents none,facts --temperatures 0 --runs {tmp_path}"
+    done = CliRunner().invoke(cli.app, words.split())
+    assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    found = {(c["agent"], c["question"]): (c["n"], c["mean"]) for c in summary["cells"]}
+    for kind in ("knowledge-update", "multi-session", "knowledge-update, abstention"):
+        assert f"{kind}, word F1" in done.output
+        assert found["none", f"{kind}, word F1"] == (1, float("abstention" in kind))
+    assert len(found) == 6 and summary["pooled"] == []
+    made[1]["haystack_sessions"][0][0]["content"] = 7
+    write(tmp_path / "made.json", made)
+    done = CliRunner().invoke(cli.app, words.split())
+    said = f"{tmp_path / 'made.json'}, q2, turn D3:1: 'content' must be a text"
+    assert done.exit_code == 2 and said in " ".join(done.output.split())
+
+
 def test_turns_are_memories_unless_they_are_blank(load):
     memories = load(asked())[0].memories
     assert memories["empty"] == () and {*memories} == {"empty", "sessions"}
@@ -148,6 +178,7 @@ BAD = [  # where in the question, what stands there, what the error says
     (["answer"], ["7"], "'answer' must be a text, this is a list"),
     (["answer"], MISSING, "the field 'answer' is missing"),
     (["question_date"], MISSING, "the field 'question_date' is missing"),
+    (["haystack_session_ids"], MISSING, "the field 'haystack_session_ids' is missing"),
     (["haystack_dates"], ["2024/06/03 (Mon) 09:05"], "there are 4 ids, 1 dates and 4 sessions"),
     (["haystack_dates", 1], "3 June 2024", "'haystack_dates' must be dates such as"),
     (["haystack_sessions"], {}, "'haystack_sessions' must be a list, this is an object"),

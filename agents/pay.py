@@ -1,0 +1,181 @@
+"""What an episode that edits a store is paid: parts of its reward, and what has changed answers.
+
+Holds: `worth`, `gains`, `parts`, `compared`; the original's formula: `context`, `overlap_score`,
+`sizes`, `efficiency`. Leaves out: who answers the probes (agents/memupdate.py). No torch.
+Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/notes.py.
+
+A state of the store is worth how much better the probes are answered from it than from the first.
+The worth of the last state is what the episode is paid for; a turn's gain is what the states
+before and after it differ in worth, so that the gains of an episode add up to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from agents.store import Entry, Snapshot
+
+if TYPE_CHECKING:
+    from agents.memupdate import Editing, MemUpdateConfig
+
+
+class Scored(NamedTuple):
+    """A state of a store, and what the answers from it are worth."""
+
+    snapshot: Snapshot
+    scores: Sequence[float]  # of each probe
+
+
+def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> float:
+    """Return what a state is worth over the first one; 0 if no probe is asked.
+
+    compat: the gain in shared words times the efficiency of getting from the first state to this
+    one. Else the gain in score; where the question is visible, its own and that of all probes.
+    """
+    probes = editing.asked
+    if not probes:
+        return 0.0
+    if c.pay == "compat":
+        sides = sizes(first.snapshot), sizes(now.snapshot)
+        return gained(probes, first.snapshot, now.snapshot) * efficiency(*sides, c.size_cap)
+    won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
+    if c.target == "hidden":
+        return fmean(won)
+    own = won[0] if probes[0] is editing.probes[0] else 0.0
+    return own + c.visible_weight * fmean(won)
+
+
+def gains(c: MemUpdateConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
+    """Return what each turn has added to the worth. states: before the first turn, after each."""
+    worths = [worth(c, editing, states[0], state) for state in states]
+    return [after - before for before, after in pairwise(worths)]
+
+
+def parts(
+    c: MemUpdateConfig,
+    editing: Editing,
+    first: Scored,
+    last: Scored,
+    tokens_of: Callable[[Snapshot], int],
+) -> dict[str, float]:
+    """Return the parts of an episode's reward by name, `reward` among them.
+
+    unread: the probes that are not asked, because their evidence was never shown.
+    """
+    n, tokens, probes = editing.calls.total(), tokens_of(last.snapshot), editing.asked
+    valid = editing.calls["ok"] / n if n else 0.0
+    pairs = [*zip(first.scores, last.scores, strict=True)]
+    found = {
+        "score_before": _mean(first.scores),
+        "score_after": _mean(last.scores),
+        "valid": valid,
+        "tokens_before": float(tokens_of(first.snapshot)),
+        "tokens_after": float(tokens),
+    }
+    if unread := len(editing.probes) - len(probes):
+        found["unread"] = float(unread)
+    known = [after for before, after in pairs if before > 0]
+    if known and c.pay == "answer":
+        found["retained"] = fmean(known)  # of what could be answered at the start
+    for category in sorted({probe.category for probe in probes} - {0}):
+        of = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
+              if probe.category == category]  # fmt: skip
+        found[f"delta_{category}"] = fmean(of)
+    won = worth(c, editing, first, last)
+    if c.pay == "compat":
+        factor = efficiency(sizes(first.snapshot), sizes(last.snapshot), c.size_cap)
+        delta = gained(probes, first.snapshot, last.snapshot)
+        return found | {"delta": delta, "efficiency": factor, "reward": won}
+    size = compression = 0.0
+    if c.budget == "soft":
+        most = c.budget_entries or editing.budget
+        used = len(last.snapshot) if c.budget_entries else tokens
+        size = -c.size_weight * max(0.0, used / most - 1)
+    if c.mode == "build" and editing.turns:
+        compression = c.compression_weight * max(0.0, 1 - tokens / max(1, editing.source))
+    found |= {
+        "delta": won,
+        "format": c.format_weight * valid,
+        "size": size,
+        "compression": compression,
+    }
+    return found | {"reward": won + found["format"] + size + compression}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def compared(
+    editing: Editing, found_before: Sequence[str], found_after: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return what has changed an answer that was found in other entries after than before.
+
+    found_before, found_after: lines of entries. caused: replies of the operations. entries: what
+    these have changed of the entries, a line that went after "- ", one that came after "+ ".
+    """
+    ids = [_id(line) for line in dict.fromkeys((*found_before, *found_after))
+           if (line in found_before) != (line in found_after)]  # fmt: skip
+    ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
+    first, last = editing.states[0], editing.states[-1]
+    changed = []
+    for one in dict.fromkeys(ids):  # some were only displaced by others
+        sides = [state.get(one).line if one in state else "" for state in (first, last)]
+        if sides[0] != sides[1]:
+            changed += [f"{sign} {line}" for sign, line in zip("-+", sides, strict=True) if line]
+    caused = [op["message"] for op in ops if {*ids} & {*op["ids"]}]
+    return {"caused": caused, "entries": changed}
+
+
+def _id(line: str) -> str:
+    return line.partition("]")[0][1:]
+
+
+# ---------------------------------------------------------------- the original's formula
+
+
+def gained(probes: Sequence, first: Snapshot, now: Snapshot) -> float:
+    """Return how much more of the answers' words is found in a state than in the first one."""
+
+    def score(state: Snapshot, probe) -> float:
+        return overlap_score(probe.answers[0], context(state.entries, probe.question))
+
+    return _mean([score(now, probe) - score(first, probe) for probe in probes])
+
+
+def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
+    """Return what the original's keyword search finds: shared words over the longer of both."""
+    asked = {*question.lower().split()}
+
+    def score(entry: Entry) -> float:
+        words = {*entry.text.lower().split()}
+        return len(asked & words) / max(len(asked), len(words), 1)
+
+    best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
+    lines = [f"Memory: {entry.text}" for entry in best]
+    return "\n".join(lines) or "No relevant information found."
+
+
+def overlap_score(answer: str, context: str) -> float:
+    """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
+    wanted, there = {*answer.lower().split()}, {*context.lower().split()}
+    return max(0.1, min(1.0, len(wanted & there) / len(wanted))) if wanted else 0.5
+
+
+def sizes(snapshot: Snapshot) -> tuple[int, int]:
+    """Return the number of entries and their characters."""
+    return len(snapshot), sum(len(entry.text) for entry in snapshot.entries)
+
+
+def efficiency(old: tuple[int, int], new: tuple[int, int], cap: int = 100) -> float:
+    """Return the factor on the gain of a store, in [0.1, 1.5]. old, new: of `sizes`."""
+    (n_old, chars_old), (n_new, chars_new) = old, new
+    size = 1.0 if n_new <= cap else max(0.1, 1 - (n_new - cap) / cap)
+    density = 1.0
+    if n_old:
+        density = min(1.2, (chars_new / max(n_new, 1)) / max(chars_old / n_old, 1))
+    change = max(0.8, 1 - 0.5 * abs(n_new - n_old) / max(n_old, 1))
+    return min(1.5, max(0.1, size * density * change))

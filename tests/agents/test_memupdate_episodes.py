@@ -1,0 +1,473 @@
+"""Whole episodes: what an embedder finds, likelihoods, what is trained in every format of calls,
+losses of growing chats, members of a group, a conversation that fills the window.
+"""
+
+import json
+import random
+import re
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+import test_embedder
+import torch
+from conftest import random_policy
+from test_grpo import CONFIG, check_exact
+from test_memupdate import (
+    MEMORIES,
+    REFINED,
+    TASK,
+    call,
+    create,
+    editor,
+    noted,
+    once,
+    parts,
+    play,
+    reads,
+    refiner,
+)
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+import models.embedder as embedders
+from agents import memupdate
+from agents.calls import Format, format_of
+from agents.search import searched
+from agents.store import Store
+from config.options import GRPOConfig
+from data import formed
+from embedded import keeper
+from engines.frozen import WithFrozen
+from engines.hf import TransformersEngine
+from engines.open import give_embedder
+from engines.scripted import ScriptedEngine
+from eval import Conditions, evaluate
+from grpo import GRPO, training_rows
+from memagent import Group
+from models.embedder import embedder_of
+from models.logprobs import logprobs, pack
+from report.rows import Cell
+from rollout import Sampling, rollout
+from tasks import ledger
+from tokens.codec import Codec
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return Codec(keeper.make_tokenizer())
+
+
+def states_of(trajectory):
+    """The stores at the start and at the end, by the journal that the last edit has kept."""
+    lines = next(notes.store for notes in noted(trajectory)[::-1] if notes.store)
+    store = Store.from_lines(lines, "the notes")
+    return store.at(0), store.snapshot()
+
+
+# ---------------------------------------------------------------- embedders
+
+EDITS = (
+    create("Dora reached Genoa."),
+    call("delete_memory", memory_id="m2"),
+    call("search_memory", query="Where is Emil?", top_k=2),
+)
+
+
+def searching(how, k=2):
+    """A refiner whose answers come from the k best entries, with its embedder opened."""
+    embedder = "" if how == "bm25" else "hash:256"
+    agent = refiner(search=how, embedder=embedder, answer_k=k, answer_order="best")
+    give_embedder([agent])
+    return agent
+
+
+def ranked(snapshot, question, words):
+    """Rank entries by the cosines of their embeddings or, given the order by words, by both; in the
+    obvious way."""
+    entries, embedder = snapshot.entries, embedder_of("hash:256")
+    cosines = embedder.embed([*map(searched, entries)]) @ embedder.embed([question], True)[0]
+    order = sorted(range(len(entries)), key=lambda i: (-round(float(cosines[i]), 6), i))
+    if words is None:
+        return [entries[i].line for i in order]
+    scores = dict.fromkeys(range(len(entries)), 0.0)
+    for rank, i in enumerate(order, 1):
+        scores[i] += 1 / (60 + rank)
+    for rank, line in enumerate(words, 1):
+        (i,) = (i for i, entry in enumerate(entries) if entry.line == line)
+        scores[i] += 1 / (60 + rank)
+    return [entries[i].line for i in sorted(scores, key=lambda i: (-scores[i], i))]
+
+
+def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
+    found = {}
+    for how in ("bm25", "dense", "hybrid"):
+        (done,) = play(codec, searching(how), REFINED, once(*EDITS))
+        found[how] = noted(done)[-1].answers, [op for n in noted(done) for op in n.ops]
+    states = states_of(done)
+    assert [len(state) for state in states] == [3, 3] and states[0] is not states[1]
+    (whole,) = play(codec, searching("bm25", k=9), REFINED, once(*EDITS))  # the order by words
+    for k, probe in enumerate(REFINED.probes):
+        for which, state in zip(("found_before", "found_after"), states, strict=True):
+            words = noted(whole)[-1].answers[k][which]
+            assert found["dense"][0][k][which] == ranked(state, probe.question, None)[:2]
+            assert found["hybrid"][0][k][which] == ranked(state, probe.question, words)[:2]
+            assert found["bm25"][0][k][which] == words[:2]
+    _, dora = found["dense"][0]
+    assert any("Genoa" in line for line in dora["found_after"])
+    assert not any("Genoa" in line for line in dora["found_before"])
+    assert not any("[m2]" in line for line in dora["found_after"])
+    # of somebody who is nowhere words find nothing, meanings the nearest; and so do the tools
+    assert not found["bm25"][0][1]["found_before"] and len(dora["found_before"]) == 2
+    replies = {how: ops[-1]["message"] for how, (_, ops) in found.items()}
+    assert replies["bm25"] == "No memory matches. 3 stored."
+    nearest = ranked(states[1], "Where is Emil?", None)[:2]
+    assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
+
+
+@pytest.fixture
+def embedding(monkeypatch):
+    """A server of embeddings that may fail, with its URL."""
+    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = test_embedder.Server()
+    with test_embedder.serving(server.answer) as server.url:
+        yield server
+
+
+def test_an_endpoint_that_goes_down_within_an_episode_fails_it_and_counts_as_wrong(
+    codec, embedding, tmp_path
+):
+    agent = editor(search="dense", embedder=f"openai:{embedding.url}/v1#m")
+    give_embedder([agent])
+    tasks = [*ledger.make_questions(0, 3, 5)]
+    edits = []
+
+    def script(prompt):
+        if prompt.frozen:
+            return formed(next(t.answers[0] for t in tasks if t.question in prompt.text), "boxed")
+        edits.append(prompt)
+        if len(edits) == 7:  # in the middle of the second task: from here on three tries fail
+            embedding.fails = [(500, b"")] * 3
+        return create(f"entry {len(edits)}.")
+
+    engine = ScriptedEngine(codec, script)
+    rows = evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5), tmp_path / "rows",
+                    Conditions(in_flight=1, retries=0))  # fmt: skip
+    lost = [row for row in rows if row["error"]]
+    assert len(rows) == 3 and len(lost) == 1 and not embedding.fails
+    assert "gives no embeddings after 3 tries: HTTP 500" in lost[0]["error"]
+    assert [row["reward"] for row in rows] == [float(row is not lost[0]) for row in rows]
+    assert fmean(row["reward"] for row in rows) == pytest.approx(2 / 3)  # it stays in n
+
+
+def test_in_training_too_it_fails_its_trajectory_alone(codec, embedding):
+    agent = editor(search="dense", embedder=f"openai:{embedding.url}/v1#m")
+    give_embedder([agent])
+    failing = iter([False, False, True])  # the others' entries read the same, and are known later
+
+    def script(prompt):
+        if prompt.frozen:
+            return reads(prompt)
+        if next(failing, False):
+            embedding.fails = [(500, b"")] * 3
+        return create(prompt.section.partition("\n")[2].partition(".")[0].strip() + ".")
+
+    engine = ScriptedEngine(codec, script)
+    config = GRPOConfig(tasks_per_step=(1,), group_size=3, in_flight=1)
+    module = GRPO(random_policy(codec), engine, agent, ledger.LedgerTasks((5,), 0), config)
+    (group,) = module.sample_groups(module.tasks.batch(0, 0, 1), 0)
+    errors = [bool(t.error) for t in group.trajectories]
+    assert errors.count(True) == 1 and "no embeddings" in group.trajectories[
+        errors.index(True)].error  # fmt: skip
+    for trajectory, error in zip(group.trajectories, errors, strict=True):
+        assert (trajectory.reward == 0) if error else (trajectory.reward > 0)
+
+
+# ---------------------------------------------------------------- likelihood
+
+
+@pytest.mark.parametrize("turn_credit", [False, True])
+def test_likelihood_is_the_mean_log_prob_of_the_accepted_answer_before_and_after(
+    codec, turn_credit
+):
+    """Edits are scripted; a real model says how probable answers are, which a naive pass checks."""
+    policy = random_policy(codec)
+    said = iter([create("Dora reached Genoa."), call("delete_memory", memory_id="m1"), ""])
+    engine = WithFrozen(
+        ScriptedEngine(codec, lambda p: next(said)), TransformersEngine(policy, codec)
+    )
+    agent = refiner(pay="likelihood", turn_credit=turn_credit).on(codec)
+    (done,) = rollout(engine, agent, [(REFINED, 0)])
+    assert not done.error, done.error
+
+    def naive(entries, probe):
+        """The mean log-prob of the answer after a prompt with these entries, by one pass."""
+        memory = "\n".join(entry.shown for entry in entries) or memupdate.NO_ENTRIES
+        ids = agent.prompt("answer", 9, memory=memory, problem=probe.question).ids(codec)
+        target = [*codec.encode(formed(probe.answers[0], agent.config.form))]
+        with torch.no_grad():
+            scores = policy(torch.tensor([[*ids, *target]])).logits[0].log_softmax(-1)
+        return fmean(scores[len(ids) - 1 + k, token].item() for k, token in enumerate(target))
+
+    (boris, carl), anna = MEMORIES[1:], MEMORIES[0]
+    start = Store(memupdate.entries_of([anna, boris, carl])).snapshot().entries
+    # what shares a word with each question: nobody is said to be anywhere but by name
+    before = [naive(start[:1], REFINED.probes[0]), naive([], REFINED.probes[1])]
+    (dora,) = [e for e in states_of(done)[1].entries if "Dora" in e.text]
+    after = [naive([], REFINED.probes[0]), naive([dora], REFINED.probes[1])]
+    won = parts(done)
+    assert won["score_before"] == pytest.approx(fmean(before), abs=1e-5)
+    assert won["score_after"] == pytest.approx(fmean(after), abs=1e-5)
+    assert won["delta"] == pytest.approx(fmean(after) - fmean(before), abs=1e-5)
+    assert abs(won["delta"]) > 0.01
+    others = sum(won[name] for name in ("format", "size", "compression"))
+    assert agent.reward(done) == pytest.approx(won["delta"] + others)
+    # a response of the target's own tokens, none of them trained or drawn
+    for turn in done.turns:
+        if turn.prompt.frozen:
+            probe = next(p for p in REFINED.probes if p.id == turn.notes.probe)
+            assert str(turn.response) == formed(probe.answers[0], agent.config.form)
+            assert not turn.trained and fmean(turn.logprobs) < 0
+    if turn_credit:
+        middle = [naive(start[:1], REFINED.probes[0]), after[1]]
+        means = [fmean(each) for each in (before, middle, after)]
+        gains = [r["gain"] for r in agent.turn_rewards(done) if r]
+        assert gains == pytest.approx([means[1] - means[0], means[2] - means[1], 0], abs=1e-5)
+
+
+# ---------------------------------------------------------------- what is trained
+
+CHAT = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NO_TOOLS = CHAT.partition("{% endfor %}")[2]
+# the marks that a model's template has, none of which is ever written
+MARKED = {
+    "hermes": CHAT + '{# <tool_call>{"name": NAME, "arguments": {}} #}',
+    "lines": CHAT + '{# <tool_call>\n{"name": NAME, "arguments": {}} #}',
+    "list": CHAT + '{# <tool_call>[{"name": NAME, "arguments": {}}] #}',
+    "smollm": NO_TOOLS + "{# named SmolLM #}",
+    "xml": CHAT + "{# <tool_call>\n<function=NAME>\n<parameter=KEY> #}",
+    "bare": CHAT + '{# {"name": NAME, "parameters": {}} #}',
+    "chat": NO_TOOLS,  # roles, and calls described in the prompt
+    "plain": None,  # neither
+}
+FORMATS = {
+    "hermes": Format("hermes", True), "lines": Format("hermes", True, "\n"),
+    "list": Format("list", True), "smollm": Format("list", False), "xml": Format("xml", True, "\n"),
+    "bare": Format("bare", True), "chat": Format("hermes", False), "plain": Format(),
+}  # fmt: skip
+
+
+OTHERS = ("delete_memory", "sample_memory", "merge_memory", "split_memory")
+
+
+def by_bytes():
+    """A tokenizer that gives every text back to the last blank and line break, as XML needs it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: k for k, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    backend = Tokenizer(BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+
+
+def codec_of(kind):
+    tokenizer = by_bytes() if kind == "xml" else keeper.make_tokenizer()
+    tokenizer.chat_template = MARKED[kind]
+    return Codec(tokenizer)
+
+
+@pytest.mark.parametrize("history", ["bounded", "append"])
+@pytest.mark.parametrize("kind", MARKED)
+def test_exactly_the_sampled_ids_are_trained_in_every_format(kind, history):
+    """A scripted model writes calls as the format has them; replies and headings are templated."""
+    codec = codec_of(kind)
+    form = format_of(codec.tokenizer)
+    assert form == FORMATS[kind]
+    agent = refiner(history=history, max_turns=3, call_tokens=400, without=OTHERS).on(codec)
+    replies = []
+
+    def write(prompt):
+        if prompt.frozen:
+            return reads(prompt)
+        replies.append(prompt)
+        n = len(replies)
+        two = form.write("manage_memory", {"operation": "create", "content": f"Dora saw {n}."})
+        return ["", "I look. "][n % 2] + two + form.write("search_memory", {"query": "Dora"})
+
+    done = list(rollout(ScriptedEngine(codec, write, 2), agent, [(REFINED, k) for k in range(3)]))
+    for k, trajectory in enumerate(done):
+        assert not trajectory.error, trajectory.error
+        trajectory.reward = float(k)
+        ops = [op for notes in noted(trajectory) for op in notes.ops]
+        assert [op["tool"] for op in ops] == ["manage_memory", "search_memory"] * 3
+        assert all(op["ok"] for op in ops), ops
+    rows = training_rows([Group(REFINED, done)], GRPOConfig(without_signal="keep"))
+    sampled = [t for d in done for t in d.turns if not t.prompt.frozen]
+    assert len(sampled) == 9 and any(t.prompt.frozen for d in done for t in d.turns)
+    for row, turn in zip(rows, sampled, strict=True):
+        assert row.prompt_ids == turn.prompt_ids and row.response_ids == turn.response_ids
+        written = codec.tokenizer.decode(turn.response_ids)
+        assert "Created m" not in written and "memories:" not in written  # no reply
+        assert turn.response_ids[-1] == codec.tokenizer.eos_token_id
+    if history == "append":
+        heading = "" if kind == "plain" else "<|assistant|>"
+        role = "" if kind == "plain" else f"<|{'tool' if form.by_template else 'user'}|>"
+        for trajectory in done:
+            edits = [t for t in trajectory.turns if not t.prompt.frozen]
+            for before, turn in pairwise(edits):
+                whole = before.prompt_ids + before.response_ids
+                assert turn.prompt_ids[: len(whole)] == whole
+                told = codec.tokenizer.decode(turn.prompt_ids[len(whole) :])
+                said = "".join(f"{role}{before_said}{heading}" for before_said in [
+                    "\n".join(op["message"] for op in before.notes.ops)])  # fmt: skip
+                assert "".join(told.replace("<eos>", "").split()) == "".join(said.split())
+    # in the packed batch, too: the log-probs are those of these very tokens, one turn at a time
+    policy, rows = random_policy(codec), rows[:3]
+    (batch,) = pack(rows, 1 << 20)
+    packed = logprobs(policy, batch)
+    alone = []
+    for row in (rows[i] for i in batch.index):
+        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        scores = policy(ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
+        alone.append(scores.gather(-1, torch.tensor(row.response_ids)[:, None])[:, 0])
+    assert len(packed) == sum(len(turn.response_ids) for turn in sampled[:3])
+    assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
+    tokens = sum(map(len, rows))
+    assert history == "bounded" or len(batch.trie) < 0.6 * tokens
+
+
+@pytest.mark.parametrize("micro_tokens", [400, 10**6])
+@pytest.mark.parametrize("mode", ["build", "refine"])
+def test_loss_and_gradients_of_a_growing_chat_are_those_of_one_turn_at_a_time(mode, micro_tokens):
+    """By GRPO's own update, with rewards of single turns, so that advantages differ in a chat."""
+    codec, draw = codec_of("hermes"), random.Random(0)
+    own = dict(history="append", max_turns=3, turn_format=True, without=OTHERS[1:])
+    if mode == "build":
+        agent = editor(templates="", call_tokens=60, **own).on(codec)
+        task = replace(TASK, sessions=TASK.sessions[:2])
+    else:
+        agent, task = refiner(**own).on(codec), REFINED
+    bad = call("delete_memory", memory_id="m50")
+
+    def script(prompt):
+        if prompt.frozen:
+            return reads(prompt)
+        return draw.choice([bad, create("Dora reached Genoa."), create("Emil met Anna.")])
+
+    engine = ScriptedEngine(codec, script)
+    done = list(rollout(engine, agent, [(task, k) for k in range(3)]))
+    for trajectory in done:
+        assert not trajectory.error, trajectory.error
+        trajectory.reward = float(trajectory.sample)
+        edits = [t for t in trajectory.turns if not t.prompt.frozen]
+        assert len(edits) >= 3 and all(t.prompt.after for t in edits[1:])
+        for turn, rewards in zip(trajectory.turns, agent.turn_rewards(trajectory), strict=True):
+            turn.rewards = rewards
+    rows = training_rows([Group(task, done)], CONFIG)
+    assert len({row.advantage for row in rows}) > 3
+    policy = random_policy(codec)
+    share = check_exact(policy, codec, rows, micro_tokens=micro_tokens)
+    longest = {row.trajectory: len(row) for row in rows}
+    whole = sum(longest.values()) / sum(map(len, rows))
+    assert micro_tokens == 400 or share <= whole < 0.7  # a chat is computed once
+
+
+# ---------------------------------------------------------------- a group
+
+
+def test_members_of_a_group_share_their_beginning_and_never_each_others_edits(codec):
+    """Four members at once: each creates, deletes and updates something of its own."""
+    places, begun = ["Genoa", "Lima", "Oslo", "Rome"], []
+    sample, second = call("sample_memory", k=2), {}
+
+    def script(prompt):
+        if "None yet." in prompt.text:
+            begun.append(prompt)
+            return sample + create(f"Dora reached {places[len(begun) - 1]}.")
+        if "Sampled" in prompt.text or "[m4]" in prompt.memory:
+            (own,) = re.findall(r"Dora (?:reached|left) (\w+)\.", prompt.memory)
+            if own in second:
+                return ""
+            second[own] = prompt
+            k = places.index(own)
+            deleted = call("delete_memory", memory_id=f"m{k}") if k else ""
+            update = dict(operation="update", content=f"Dora left {own}.", memory_id="m4")
+            return deleted + (call("manage_memory", **update) if k == 3 else "") or sample
+        raise AssertionError(prompt.text)
+
+    agent = refiner(answer_k=3)
+    done = play(codec, agent, REFINED, script, n=4)
+    firsts = [next(t for t in d.turns if not t.prompt.frozen).prompt for d in done]
+    assert len({prompt.text for prompt in firsts}) == 1 and len(begun) == 4
+    ends = {}
+    for trajectory in done:
+        start, end = states_of(trajectory)
+        assert [e.text for e in start.entries] == [m.text for m in MEMORIES]
+        ops = [op for notes in noted(trajectory) for op in notes.ops]
+        assert ops[0]["tool"] == "sample_memory" and ops[1]["message"] == "Created m4."
+        (own,) = (p for p in places if f"Dora reached {p}." in json.dumps(ops[1]["args"]))
+        ends[own] = [entry.text for entry in end.entries], ops[0]["message"]
+        # answered from its own store, before and after; the first state is everybody's
+        answers = noted(trajectory)[-1].answers
+        assert [a["question"] for a in answers] == [p.question for p in REFINED.probes]
+        assert [a["before"] for a in answers] == ["Oslo", "unknown"]
+        assert answers[1]["after"] == ("Rome" if own == "Rome" else own)
+    assert len({reply for _, reply in ends.values()}) == 1  # the same draw for everybody
+    texts = [m.text for m in MEMORIES]
+    for k, place in enumerate(places):
+        left = texts if not k else [*texts[: k - 1], *texts[k:]]
+        last = f"Dora left {place}." if k == 3 else f"Dora reached {place}."
+        assert ends[place][0] == [*left, last]
+
+
+# ---------------------------------------------------------------- a full window
+
+
+@pytest.mark.parametrize("history", ["append", "bounded"])
+def test_a_window_that_is_full_ends_the_reading_of_sessions(codec, history):
+    """As a chat grows, or as more and more entries are shown; what is stored is paid for."""
+    own = dict(history=history, show="all", budget="none", budget_entries=0, call_tokens=60)
+    agent = editor(max_turns=1, answer_k=9, **own)
+    read = []
+
+    def script(prompt):
+        if prompt.frozen:
+            return reads(prompt)
+        read.append(prompt)
+        (one, two) = prompt.section.partition("\n")[2].strip().split(".")[:2]
+        return create(f"{one.strip()}.") + create(f"{two.strip()}.")
+
+    engine = ScriptedEngine(codec, script)
+    (whole,) = play(codec, agent, TASK, script)
+    sizes = [len(t.prompt_ids) + t.prompt.max_tokens for t in whole.turns if not t.prompt.frozen]
+    assert len(sizes) == len(TASK.sessions) == 8 and sizes == sorted(sizes)
+    read.clear()
+    engine.window = sizes[4] - 1  # the fifth session does not fit
+    (done,) = rollout(engine, agent, [(TASK, 0)])
+    assert not done.error and len(read) == 4
+    notes = noted(done)
+    assert [n.stop for n in notes] == ["turns"] * 3 + ["context"]
+    assert [n.session for n in notes] == [1, 2, 3, 4] and notes[-1].entries == 8
+    counts = [agent.count(TASK, turn) for turn in done.turns if not turn.prompt.frozen]
+    assert counts[-1]["stop_context"] == 1 and counts[-1]["episodes"] == 1
+    assert not any("stop_context" in each for each in counts[:-1])
+    # what was read so far is answered from, and the store is kept with its journal
+    known = {session.number for session in TASK.sessions[:4]}
+    told = [p for p in TASK.probes if int(p.evidence[0][1:]) in known]
+    assert 0 < len(told) < len(TASK.probes)
+    # what was not read is not asked
+    assert [a["question"] for a in notes[-1].answers] == [p.question for p in told]
+    assert parts(done)["unread"] == len(TASK.probes) - len(told)
+    assert parts(done)["score_after"] == 1.0 and all(a["won"] == 1 for a in notes[-1].answers)
+    assert len(states_of(done)[1]) == 8
+    assert agent.reward(done) == pytest.approx(parts(done)["reward"]) and parts(done)["reward"] > 0
+    engine.window = sizes[0] - 1
+    (refused,) = rollout(engine, agent, [(TASK, 0)])
+    assert "does not fit the model's window" in refused.error

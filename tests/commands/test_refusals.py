@@ -1,0 +1,244 @@
+"""Models beside the policy: what is refused before anything is loaded, and which of it may move."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import test_embedder
+from test_answerer import evaluation, run_config
+from test_endpoint import SECRET, Server
+from typer.testing import CliRunner
+
+import cli
+import models.embedder as embedders
+from agents import find
+from commands import train
+from config import terminal
+from config.errors import UserError
+from config.options import GRPOConfig, without_url
+from embedded import keeper
+from engines import endpoint
+from engines.open import engine_fingerprint, open_reader
+from engines.scripted import ScriptedEngine
+from eval import Conditions, evaluate
+from models.plan import answerer_gib, geometry, plan
+from report.rows import Cell
+from rollout import Sampling
+from tasks import ledger
+from tokens.codec import Codec
+
+GRPO = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2, warmup=0, kl=0.0)
+CONDITIONS = Conditions()
+DOWN = "openai:http://127.0.0.1:9/v1#m"
+
+
+def said(*words) -> str:
+    """What a command writes that succeeds, in one line."""
+    done = CliRunner().invoke(cli.app, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.stdout.split())
+
+
+def refused(*words) -> str:
+    """The one sentence of a command that the user has got wrong."""
+    done = CliRunner().invoke(cli.app, [*map(str, words)])
+    assert done.exit_code == 2, done.output
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("memagent: ") and "Traceback" not in done.output
+    return last
+
+
+def commands_of(tmp_path, agent, *flags):
+    """The three commands that ask an agent, each with a ledger or a file of its own."""
+    text = tmp_path / "notes.txt"
+    text.write_text("2024-01-01\nAnna reached Oslo.\n")
+    runs = ["--runs", tmp_path / "runs", "--device", "cpu"]
+    data = ["--data", "ledger", "--lengths", 5]
+    return [
+        ["eval", "--agents", agent, *data, "--n", 1, *runs, *flags],
+        ["train", "--agent", agent, *data, "--steps", 1, "--name", "t", *runs, *flags],
+        ["ask", text, "Where is Anna?", "--agent", agent, "--model", keeper.WEIGHTS, *runs, *flags],
+    ]
+
+
+# ---------------------------------------------------------------- embedders
+
+
+@pytest.mark.parametrize("agent, flags", [("hybrid", ()), ("memupdate", ("--search", "dense"))])
+def test_an_agent_that_compares_meanings_is_refused_without_an_embedder(tmp_path, agent, flags):
+    for words in commands_of(tmp_path, agent, *flags):
+        assert "compares meanings: name an" in refused(*words)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match="The agent hybrid compares meanings"):
+        find.make("hybrid", {})
+    assert find.make("hybrid", {"embedder": "hash:256"}).how == "hybrid"
+    assert find.make("facts", {}).how == ""
+    assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
+
+
+@pytest.mark.parametrize("embedder, sentence", [
+    (DOWN, "gives no embeddings after 3 tries"), ("hf:/nowhere", "No embedder at /nowhere"),
+    ("minilm", "An embedder is named by hf:FOLDER"),
+])  # fmt: skip
+def test_an_embedder_that_is_not_there_is_refused_at_the_start(
+    tmp_path, monkeypatch, embedder, sentence
+):
+    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
+    for words in commands_of(tmp_path, "memupdate", "--search", "dense", "--embedder", embedder):
+        assert sentence in refused(*words)
+    runs = tmp_path / "runs"
+    assert not [path for path in runs.rglob("*") if path.name in ("rows.jsonl", "metrics.csv")]
+
+
+# ---------------------------------------------------------------- answerers
+
+
+def test_no_server_says_how_probable_an_answer_is(tmp_path):
+    agent = keeper.agent(pay="likelihood")
+    with pytest.raises(UserError, match="no server of OpenAI's protocol says: give --answerer"):
+        train.train(run_config(tmp_path, DOWN), GRPO, agent)
+    assert not [*tmp_path.iterdir()]
+    words = ["--agent", "memupdate", "--data", "ledger", "--pay", "likelihood", "--answerer", DOWN]
+    for more in ((), ("--dry-run",)):
+        assert "no server of" in refused("train", *words, *more, "--runs", tmp_path, "--name", "t")
+    assert not keeper.agent().scores_targets and agent.scores_targets
+    for answerer in ("base", f"hf:{keeper.WEIGHTS}"):  # these do
+        out = train.train(run_config(tmp_path, answerer, name=answerer[:2]), GRPO, agent)
+        assert (out / "trajectories.jsonl.gz").exists()
+
+
+# ---------------------------------------------------------------- plans
+
+SMALL, MODEL, OTHER = ("plan", "--agent", "memupdate"), "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B"
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A terminal in which no cell is cut."""
+    monkeypatch.setattr(terminal.console, "_width", 160)
+
+
+def test_a_plan_has_room_for_the_model_that_answers_frozen_questions(wide):
+    gib = answerer_gib(geometry(OTHER))
+    grpo, agent = GRPOConfig(), find.make("memupdate", {})
+    plain = said(*SMALL, "--model", MODEL, "--gpu-gib", 80)
+    beside = said(*SMALL, "--model", MODEL, "--gpu-gib", 80, "--answerer", f"hf:{OTHER}")
+    assert "│ answerer" not in plain
+    assert f"answerer │ {gib:.1f} │ {gib:.1f} │ {gib:.1f} │" in beside and gib > 10
+    for text, room in ((plain, 0.0), (beside, gib)):
+        planned = [plan(geometry(MODEL), mode, 80, 1, grpo, agent, room) for mode in
+                   ("qlora", "lora", "full")]  # fmt: skip
+        peaks = [f"{p.update:.1f}" for p in planned]
+        assert f"peak of the update │ {peaks[0]} │ {peaks[1]} │" in text
+    assert "fits │ yes │ yes │ yes │" in beside
+    # on a small card there is no room for both
+    assert "fits │ yes │ yes │ no │" in said(*SMALL, "--model", MODEL, "--gpu-gib", 24,
+                                             "--answerer", f"hf:{OTHER}")  # fmt: skip
+
+
+def test_a_plan_refuses_the_answerers_that_training_refuses(wide):
+    alone = said(*SMALL, "--model", MODEL, "--gpu-gib", 80)
+    assert "fits │ yes │ yes │ no │" in alone
+    assert "Full training is refused as it stands." in alone
+    assert "vLLM holds one set of weights: give --answerer hf:FOLDER" in alone
+    for flags in (("--answerer", DOWN), ("--answerer", f"hf:{MODEL}")):
+        text = said(*SMALL, "--model", MODEL, "--gpu-gib", 80, *flags)
+        assert "fits │ yes │ yes │ yes │" in text and "refused" not in text
+    usual = said("plan", "--model", MODEL, "--gpu-gib", 80)  # an agent without frozen questions
+    assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
+    assert "leave --answerer out" in refused("plan", "--model", MODEL, "--answerer", DOWN)
+    words = (*SMALL, "--model", MODEL, "--pay", "likelihood", "--answerer", DOWN)
+    assert "no server of OpenAI's protocol says" in refused(*words)
+    assert "must be base, hf:FOLDER" in refused(*SMALL, "--answerer", "somewhere")
+
+
+# ---------------------------------------------------------------- a server that moves
+
+
+@pytest.fixture
+def servers(codec, monkeypatch):
+    """Makes servers of the model m; all are stopped at the end."""
+    monkeypatch.setattr(endpoint, "READY_S", 0.1)
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    made = []
+
+    def make():
+        made.append(Server(codec))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def test_a_training_goes_on_with_a_server_that_has_moved(servers, tmp_path):
+    old, new = servers(), servers()
+
+    def go_on(answerer, steps=2, **settings):
+        run = run_config(tmp_path, answerer, keep_checkpoints=1)
+        agent = keeper.agent(**settings)
+        return train.train(run, replace(GRPO, steps=steps), agent, resume=steps > 1)
+
+    out = go_on(f"openai:{old.url}#m", steps=1)
+    n = len(old.bodies)
+    for other in (f"openai:{new.url}#n", f"hf:{keeper.WEIGHTS}", "base"):
+        with pytest.raises(UserError, match="began with other settings"):
+            go_on(other)
+    with pytest.raises(UserError, match=r"agent\.embedder '', not 'hash:256'"):
+        go_on(f"openai:{new.url}#m", embedder="hash:256")
+    assert go_on(f"openai:{new.url}#m") == out
+    assert new.bodies and len(old.bodies) == n
+    assert f"openai:{new.url}#m" in (out / "config.yaml").read_text()
+
+
+def test_only_the_url_of_a_served_model_may_change():
+    def differs(before, after):
+        config = replace(keeper.agent().config, embedder=after)
+        return bool(find.changed({"agent": {"embedder": before}}, agent=config))
+
+    here = "openai:http://127.0.0.1:8000/v1#org/m"
+    for same in (here, "openai:https://other.example/api#org/m"):
+        assert not differs(here, same) and not differs(same, here)
+    for other in ("openai:http://127.0.0.1:8000/v1#m", "hf:org/m", "hash:256", ""):
+        assert differs(here, other) and differs(other, here)
+    assert without_url(None) is None and without_url(3) == 3 and without_url("#m") == "#m"
+
+
+def test_rows_are_found_again_when_a_server_has_moved(servers, tmp_path):
+    old, new, embedding = servers(), servers(), test_embedder.Server()
+    tasks = [*ledger.make_questions(0, 2, 5)]
+    with test_embedder.serving(embedding.answer) as first:
+        other = f"openai:{first}/other#e"
+
+        def rows_of(answerer, embedder):
+            config = evaluation(tmp_path, answerer=f"openai:{answerer}")
+            agent = keeper.agent(search="hybrid", embedder=embedder)
+            with closing(open_reader(config, [agent])) as engine, engine.awake():
+                model = engine_fingerprint(config, engine)
+                return evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5),
+                                tmp_path / "rows", replace(CONDITIONS, model=model))  # fmt: skip
+
+        rows = rows_of(f"{old.url}#m", f"openai:{first}/v1#e")
+        assert len(rows) == 2 and not any(row["error"] for row in rows)
+        assert rows_of(f"{new.url}#m", other) == rows and not new.bodies
+        assert rows_of(f"{new.url}#m", f"openai:{first}/v1#f") != rows and new.bodies
+
+
+def test_a_moved_embedder_leaves_rows_as_they_are(tmp_path):
+    asked = []
+
+    def rows_of(embedder):
+        engine = ScriptedEngine(Codec(keeper.make_tokenizer()), lambda p: asked.append(p) or "Oslo")
+        agent = keeper.agent(embedder=embedder)
+        tasks = [*ledger.make_questions(0, 2, 5)]
+        with engine.awake():
+            return evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5),
+                            tmp_path / "rows", CONDITIONS)  # fmt: skip
+
+    rows = rows_of("openai:http://a/v1#m")
+    n = len(asked)
+    assert rows_of("openai:http://b:9/v2#m") == rows and len(asked) == n > 0
+    assert json.loads((tmp_path / "rows").read_text().splitlines()[0]) in rows
+    rows_of("openai:http://a/v1#n")
+    assert len(asked) == 2 * n

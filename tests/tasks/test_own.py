@@ -1,0 +1,272 @@
+"""Conversations of the user's own: read whole, or refused with line and field."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_locomo import MISSING
+
+from config.errors import UserError
+from config.options import EvalConfig, RunConfig, TrainConfig
+from tasks import episodes
+from tasks.conversations import NOT_MENTIONED, Conversation, Memory, Probe, Utterance
+from tasks.own import load_own
+from tasks.sources import training_tasks
+from tasks.suites import columns_of
+
+
+def talk(name: str = "talk-1", **other) -> dict:
+    """Make a conversation with every field."""
+    return {
+        "id": name,
+        "sessions": [
+            {"date": "2024-01-03", "when": "in the evening of 3 January 2024",
+             "turns": [{"speaker": "Ada", "text": "I moved to Oslo."},
+                       {"speaker": "Bo", "text": "Oh!\n\n\tReally?"}]},
+            {"date": "2024-01-03", "turns": [{"text": "It rained."}]},
+            {"date": "2024-02-29", "turns": [{"speaker": "Ada", "text": "Now I live in Lima."}]},
+        ],
+        "memories": [
+            {"text": "Ada moved to Oslo.", "speaker": "Ada", "date": "2024-01-03", "session": 1,
+             "evidence": ["D1:1"]},
+            {"text": "Ada moved twice.", "evidence": ["D1:1", "S3"]},
+            {"text": "Bo is Ada's brother."},
+        ],
+        "qa": [
+            {"question": "Where does Ada live?", "answer": "Lima", "category": "where",
+             "evidence": ["D3:1"]},
+            {"question": "How often did she move?", "answer": ["2", "twice"], "category": 1,
+             "evidence": ["D1:1", "S3"]},
+            {"question": "When did it rain?", "answer": 2024},
+            {"question": "Where does Bo live?", "abstains": True, "distractor": "Oslo",
+             "evidence": ["S1"]},
+            {"question": "Why?", "category": 5},
+        ],
+        **other,
+    }  # fmt: skip
+
+
+def write(path: Path, *talks: object) -> Path:
+    """Write a line for each; bytes and texts as they are."""
+    lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in talks]
+    raw = b"\n".join(lines) + b"\n"
+    path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
+    return path
+
+
+def told(c: Conversation) -> dict:
+    """Return a conversation as a line of a file, with every field that is not empty."""
+
+    def whole(**fields):
+        return {name: value for name, value in fields.items() if value not in (None, "", [])}
+
+    return whole(
+        id=c.id,
+        sessions=[
+            {"date": s.date, "when": s.when,
+             "turns": [whole(speaker=said.speaker, text=said.text) for said in s.utterances]}
+            for s in c.sessions
+        ],
+        memories=[
+            whole(text=m.text, speaker=m.speaker, date=m.date, session=m.session,
+                  evidence=[*m.evidence])
+            for m in c.memories["memories"]
+        ],
+        qa=[
+            whole(question=p.question, answer=None if p.abstains else [*p.answers],
+                  category=p.category or p.kind.removesuffix(", abstention"),
+                  evidence=[*p.evidence], abstains=p.abstains, distractor=p.distractor)
+            for p in c.probes
+        ],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- good files
+
+
+def test_every_field_is_kept(tmp_path):
+    (c,) = load_own(write(tmp_path / "own.jsonl", talk()))
+    assert (c.id, c.speakers) == ("talk-1", ("Ada", "Bo"))
+    assert [(s.number, s.date, s.when) for s in c.sessions] == [
+        (1, "2024-01-03", "in the evening of 3 January 2024"),
+        (2, "2024-01-03", "2024-01-03"),
+        (3, "2024-02-29", "2024-02-29"),
+    ]
+    assert c.sessions[0].utterances[1] == Utterance("D1:2", "Bo", "Oh!\n\n\tReally?")
+    assert c.sessions[1].text == "It rained."
+    assert c.memories["memories"] == (
+        Memory("Ada moved to Oslo.", "Ada", "2024-01-03", 1, ("D1:1",)),
+        Memory("Ada moved twice.", None, None, 3, ("D1:1", "S3")),  # known after session 3
+        Memory("Bo is Ada's brother."),
+    )
+    assert len(c.memories["sessions"]) == 4 and c.memories["empty"] == ()
+    assert c.probes == (
+        Probe("talk-1-q1", "Where does Ada live?", ("Lima",), 0, ("D3:1",), kind="where"),
+        Probe("talk-1-q2", "How often did she move?", ("2", "twice"), 1, ("D1:1", "S3"),
+              kind="multi-hop"),
+        Probe("talk-1-q3", "When did it rain?", ("2024",), 0, kind="questions"),
+        Probe("talk-1-q4", "Where does Bo live?", (NOT_MENTIONED,), 0, ("S1",), True,
+              "questions, abstention", "Oslo"),
+        Probe("talk-1-q5", "Why?", (NOT_MENTIONED,), 5, (), True, "adversarial"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
+def test_written_again_it_reads_the_same(tmp_path, name):
+    bare = {"sessions": [], "memories": [{"text": "It rained."}], "qa": talk()["qa"][2:3]}
+    first = load_own(write(tmp_path / name, talk(), talk("talk-2", **bare)))
+    lines = [told(c) for c in first]
+    assert load_own(write(tmp_path / name, *lines)) == first
+    assert [told(c) for c in load_own(tmp_path / name)] == lines
+
+
+def test_the_example_of_the_documentation_can_be_read(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (c,) = load_own(write(tmp_path / "own.jsonl", json.loads(example)))
+    assert c.probes[0].answers == ("Oslo", "in Oslo") and len(c.probes[1].choices) == 2
+
+
+def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
+    path = write(tmp_path / "own.jsonl", talk(), talk("talk-2"))
+    unit, (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)
+    tasks = column.make()
+    assert unit == "sessions" and column.length == 3 and len(tasks) == 10
+    assert [task.kind for task in tasks[:5]] == [
+        "where, word F1", "1 multi-hop, word F1", "questions, word F1",
+        "questions, abstention, word F1", "5 adversarial, word F1",
+    ]  # fmt: skip
+    assert tasks[0].score("in Lima") == pytest.approx(2 / 3) and tasks[1].score("twice") == 1
+    assert len(tasks[0].memories) == 3  # what a store may begin with, if nothing is said
+    turns = EvalConfig(suite="own", data=(str(path),), source_split="sessions")
+    assert len(columns_of(turns, lambda: None)[1][0].make()[0].memories) == 4
+
+
+def test_training_pays_for_what_was_said_in_the_sessions_read(tmp_path):
+    source = f"own:{write(tmp_path / 'own.jsonl', talk())}"
+    tasks = training_tasks(RunConfig(data=source, lengths=(1, 3)), TrainConfig())
+    (one,) = tasks.batch(0, 0, 1)  # session 3 is the only one with all the evidence of a question
+    assert [p.id for p in one.probes] == ["talk-1-q1"]
+    assert [m.text for m in one.memories] == ["Ada moved twice.", "Bo is Ada's brother."]
+    (whole,) = tasks.batch(0, 1, 1)
+    assert {p.id for p in whole.probes} == {"talk-1-q1", "talk-1-q2"}
+
+
+def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(tmp_path):
+    def memories(name, text):
+        asked = {"question": "Where?", "answer": "Oslo", "evidence": ["note 7"]}
+        return {"id": name, "memories": [{"text": text, "evidence": ["note 7"]}], "qa": [asked]}
+
+    path = write(tmp_path / "own.jsonl", memories("a", "In Oslo."), memories("b", "In Lima."))
+    tasks = episodes.ConversationTasks(f"own:{path}", (4,), seed=0).batch(0, 0, 8)
+    assert {t.memories[0].text for t in tasks} == {"In Oslo.", "In Lima."}
+    assert all(len(t.probes) == 1 for t in tasks)
+    (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)[1]
+    a, b = column.make()
+    assert a.document == "In Oslo." and a.document_digest != b.document_digest
+
+
+# ---------------------------------------------------------------- bad files
+
+BAD = [  # where in the conversation, what stands there, what the error says after the line
+    (["id"], MISSING, ": the field 'id' is missing"),
+    (["id"], 7, ": 'id' must be a text"),
+    (["id"], "a\nb", ": 'id' holds the control character U+000A"),
+    (["id"], "talk-1", ": 'id' is 'talk-1', as in line 1"),
+    (["note"], "x", ": 'note' is no field here; there are id, sessions, memories, qa"),
+    (["sessions"], "x", ": 'sessions' must be a list"),
+    (["sessions", 1], "x", ", sessions 2: this must be an object"),
+    (["sessions", 1, "date"], MISSING, ", sessions 2: the field 'date' is missing"),
+    (["sessions", 1, "date"], "3 January", ", sessions 2: 'date' must be a day such as"),
+    (["sessions", 1, "date"], "2024-02-30", ", sessions 2: 'date' must be a day such as"),
+    (["sessions", 1, "date"], 20240103, ", sessions 2: 'date' must be a day such as"),
+    (["sessions", 1, "date"], "2023-12-31", ", sessions 2: 'date' is before 2024-01-03"),
+    (["sessions", 1, "when"], "a\x07", ", sessions 2: 'when' holds the control character U+0007"),
+    (["sessions", 1, "turns"], MISSING, ", sessions 2: the field 'turns' is missing"),
+    (["sessions", 0, "turns", 1], "Hi", ", sessions 1, turns 2: this must be an object"),
+    (["sessions", 0, "turns", 1, "text"], MISSING, ", sessions 1, turns 2: the field 'text'"),
+    (
+        ["sessions", 0, "turns", 1, "text"],
+        "a\x00b",
+        ", sessions 1, turns 2: 'text' holds the control",
+    ),
+    (["sessions", 0, "turns", 1, "text"], "\ud800", ", sessions 1, turns 2: 'text' holds half"),
+    (["sessions", 0, "turns", 1, "text"], " ", ", sessions 1, turns 2: 'text' is empty"),
+    (["sessions", 0, "turns", 1, "speaker"], 3, ", sessions 1, turns 2: 'speaker' must be a text"),
+    (["sessions", 0, "turns", 1, "role"], "user", ", sessions 1, turns 2: 'role' is no field here"),
+    (["memories", 0, "text"], "a\nb", ", memories 1: 'text' holds the control character U+000A"),
+    (["memories", 0, "text"], "\udfff", ", memories 1: 'text' holds half of a surrogate pair"),
+    (["memories", 0, "date"], "2024-13-01", ", memories 1: 'date' must be a day"),
+    (["memories", 0, "session"], 4, ", memories 1: 'session' is 4, and there is no such session"),
+    (["memories", 0, "session"], True, ", memories 1: 'session' must be a whole number"),
+    (["memories", 0, "evidence"], ["D1:3"], ", memories 1: 'evidence' names 'D1:3', and there is"),
+    (["memories", 0, "evidence"], "D1:1", ", memories 1: 'evidence' must be a list"),
+    (["memories", 0, "kind"], "semantic", ", memories 1: 'kind' is no field here"),
+    (["qa"], MISSING, ": the field 'qa' is missing"),
+    (["qa"], [], ": 'qa' is empty"),
+    (["qa", 1], None, ", qa 2: this must be an object"),
+    (["qa", 1, "question"], "", ", qa 2: 'question' is empty"),
+    (["qa", 1, "question"], "a\u2028b", ", qa 2: 'question' holds the control character U+2028"),
+    (["qa", 1, "answer"], MISSING, ", qa 2: the field 'answer' is missing"),
+    (["qa", 1, "answer"], [], ", qa 2: 'answer' is empty"),
+    (["qa", 1, "answer"], ["a", 2], ", qa 2: 'answer' must be a text, this is a whole number"),
+    (["qa", 1, "answer"], ["a", "\x1b[31m"], ", qa 2: 'answer' holds the control character U+001B"),
+    (["qa", 1, "category"], 6, ", qa 2: 'category' must be 1 to 5 or a name of yours, this is 6"),
+    (["qa", 1, "category"], True, ", qa 2: 'category' must be a text"),
+    (["qa", 1, "evidence"], ["D1:1", None], ", qa 2: 'evidence' must be a text"),
+    (["qa", 1, "evidence"], ["S4"], ", qa 2: 'evidence' names 'S4', and there is no such turn"),
+    (["qa", 1, "abstains"], "no", ", qa 2: 'abstains' must be true or false"),
+    (["qa", 4, "abstains"], False, ", qa 5: 'abstains' is false, and questions of category 5"),
+    (["qa", 3, "distractor"], "\x9b", ", qa 4: 'distractor' holds the control character U+009B"),
+]
+
+
+def message(path: Path) -> str:
+    """Return what loading says, which must be one sentence that names the file."""
+    with pytest.raises(UserError) as caught:
+        load_own(path)
+    said = str(caught.value)
+    assert said.startswith(str(path)) and said.endswith(".") and "\n" not in said
+    said.encode()  # no half of a surrogate pair in it
+    return said
+
+
+@pytest.mark.parametrize("at, value, expected", BAD, ids=lambda value: repr(value)[:60])
+def test_an_error_names_file_line_and_field(tmp_path, at, value, expected):
+    broken = copy.deepcopy(talk("talk-2"))
+    *way, last = at
+    inner = broken
+    for key in way:
+        inner = inner[key]
+    if value is MISSING:
+        del inner[last]
+    else:
+        inner[last] = value
+    path = write(tmp_path / "own.jsonl", talk(), b"", broken, talk("talk-3"))
+    assert f"own.jsonl, line 3{expected}" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"id": "x"', "line 2: this is not JSON"),
+        (b"\xff", "line 2: this is not JSON (not UTF-8"),
+        (b"7", "line 2: a record must be an object"),
+        (b'{"id": "x", "qa": []}', "line 2: there must be 'sessions' or 'memories'"),
+    ],
+)
+def test_a_line_that_is_something_else(tmp_path, raw, expected):
+    assert expected in message(write(tmp_path / "own.jsonl", talk(), raw))
+
+
+def test_a_file_that_is_empty_or_not_there(tmp_path):
+    assert "it holds no conversations" in message(write(tmp_path / "own.jsonl"))
+    with pytest.raises(UserError, match="No file at"):
+        load_own(tmp_path / "missing.jsonl")
+    with pytest.raises(UserError, match="seven-three"):  # parts are LoCoMo's
+        episodes.conversations_of(f"own:{write(tmp_path / 'own.jsonl', talk())}#seven-three/train")
