@@ -52,7 +52,7 @@ def stream_command(app: typer.Typer) -> None:
 
 
 EVERYDAY = (
-    "name runs environment path held_out arms constants epochs batch n model engine endpoint "
+    "name runs environment path judge held_out arms constants epochs batch n model engine endpoint "
     "temperature seed"
 ).split()
 
@@ -70,14 +70,15 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     if unknown := [arm for arm in config.arms if arm not in kind.arms]:
         raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
     folder = files.run_path(config.runs, config.name)
-    with contextlib.closing(
-        open_environment(config.environment, config.path, config.seed, config.db_backend)
-    ) as environment:
+    with contextlib.ExitStack() as open_ones:
+        environment = open_environment(config, config.path)
+        open_ones.callback(environment.close)
+        if skipped := getattr(environment, "skipped", 0):
+            console.print(f"{skipped:,} tasks are left out, which cannot be worked on here.")
         others = None
         if config.held_out:
-            others = open_environment(
-                config.environment, config.held_out, config.seed, config.db_backend
-            )
+            others = open_environment(config, config.held_out)
+            open_ones.callback(others.close)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         files.make_folder(folder)
         _check_folder(folder, config, settings)

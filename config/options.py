@@ -596,11 +596,19 @@ class StreamConfig:
     runs: str = "runs"
     """folder of all runs"""
     environment: str = "bandit"
-    """where the tasks are worked on: bandit = generated, needs nothing; llb-db"""
+    """where the tasks are worked on: bandit = generated, needs nothing; llb-db, llb-os =
+    LifelongAgentBench's databases and shells; bcb = BigCodeBench; alfworld = household tasks in
+    text; hle = questions that a judge grades"""
     path: str = ""
-    """file of the environment's tasks; empty = its own few"""
+    """file of the environment's tasks, a folder for alfworld; empty = its own few, where it has
+    some"""
     db_backend: str = "sqlite"
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
+    interpreter: str = ""
+    """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
+    judge: str = ""
+    """hle: the model that judges responses, openai:URL#MODEL; the key is read from
+    OPENAI_API_KEY"""
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""

@@ -1,8 +1,9 @@
 """Summarise rows: means with intervals, paired differences, where answers were lost, tables.
 
-Holds: `summarise`, `bootstrap`, `wilson`, `compare`; `Overlap` and `overlaps`, questions seen in
-training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how rows are made
-(eval.py), the page (report/page.py), published numbers (report/published.py). No torch.
+Holds: `summarise`, `bootstrap`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
+questions seen in training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how
+rows are made (eval.py), the page (report/page.py), published numbers (report/published.py). No
+torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from config.errors import UserError, clean
 from config.files import replacing
@@ -40,6 +41,44 @@ def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     centre, spread = mean + z * z / (2 * n), z * ((mean * (1 - mean) + z * z / (4 * n)) / n) ** 0.5
     scale = 1 + z * z / n
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+class Calibration(NamedTuple):
+    """How often answers are right, and how far what they say of it is off; all but `n` shares."""
+
+    accuracy: float
+    low: float  # of the 95 % interval, Wilson's
+    high: float
+    error: float | None  # None: no answer says how sure it is
+    n: int
+
+
+def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> Calibration:
+    """Return accuracy and RMS calibration error of answers: (confidence in percent, right?).
+
+    The error is that of Hendrycks et al. (arXiv 1812.04606): answers in the order of their
+    confidence, in bins of `size`, the rest with the last bin; in each the square of the mean
+    confidence less the share that is right, averaged over answers. Here every bin counts; their
+    code, which Humanity's Last Exam uses, leaves out the last one, the most confident answers. An
+    answer without a confidence (None) counts for the accuracy alone. ValueError: no rows.
+
+    >>> round(calibration([(90.0, True), (70.0, False)]).error, 6)
+    0.3
+    """
+    rows = [*rows]
+    if not rows:
+        raise ValueError("no answers")
+    accuracy = fmean(right for _, right in rows)
+    sure = sorted((row for row in rows if row[0] is not None), key=lambda row: row[0])
+    squares = 0.0
+    for start in range(0, max(1, len(sure) // size) * size, size):
+        last = start + 2 * size > len(sure)
+        part = sure[start:] if last else sure[start : start + size]
+        if part:
+            gap = fmean(c / 100 for c, _ in part) - fmean(right for _, right in part)
+            squares += len(part) * gap * gap
+    error = (squares / len(sure)) ** 0.5 if sure else None
+    return Calibration(accuracy, *wilson(accuracy, len(rows)), error, len(rows))
 
 
 def bootstrap(

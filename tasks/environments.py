@@ -13,12 +13,14 @@ is an observation, never an exception; what ends an episode is its last step, wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, Protocol
 
 from config.errors import UserError
+from config.options import StreamConfig
 from data import Task
 
 
@@ -100,24 +102,73 @@ class Work(Task):
 # ---------------------------------------------------------------- by name
 
 
-def open_environment(
-    name: str, path: str = "", seed: int = 0, db_backend: str = "sqlite"
-) -> Environment:
-    """Open an environment by its name. path: a file of its tasks; "" = its own few.
+def open_environment(config: StreamConfig, path: str) -> Environment:
+    """Open the environment that the settings name.
 
-    UserError: there is none of this name, or what it needs is missing.
+    path: of its tasks, a file or a folder; "" = its own few. UserError: there is none of this name,
+    or what it needs is missing.
     """
-    if name == "bandit":
-        from tasks.bandit import Bandit
+    name = config.environment
+    if name not in ENVIRONMENTS:
+        raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
+    for option, of in OPTIONS.items():
+        default = StreamConfig.__dataclass_fields__[option].default
+        if name != of and getattr(config, option) != default:
+            raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
+    if name == "bandit" and path:
+        raise UserError("The tasks of the bandit are generated: leave --path out.")
+    return ENVIRONMENTS[name](config, path)
 
-        if path:
-            raise UserError("The tasks of the bandit are generated: leave --path out.")
-        return Bandit(seed=seed)
-    if name == "llb-db":
-        from tasks.llb_db import LLBDB
 
-        return LLBDB(path or None, db_backend)
-    raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
+def _given(config: StreamConfig, path: str) -> str:
+    if not path:
+        raise UserError(f"{config.environment} has no tasks of its own: give --path FILE.")
+    return path
 
 
-ENVIRONMENTS = ("bandit", "llb-db")
+def _bandit(config: StreamConfig, path: str) -> Environment:
+    from tasks.bandit import Bandit
+
+    return Bandit(seed=config.seed)
+
+
+def _llb_db(config: StreamConfig, path: str) -> Environment:
+    from tasks.llb_db import LLBDB
+
+    return LLBDB(path or None, config.db_backend)
+
+
+def _llb_os(config: StreamConfig, path: str) -> Environment:
+    from tasks.llb_os import LLBOS
+
+    return LLBOS(_given(config, path))
+
+
+def _bcb(config: StreamConfig, path: str) -> Environment:
+    from tasks.bcb import BCB
+
+    return BCB(_given(config, path), config.interpreter or sys.executable)
+
+
+def _alfworld(config: StreamConfig, path: str) -> Environment:
+    from tasks.alf import ALFWorld
+
+    return ALFWorld(path)
+
+
+def _hle(config: StreamConfig, path: str) -> Environment:
+    from tasks.hle import HLE
+
+    return HLE(path, config.judge)
+
+
+# name -> what opens it; imports are late, for some of them need much
+ENVIRONMENTS: dict[str, Callable[[StreamConfig, str], Environment]] = {
+    "bandit": _bandit,
+    "llb-db": _llb_db,
+    "llb-os": _llb_os,
+    "bcb": _bcb,
+    "alfworld": _alfworld,
+    "hle": _hle,
+}
+OPTIONS = {"db_backend": "llb-db", "interpreter": "bcb", "judge": "hle"}  # setting -> its own

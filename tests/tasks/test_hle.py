@@ -1,0 +1,445 @@
+"""Humanity's Last Exam: its form, verdicts, a judge on a socket that fails, calibration."""
+
+import base64
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agents import find
+from agents.bank import Bank
+from commands.stream import run_stream
+from config.errors import UserError
+from config.options import StreamConfig
+from engines.scripted import ScriptedEngine
+from memagent import Trajectory
+from report.summary import calibration, wilson
+from rollout import rollout
+from tasks import judge as module
+from tasks.environments import open_environment
+from tasks.hle import HLE, INSTRUCTIONS, confidence, read
+from tasks.judge import REQUEST, SCHEMA, Unreadable, Verdict, judge_of, verdict
+from tokens.codec import Characters
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+ROWS = [
+    {"id": "a", "question": "2 + 2?", "answer": "4", "category": "Math",
+     "answer_type": "exactMatch", "image": ""},
+    {"id": "b", "question": "Which? A. x B. y", "answer": "B", "category": "Biology/Medicine",
+     "answer_type": "multipleChoice", "image": None},
+    {"id": "c", "question": "What is shown?", "answer": "a cat", "category": "Other",
+     "answer_type": "exactMatch", "image": PNG},
+]  # fmt: skip
+
+
+def by_word(question: str, answer: str, response: str) -> Verdict:
+    """A judge without a model: the response ends with the answer."""
+    return Verdict(response, "it ends so", response.split()[-1] == answer, 90.0)
+
+
+def jsonl(tmp_path, rows, name="hle.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "bytes"])
+def test_a_file_is_read_in_its_order(tmp_path, form):
+    rows = [dict(row) for row in ROWS]
+    if form == "jsonl":
+        path = jsonl(tmp_path, rows)
+    else:
+        if form == "bytes":  # as the hub's viewer stores pictures
+            raw = base64.b64decode(PNG.partition(",")[2])
+            for row in rows:
+                row["image"] = {"bytes": raw, "path": "x"} if row["image"] else None
+        path = tmp_path / "hle.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    assert [item.id for item in read(path)] == ["a", "b", "c"]
+    environment = HLE(path, by_word)
+    assert [task.id for task in environment.tasks()] == ["a", "b"]
+    assert environment.skipped == 1 and not environment.images
+    task = environment.tasks()[1]
+    assert (task.question, task.kind, task.solution) == (
+        ROWS[1]["question"],
+        ROWS[1]["category"],
+        ("B",),
+    )
+    assert task.intent == task.question == task.begin().observation
+    seen = HLE(path, by_word, images=True)
+    assert len(seen.tasks()) == 3 and seen.skipped == 0 and seen.images == {"c": PNG}
+
+
+def test_a_task_with_another_answer_is_another_task(tmp_path):
+    other = [ROWS[0] | {"answer": "5"}, ROWS[1]]
+    one, two = (HLE(jsonl(tmp_path, rows), by_word).tasks() for rows in (ROWS, other))
+    assert one[0].digest != two[0].digest and one[1].digest == two[1].digest
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"question": None}, "line 2: the field 'question' is missing"),
+    ({"answer": ""}, "line 2: 'answer' is empty"),
+    ({"answer": 4}, "line 2: 'answer' must be a text"),
+    ({"category": ["x"]}, "line 2: 'category' must be a text"),
+    ({"id": "a"}, "line 2: the id 'a' was there before"),
+    ({"answer_type": "essay"}, "line 2: 'answer_type' must be exactMatch or multipleChoice"),
+    ({"image": "cat.png"}, "line 2: 'image' must be empty or a picture as a data URL"),
+    ({"image": 5}, "line 2: 'image' must be empty"),
+])  # fmt: skip
+def test_another_form_is_named_by_file_record_and_field(tmp_path, change, said):
+    path = jsonl(tmp_path, [ROWS[0], ROWS[1] | change])
+    with pytest.raises(UserError) as error:
+        HLE(path, by_word)
+    assert str(error.value).startswith(f"{path}, {said}") and "\n" not in str(error.value)
+
+
+def test_what_is_no_file_of_questions_is_refused(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no more")
+    for path, said in [
+        (tmp_path / "none.jsonl", "No file at"),
+        (jsonl(tmp_path, [], "empty.jsonl"), "is empty"),
+        (tmp_path / "broken.parquet", "may be damaged"),
+        (jsonl(tmp_path, [ROWS[2]], "seen.jsonl"), "have a picture"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            HLE(path, by_word)
+
+
+def test_without_a_path_there_are_six_questions_and_without_a_judge_none():
+    tasks = HLE(judge=by_word).tasks()
+    assert len(tasks) == 6 and len({task.id for task in tasks}) == 6
+    with pytest.raises(UserError, match="--judge openai:URL#MODEL"):
+        open_environment(StreamConfig(environment="hle"), "")
+    with pytest.raises(UserError, match="--judge is for hle alone"):
+        open_environment(StreamConfig(judge="openai:http://127.0.0.1:9#m"), "")
+
+
+# ---------------------------------------------------------------- one response
+
+
+def test_a_response_is_judged_and_the_right_answer_is_not_told():
+    environment = HLE(judge=by_word)
+    for task in environment.tasks():
+        if " " in task.answers[0]:
+            continue
+        right, wrong = task.begin(), task.begin()
+        step = right.step(f"Answer: {task.solution[0]}")
+        assert (step.done, step.reward, step.failure) == (True, 1.0, "") and right.verdict.correct
+        step = wrong.step("Answer: 4711")
+        assert (step.done, step.reward, step.failure) == (True, -1.0, "")
+        assert step.observation == "The answer is wrong: Answer: 4711"
+        assert "ends so" not in step.observation  # the reasons may hold the right answer
+
+
+def test_no_response_is_judged_wrong_without_a_judge():
+    def never(*_):
+        raise AssertionError
+
+    step = HLE(judge=never).tasks()[0].begin().step(" \n")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "empty")
+
+
+def test_what_an_observation_shows_is_short_and_printable():
+    judge = lambda *_: Verdict("\x1b[2J" + "x\n" * 9999, "", True, 1.0)  # noqa: E731
+    observation = HLE(judge=judge).tasks()[0].begin().step("x").observation
+    assert len(observation) < 500 and "\x1b" not in observation and "\n" not in observation
+
+
+@pytest.mark.parametrize("response, sure", [
+    ("Answer: 7\nConfidence: 85%", 85), ("**Confidence**: 7.5 %.", 7.5), ("confidence 0", 0),
+    ("Confidence: 20%\nNo.\nConfidence: 30%", 30), ("I am certain.", None), ("", None),
+    ("Confidence: 101%", None), ("Confidence: 1000%", None), ("Confidence: high, 3 of 4", None),
+])  # fmt: skip
+def test_a_confidence_is_read_from_a_response(response, sure):
+    assert confidence(response) == sure
+    assert "Confidence:" in INSTRUCTIONS
+
+
+# ---------------------------------------------------------------- verdicts
+
+GOOD = {"extracted_final_answer": "4", "reasoning": "Same.", "correct": "yes", "confidence": 80}
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps(GOOD), f"```json\n{json.dumps(GOOD)}\n```", json.dumps(GOOD | {"more": 1}),
+    f"<think>{{no}} hm</think> Here it is: {json.dumps(GOOD)}",
+    json.dumps(GOOD | {"confidence": "80%", "correct": "Yes"}),
+])  # fmt: skip
+def test_a_verdict_is_read(text):
+    assert verdict(text) == Verdict("4", "Same.", True, 80.0)
+
+
+@pytest.mark.parametrize("text, fault", [
+    ("", "no JSON object"), ("yes", "no JSON object"), ("} {", "no JSON object"),
+    ('{"correct": yes}', "not JSON"), ("{" * 5000 + "}", "not JSON"),
+    (json.dumps({"correct": "yes"}), "'extracted_final_answer' is missing"),
+    (json.dumps({k: GOOD[k] for k in GOOD if k != "correct"}), "'correct' is missing"),
+    (json.dumps(GOOD | {"correct": "maybe"}), "'correct' must be"),
+    (json.dumps(GOOD | {"correct": None}), "'correct' must be"),
+    *((json.dumps(GOOD | {"confidence": x}), "'confidence' must be a number")
+      for x in (101, -1, "high", None, True, [80], float("nan"), "9" * 400)),
+    ('{"extracted_final_answer": "", "reasoning": "", "correct": "no", "confidence": 1'
+     + "0" * 400 + "}", "'confidence' must be a number"),
+])  # fmt: skip
+def test_what_is_no_verdict_is_named(text, fault):
+    with pytest.raises(ValueError, match=fault):
+        verdict(text)
+
+
+# ---------------------------------------------------------------- a judge on a socket
+
+SECRET = "key-very-secret-0123456789"
+
+
+class Server:
+    """A judge by word. `replies` holds what it says next, texts or (status, raw)."""
+
+    def __init__(self):
+        self.asked, self.keys, self.replies, self.down = [], [], [], False
+        self.models = 404
+
+    def answer(self, h: BaseHTTPRequestHandler) -> None:
+        self.keys.append(h.headers.get("Authorization"))
+        if h.command == "GET":
+            return self.send(h, self.models, b"{}")
+        body = json.loads(h.rfile.read(int(h.headers["Content-Length"])))
+        assert h.path == "/v1/chat/completions"
+        self.asked.append(body)
+        if self.down:
+            return self.send(h, 503, b"")
+        said = self.replies.pop(0) if self.replies else self.judged(body)
+        if isinstance(said, tuple):
+            return self.send(h, *said)
+        message = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
+        self.send(h, 200, json.dumps(message).encode())
+
+    @staticmethod
+    def judged(body: dict) -> str:
+        text = body["messages"][0]["content"]
+        right, response = (
+            text.split(f"<{tag}>\n")[1].split(f"\n</{tag}>")[0]
+            for tag in ("right_answer", "response")
+        )
+        said = "yes" if right in response else "no"
+        return json.dumps(GOOD | {"extracted_final_answer": response, "correct": said})
+
+    @staticmethod
+    def send(h, status: int, raw: bytes) -> None:
+        h.send_response(status)
+        h.send_header("Content-Length", str(len(raw)))
+        h.end_headers()
+        h.wfile.write(raw)
+
+
+@contextmanager
+def serving(answer):
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            answer(self)
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(module, "WAITS_S", (0, 0))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Server()
+    with serving(server.answer) as server.url:
+        server.spec = f"openai:{server.url}#a/judge"
+        yield server
+
+
+def test_a_judge_is_asked_for_the_published_fields_with_a_schema(server):
+    judge = judge_of(server.spec)
+    assert judge("2 + 2?", "4", "Answer: 4") == Verdict("Answer: 4", "Same.", True, 80.0)
+    assert not judge("2 + 2?", "4", "Answer: 5").correct
+    body, _ = server.asked
+    assert body["model"] == "a/judge" and body["temperature"] == 0
+    assert body["response_format"] == SCHEMA and SCHEMA["type"] == "json_schema"
+    fields = {"extracted_final_answer", "reasoning", "correct", "confidence"}
+    assert {*SCHEMA["json_schema"]["schema"]["properties"]} == fields
+    (message,) = body["messages"]
+    assert message["content"] == REQUEST.format(
+        question="2 + 2?", answer="4", response="Answer: 4"
+    ) and all(f"{name}: " in REQUEST for name in fields)
+    assert server.keys == [None] * 3
+
+
+def test_braces_of_a_response_are_text(server):
+    assert judge_of(server.spec)("{q}", "{0}", "it is {0} {answer}").correct
+
+
+def test_a_reply_that_is_no_verdict_is_repaired_once(server):
+    server.replies = ['{"correct": "perhaps"}']
+    environment = HLE(judge=server.spec)
+    task = environment.tasks()[0]
+    assert task.begin().step(task.solution[0]).reward == 1.0
+    first, second = server.asked
+    assert second["messages"][:1] == first["messages"] and len(second["messages"]) == 3
+    assert second["messages"][1] == {"role": "assistant", "content": '{"correct": "perhaps"}'}
+    assert "'extracted_final_answer' is missing" in second["messages"][2]["content"]
+    server.replies = ["no", "nor this"]
+    step = task.begin().step(task.solution[0])
+    assert (step.done, step.reward) == (True, -1.0) and len(server.asked) == 4
+    assert step.failure == "judge: there is no JSON object"
+    server.replies = [None, None]  # a reply without content
+    with pytest.raises(Unreadable):
+        environment.judge("q", "a", "r")
+    environment.close()
+    environment.close()
+
+
+def test_a_server_that_refuses_schema_or_temperature_is_asked_without(server):
+    judge = judge_of(server.spec)
+    server.replies = [(400, b"response_format is not supported")]
+    assert judge("q", "4", "4").correct and judge("q", "4", "4").correct
+    assert [("response_format" in b, "temperature" in b) for b in server.asked] == [
+        (True, True), (False, False), (False, False),
+    ]  # fmt: skip
+    server.replies = [(400, b"no such model")]
+    with pytest.raises(UserError, match="HTTP 400: no such model"):
+        judge("q", "4", "4")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_a_request_is_tried_again_twice(server, status):
+    judge = judge_of(server.spec)
+    server.replies = [(status, b"")] * 2
+    assert judge("q", "4", "4").correct and len(server.asked) == 3
+    server.replies = [(status, b"")] * 3
+    with pytest.raises(UserError, match=f"{server.url} .*after 3 tries: HTTP {status}"):
+        judge("q", "4", "4")
+    assert len(server.asked) == 6
+
+
+def test_the_key_is_sent_and_never_told(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    judge = judge_of(server.spec)
+    judge("q", "4", "4")
+    assert server.keys == [f"Bearer {SECRET}"] * 2
+    server.replies = [(401, f"The key {SECRET} is\n wrong".encode()), (500, b"not asked again")]
+    with pytest.raises(UserError) as refused:
+        judge("q", "4", "4")
+    assert "HTTP 401: The key *** is wrong (the key is taken from" in str(refused.value)
+    assert len(server.replies) == 1
+    server.replies = [(200, f'{{"error": "{SECRET}"}}'.encode())]
+    with pytest.raises(UserError, match="no answer of OpenAI's protocol") as other:
+        judge("q", "4", "4")
+    server.replies, server.models = [], 401
+    with pytest.raises(UserError, match="HTTP 401") as at_first:
+        judge_of(server.spec)
+    said = [f"{e.value!r} {e.value.__cause__!r} {e.getrepr()}" for e in (refused, other, at_first)]
+    assert SECRET not in " ".join([*said, repr(judge)])
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\nx")
+    with pytest.raises(UserError, match="no API key has") as error:
+        judge_of(server.spec)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("spec", [
+    "gpt-4o", "openai:", "openai:#m", "openai:http://127.0.0.1:9/v1", "openai:ftp://host#m",
+    "openai:http://user:pass@host/v1#m", "openai:http://host/v1?key=secret#m", "hf:folder#m",
+])  # fmt: skip
+def test_a_name_that_is_none_is_refused(spec):
+    with pytest.raises(UserError, match="openai:URL#MODEL, as in"):
+        HLE(judge=spec)
+
+
+def test_a_judge_that_is_down_is_refused_before_the_first_question(monkeypatch):
+    monkeypatch.setattr(module, "WAITS_S", (0,))
+    with serving(lambda h: None) as url:
+        pass
+    with pytest.raises(UserError, match=f"{url} gives no answer after 2 tries.*is the server run"):
+        HLE(judge=f"openai:{url}#m")
+    with pytest.raises(UserError, match="is no URL"):
+        HLE(judge="openai:http://127.0.0.1:x/v1#m")
+
+
+def test_no_proxy_hears_of_it(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert judge_of(server.spec)("q", "4", "4").correct
+
+
+# ---------------------------------------------------------------- with a memory
+
+
+def worked(agent, task) -> Trajectory:
+    engine = ScriptedEngine(Characters(), lambda prompt: task.solution[0], per_step=1)
+    (trajectory,) = rollout(engine, agent.on(engine.codec, engine.window), [(task, 0)])
+    return trajectory
+
+
+def test_a_judge_that_goes_down_fails_the_item_and_teaches_nothing(server):
+    environment = HLE(judge=server.spec)
+    kind = find.learner()
+    agent = kind(kind.Config(delta=-1.0))
+    agent.bank = Bank(None, agent.config, agent.embed)
+    task = environment.tasks()[0]
+    with agent.bank.batch():
+        agent.bank.write(task.intent, "divide", success=True, task_id="x", epoch=0)
+    before = agent.bank.digest
+    server.down = True
+    trajectory = worked(agent, task)
+    assert "gives no answer after 3 tries: HTTP 503" in trajectory.error
+    assert agent.lesson([trajectory]) is None and agent.bank.digest == before
+    server.down = False
+    lesson = agent.lesson([worked(agent, task)])
+    assert lesson.reward == 1.0 and lesson.shown
+    agent.learn([lesson])
+    assert agent.bank.digest != before
+
+
+def test_a_stream_runs_on_the_own_questions(server, tmp_path):
+    config = StreamConfig(
+        name="s", runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2, batch=3,
+        arms=("none", "memrl"),
+    )  # fmt: skip
+    folder = run_stream(config, {})
+    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
+    assert len(rows) == 12 and {row["reward"] for row in rows} == {-1.0, 1.0}
+    assert all(row["error"] == "" for row in rows)
+
+
+# ---------------------------------------------------------------- accuracy and calibration
+
+
+def test_calibration_by_hand():
+    rows = [(90.0, True), (10.0, False), (70.0, False), (30.0, False)]
+    # bins (.1, .3) and (.7, .9): |.2 - 0| and |.8 - .5|; sqrt((.04 + .09) / 2)
+    found = calibration(rows, size=2)
+    assert found.error == pytest.approx(0.065**0.5) and found.accuracy == 0.25 and found.n == 4
+    assert (found.low, found.high) == wilson(0.25, 4)
+    # one bin: .5 - .25
+    assert calibration(rows).error == calibration(rows, size=3).error == pytest.approx(0.25)
+    # the fifth joins the last bin: (.1, .3) and (.7, .9, 1): (2 * .04 + 3 * (2.6/3 - 2/3)**2) / 5
+    found = calibration([*rows, (100.0, True)], size=2)
+    assert found.error == pytest.approx(((2 * 0.04 + 3 * 0.04) / 5) ** 0.5)
+
+
+def test_calibration_knows_only_those_who_say_how_sure_they_are():
+    found = calibration([(100.0, True), (None, False)])
+    assert (found.accuracy, found.error, found.n) == (0.5, 0.0, 2)
+    assert calibration([(None, True)]).error is None
+    with pytest.raises(ValueError):
+        calibration([])
