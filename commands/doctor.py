@@ -174,11 +174,37 @@ def four_bits() -> Finding:
     return Finding("4-bit weights", "bitsandbytes can be imported", "ok")
 
 
+def environments() -> Iterator[Finding]:
+    """Check what each environment of `stream` needs, with the command that brings it."""
+    from tasks.sandbox import lacking
+
+    yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_mariadb())
+    for name, system in (("llb-os", True), ("bcb", False)):
+        missing = lacking(system)
+        what = ", ".join(what for what, _ in missing)
+        command = missing[0][1] if missing else ""
+        state = "limit" if missing else "ok"
+        yield Finding(f"environment {name}", what or "its sandbox works", state, command)
+    pins = pinned_versions(ROOT / "requirements-environments.txt")
+    there = importlib.util.find_spec("alfworld") is not None
+    pip = f"pip install alfworld=={pins['alfworld']} textworld=={pins['textworld']}"
+    value, state = ("installed", "ok") if there else ("not installed", "limit")
+    yield Finding("environment alfworld", value, state, "" if there else pip)
+    yield Finding("environment hle", "needs a judge", "ok", "--judge openai:URL#MODEL")
+
+
+def _for_mariadb() -> str:
+    if shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists():
+        return "MariaDB is there: --db-backend mariadb"
+    packages = "mariadb-server-core mariadb-client-core"
+    return f"for MariaDB: apt-get install --no-install-recommends {packages}"
+
+
 def findings() -> list[Finding]:
     """Check everything, in the order of the table."""
     checked = [*machine(), *packages(), *accelerator(), *engines()]
     if not any(f.state == "missing" for f in checked):  # else importing models may fail
-        checked += [bfloat16(), four_bits(), *models()]
+        checked += [bfloat16(), four_bits(), *models(), *environments()]
     return checked
 
 
