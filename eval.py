@@ -409,7 +409,7 @@ class _Suite:
             for row in self.done[name, sampling.temperature, k]
         ]
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = "reward" if self.unit == "sessions" else "sub_em"  # these have their own metric
+        metric = "reward" if self.unit in ("sessions", "steps") else "sub_em"  # their own metric
         summary = summarise(rows, self.unit, metric, agents=agents)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between

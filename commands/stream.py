@@ -73,8 +73,6 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     with contextlib.ExitStack() as open_ones:
         environment = open_environment(config, config.path)
         open_ones.callback(environment.close)
-        if skipped := getattr(environment, "skipped", 0):
-            console.print(f"{skipped:,} tasks are left out, which cannot be worked on here.")
         others = None
         if config.held_out:
             others = open_environment(config, config.held_out)

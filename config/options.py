@@ -52,7 +52,10 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-SUITES = ("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own")
+ENVIRONMENTS = ("bandit", "llb-db", "llb-os", "bcb", "alfworld", "hle")
+SUITES = (
+    "ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own", *ENVIRONMENTS
+)  # fmt: skip
 SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
@@ -420,7 +423,7 @@ class EvalConfig:
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
     likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
     questions of their published files about long conversations; own = conversations of yours
-    (docs/evaluation.md); empty = the files of --data as they are, or generated English"""
+    (docs/evaluation.md); the environments of `stream`; empty = the files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
     ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
@@ -446,6 +449,13 @@ class EvalConfig:
     """locomo: how answers are graded: official = LoCoMo's own score; mem0 = A-Mem's and Mem0's F1,
     without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
     and tables name it"""
+    db_backend: str = "sqlite"
+    """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
+    interpreter: str = ""
+    """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
+    judge: str = ""
+    """hle: the model that judges responses, openai:URL#MODEL; the key is read from
+    OPENAI_API_KEY"""
     test_articles: str = "4/5"
     """passages: articles of the split test, all others are train: K/M = those whose number in the
     file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
@@ -553,6 +563,9 @@ SUITE_SETTINGS = {
     "locomo": ["source_split", "metric"],
     "longmemeval": ["source_split"],
     "own": ["source_split"],
+    "llb-db": ["db_backend"],
+    "bcb": ["interpreter"],
+    "hle": ["judge"],
 }
 
 
@@ -820,7 +833,7 @@ PANELS: dict[str, str] = {
     "What it runs on": "answerer num_nodes dtype device micro_tokens recompute trust_remote_code "
     "served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks haystack squad split test_articles metric",
+    "ruler_tasks haystack squad split test_articles metric db_backend interpreter judge",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 from config.errors import UserError
 from config.options import StreamConfig
+from config.terminal import console
 from data import Task
 
 
@@ -103,7 +104,7 @@ class Work(Task):
 
 
 def open_environment(config: StreamConfig, path: str) -> Environment:
-    """Open the environment that the settings name.
+    """Open the environment that the settings name, and say what of it cannot be solved here.
 
     path: of its tasks, a file or a folder; "" = its own few. UserError: there is none of this name,
     or what it needs is missing.
@@ -117,7 +118,13 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
             raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
     if name == "bandit" and path:
         raise UserError("The tasks of the bandit are generated: leave --path out.")
-    return ENVIRONMENTS[name](config, path)
+    environment = ENVIRONMENTS[name](config, path)
+    if skipped := getattr(environment, "skipped", 0):
+        console.print(f"{name}: {skipped:,} tasks are left out, which need more than text.")
+    if missed := getattr(environment, "skip_list", list)():
+        said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
+        console.print(f"{name}: {said} solution here: {' '.join(missed)}.", soft_wrap=True)
+    return environment
 
 
 def _given(config: StreamConfig, path: str) -> str:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import UserError, clean
-from config.options import EvalConfig
+from config.options import EvalConfig, StreamConfig
 from data import Pool, Task
 from tasks import episodes, facts, hqa, ledger, passages, readers, ruler, worlds
+from tasks.environments import ENVIRONMENTS, OPTIONS, open_environment
 from tasks.hqa import Evidence
 from tokens.codec import Codec
 
@@ -54,7 +55,7 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
 
     Sources are read now, so that mistakes show before a model is loaded.
     """
-    lengths = config.lengths or LENGTHS[config.suite]
+    lengths = config.lengths or LENGTHS.get(config.suite, ())
     if config.suite == "ruler-hqa":
         return "documents", _ruler_hqa(config, lengths)
     if config.suite == "ruler":
@@ -63,6 +64,8 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
         return "documents", passage_columns(config, lengths)
     if config.suite == "facts":
         return "documents", fact_columns(config, lengths)
+    if config.suite in ENVIRONMENTS:
+        return "steps", _environment(config)
     if config.suite in episodes.LOADERS:
         return "sessions", _conversations(config)
     if config.data == ("world",):
@@ -91,6 +94,29 @@ def _world(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
         return Column(kind, length, make)
 
     return [column(kind, length) for length in lengths for kind in config.kinds]
+
+
+# ---------------------------------------------------------------- environments
+
+
+def _environment(config: EvalConfig) -> list[Column]:
+    """Make one column of all tasks of an environment; its cells are their kinds, its length the
+    most steps of a task. Of each kind the first `n` are worked on."""
+    if len(config.data) > 1:
+        raise UserError(f"--suite {config.suite} wants one file: name it by --data.")
+    given = {name: getattr(config, name) for name in OPTIONS}
+    path = "" if config.data == ("world",) else config.data[0]
+    environment = open_environment(StreamConfig(environment=config.suite, **given), path)
+
+    def make() -> list[Task]:
+        left = Counter()
+        tasks = []
+        for task in environment.tasks():
+            left[task.kind] += 1
+            tasks += [task] if left[task.kind] <= config.n else []
+        return tasks
+
+    return [Column("", environment.most_steps, make)]
 
 
 # ---------------------------------------------------------------- dated sessions

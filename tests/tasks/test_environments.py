@@ -1,0 +1,90 @@
+"""Environments by name, in `stream` and in `eval`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from config.errors import UserError
+from config.options import ENVIRONMENTS as NAMES
+from config.options import StreamConfig
+from tasks.bandit import HINTS, Bandit
+from tasks.environments import ENVIRONMENTS, OPTIONS, Work, open_environment
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "llb_db_train.json.gz"
+
+
+def test_every_environment_has_a_name_an_opener_and_its_own_options():
+    assert {*ENVIRONMENTS} == {*NAMES} and {*OPTIONS.values()} <= {*NAMES}
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "said"),
+    [
+        (dict(environment="moon"), "", "Unknown environment 'moon'"),
+        (dict(judge="openai:http://h#m"), "", "--judge is for hle alone"),
+        (dict(environment="hle", db_backend="mariadb"), "", "--db-backend is for llb-db alone"),
+        (dict(), "x.json", "leave --path out"),
+        (dict(environment="llb-os"), "", "llb-os has no tasks of its own: give --path FILE"),
+        (dict(environment="bcb"), "", "bcb has no tasks of its own: give --path FILE"),
+        (dict(environment="llb-db"), "/nowhere/x.json", "No file at /nowhere/x.json"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_sentence(settings, path, said):
+    with pytest.raises(UserError, match=said) as error:
+        open_environment(StreamConfig(**settings), path)
+    assert "\n" not in str(error.value)
+
+
+def test_half_of_what_is_known_of_the_bandit_is_wrong():
+    world = Bandit(5)
+    doors = {task.id: task.solution[0] for task in world.tasks()}
+    known = [*world.experiences()]
+    assert len(known) == 5 * HINTS and len({task for task, *_ in known}) == len(known)
+    for id, door in doors.items():
+        said = [text for task, _, text in known if task.startswith(f"{id}-")]
+        assert sum(f"the {door} door" in text for text in said) == HINTS // 2
+    for task in world.tasks():
+        assert [task.begin().step(a).reward for a in (*task.solution, "neither")] == [1.0, -1.0]
+    names = [{*task.intent.split()} for task in world.tasks()]
+    assert not any(a & b for k, a in enumerate(names) for b in names[:k])
+
+
+def test_a_task_is_told_apart_by_what_it_is_judged_by():
+    one, two = (Work("t", "q", (), text="", content=content) for content in ("a", "b"))
+    assert one.digest != two.digest
+
+
+def gold(tmp_path, *words):
+    command = ["eval", "--suite", "llb-db", "--agents", "gold", "--engine", "extractive",
+               "--temperatures", "0", "--n", "1000", "--runs", str(tmp_path), *words]  # fmt: skip
+    result = CliRunner().invoke(cli.app, command)
+    rows = tmp_path / "eval" / "rows.jsonl"
+    found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    return result, found
+
+
+def test_known_solutions_solve_our_own_items(tmp_path):
+    result, rows = gold(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert len(rows) == 8 and all(row["reward"] == 1.0 for row in rows)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the data beside the checkout is not here")
+def test_known_solutions_solve_the_published_train_tasks_but_for_the_skip_list(tmp_path):
+    result, rows = gold(tmp_path, "--data", str(SHARED))
+    assert result.exit_code == 0, result.output
+    wrong = {row["id"] for row in rows if not row["reward"]}
+    assert len(rows) == 361 and len(rows) - len(wrong) >= 341
+    said = " ".join(result.output.split())
+    assert f"{len(wrong)} of 361 tasks are not right by their own solution here" in said
+    assert all(f" {id}" in said for id in wrong)
+
+
+def test_gold_acts_in_environments_alone(tmp_path):
+    result = CliRunner().invoke(
+        cli.app, ["eval", "--agents", "gold", "--n", "1", "--lengths", "2", "--runs", str(tmp_path)]
+    )
+    assert result.exit_code == 2 and "gold acts in environments" in " ".join(result.output.split())
