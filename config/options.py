@@ -615,6 +615,8 @@ class StreamConfig:
     path: str = ""
     """file of the environment's tasks, a folder for alfworld; empty = its own few, where it has
     some"""
+    hints: Annotated[int, COUNT] = 10
+    """bandit: experiences of a task, half of them wrong"""
     db_backend: str = "sqlite"
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     interpreter: str = ""

@@ -112,7 +112,7 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
     name = config.environment
     if name not in ENVIRONMENTS:
         raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
-    for option, of in OPTIONS.items():
+    for option, of in (*OPTIONS.items(), ("hints", "bandit")):
         default = StreamConfig.__dataclass_fields__[option].default
         if name != of and getattr(config, option) != default:
             raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
@@ -136,7 +136,7 @@ def _given(config: StreamConfig, path: str) -> str:
 def _bandit(config: StreamConfig, path: str) -> Environment:
     from tasks.bandit import Bandit
 
-    return Bandit(seed=config.seed)
+    return Bandit(hints=config.hints, seed=config.seed)
 
 
 def _llb_db(config: StreamConfig, path: str) -> Environment:
@@ -178,4 +178,5 @@ ENVIRONMENTS: dict[str, Callable[[StreamConfig, str], Environment]] = {
     "alfworld": _alfworld,
     "hle": _hle,
 }
-OPTIONS = {"db_backend": "llb-db", "interpreter": "bcb", "judge": "hle"}  # setting -> its own
+# setting -> the environment that it is for
+OPTIONS = {"db_backend": "llb-db", "interpreter": "bcb", "judge": "hle"}
