@@ -56,10 +56,11 @@ class Calibration(NamedTuple):
 def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> Calibration:
     """Return accuracy and RMS calibration error of answers: (confidence in percent, right?).
 
-    The error is that of Hendrycks et al. (arXiv 1812.04606), as Humanity's Last Exam reports it:
-    answers in the order of their confidence, in bins of `size`, the rest with the last bin; in each
-    the square of the mean confidence less the share that is right, averaged over answers. An answer
-    without a confidence (None) counts for the accuracy alone. ValueError: no rows.
+    The error is that of Hendrycks et al. (arXiv 1812.04606): answers in the order of their
+    confidence, in bins of `size`, the rest with the last bin; in each the square of the mean
+    confidence less the share that is right, averaged over answers. Here every bin counts; their
+    code, which Humanity's Last Exam uses, leaves out the last one, the most confident answers. An
+    answer without a confidence (None) counts for the accuracy alone. ValueError: no rows.
 
     >>> round(calibration([(90.0, True), (70.0, False)]).error, 6)
     0.3
