@@ -71,14 +71,16 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
     folder = files.run_path(config.runs, config.name)
     with contextlib.closing(
-        open_environment(config.environment, config.path, config.seed, config.judge)
+        open_environment(
+            config.environment, config.path, config.seed, config.db_backend, config.judge
+        )
     ) as environment:
         if skipped := getattr(environment, "skipped", 0):
             console.print(f"{skipped:,} tasks are left out, which cannot be worked on here.")
         others = None
         if config.held_out:
             others = open_environment(
-                config.environment, config.held_out, config.seed, config.judge
+                config.environment, config.held_out, config.seed, config.db_backend, config.judge
             )
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         files.make_folder(folder)
@@ -150,7 +152,7 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
                                          "agent": settings}, indent=1) + "\n")  # fmt: skip
 
 
-MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out"}
+MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out", "path"}
 
 
 def _opened(

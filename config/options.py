@@ -600,6 +600,8 @@ class StreamConfig:
     household tasks in text; hle = questions that a judge grades (--judge)"""
     path: str = ""
     """file of the environment's tasks, a folder for alfworld; empty = its own few"""
+    db_backend: str = "sqlite"
+    """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     judge: str = ""
     """hle: the model that judges responses, openai:URL#MODEL; the key is read from
     OPENAI_API_KEY"""

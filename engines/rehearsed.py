@@ -27,13 +27,13 @@ RULES = {
         "prize with probability .97, others with .05; without any it guesses"
     ),
     "skills": (
-        "solves a task with probability .3, plus .25 for each experience shown of a tidy solution "
-        "of a task with the same first skill, minus .1 for each other one, between .05 and "
-        ".95; every second solution, by chance, is tidy"
+        "solves a task with probability .3, plus .2 for each experience shown of a tidy solution "
+        "of a task with the same first skill, at most .95; every second solution, by chance, is "
+        "tidy"
     ),
 }
 FOLLOWS, MISLED = 0.97, 0.05
-ALONE, HELPS, HINDERS = 0.3, 0.25, 0.1
+ALONE, HELPS, MOST = 0.3, 0.2, 0.95
 TIDY, MESSY = "tidy", "messy"
 
 
@@ -62,7 +62,8 @@ class RehearsedEngine(ScriptedEngine):
         task = next((self._tasks[t] for t in reversed(texts) if t in self._tasks), None)
         if task is None:  # a script or a reflection is asked for
             return "Do as it was done there."
-        shown = next((t for t in texts if t and t not in self._tasks and "\n" in t), "")
+        known = task.question, task.environment.instructions
+        shown = "\n".join(text for text in texts if text not in known)
         if task.kind == "bandit":
             return self._door(task, shown, rng)
         right = rng.random() < self._chance(task, shown)
@@ -87,8 +88,8 @@ class RehearsedEngine(ScriptedEngine):
             # up to the next experience: what was done with that task
             story = shown.split(f"Task: {question}", 1)[1].split("\nTask: ", 1)[0]
             helps = self._skill[question] == task.kind and f"-- {TIDY}" in story
-            chance += HELPS if helps else -HINDERS
-        return min(0.95, max(0.05, chance))
+            chance += HELPS if helps else 0.0
+        return min(MOST, chance)
 
     @staticmethod
     def _written(action: str, how: str) -> str:

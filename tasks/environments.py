@@ -100,9 +100,11 @@ class Work(Task):
 # ---------------------------------------------------------------- by name
 
 
-def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") -> Environment:
+def open_environment(
+    name: str, path: str = "", seed: int = 0, db_backend: str = "sqlite", judge: str = ""
+) -> Environment:
     """Open an environment by its name. path: of its tasks, a file or a folder; "" = its own few.
-    judge: of hle.
+    db_backend: of llb-db. judge: of hle.
 
     UserError: there is none of this name, or what it needs is missing.
     """
@@ -114,6 +116,10 @@ def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") 
         if path:
             raise UserError("The tasks of the bandit are generated: leave --path out.")
         return Bandit(seed=seed)
+    if name == "llb-db":
+        from tasks.llb_db import LLBDB
+
+        return LLBDB(path or None, db_backend)
     if name == "alfworld":
         from tasks.alf import ALFWorld
 
@@ -125,4 +131,4 @@ def open_environment(name: str, path: str = "", seed: int = 0, judge: str = "") 
     raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
 
 
-ENVIRONMENTS = ("bandit", "alfworld", "hle")
+ENVIRONMENTS = ("bandit", "llb-db", "alfworld", "hle")

@@ -1,7 +1,7 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `parsed`, `read_passages`,
-`read_texts`, `from_text`.
+Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `parsed`,
+`read_passages`, `read_texts`, `from_text`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
