@@ -121,9 +121,9 @@ def _record(file: Path) -> Record:
 
 
 def _places(problem: str) -> list[str]:
-    """Return the receptacles of a problem by the names that the game gives them, sorted.
+    """Return the receptacles of a problem by the names and in the order that the game has.
 
-    The package numbers what has the same kind, its ids backwards.
+    The package numbers what is of one kind, its ids backwards, and lists by id.
     """
     ids = {*re.findall(r"[\w-]+_bar_[\w-]+", problem.lower())}
     left = Counter(map(_kind, ids))
@@ -133,7 +133,7 @@ def _places(problem: str) -> list[str]:
         names[id] = f"{kind} {left[kind]}"
         left[kind] -= 1
     found = re.findall(r"\(receptacleatlocation\s+([\w-]+_bar_[\w-]+)\s", problem.lower())
-    return sorted((names[id] for id in found), key=_natural)
+    return [names[id] for id in sorted(found)]
 
 
 def _kind(id: str) -> str:
@@ -147,15 +147,10 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def _room(places: Sequence[str]) -> str:
-    """Describe a room as the game does it, which has no order of what is there."""
+    """Describe a room as the game does it."""
     *others, last = [f"a {place}" for place in places]
     seen = f"{', '.join(others)}, and {last}" if others else last
     return f"You are in the middle of a room. Looking quickly around you, you see {seen}."
-
-
-def told(room: str, task: str, commands: Sequence[str]) -> str:
-    """Return a game's first observation."""
-    return f"{room}\n{task}\n{possible(commands)}"
 
 
 def possible(commands: Sequence[str]) -> str:
@@ -194,9 +189,8 @@ class ALFWorld:
     def _start(self) -> None:
         """Start the process that starts games. UserError: it cannot import what it needs."""
         self._control, theirs = socket.socketpair()
-        # the same observations in every process: the package lists what sets hold; and its import
-        # makes a folder
-        variables = os.environ | {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": self._own.name}
+        # where the package makes a folder when it is imported
+        variables = os.environ | {"ALFWORLD_DATA": self._own.name}
         worker = str(Path(__file__).parent / "alf_worker.py")
         with theirs:
             self._process = subprocess.Popen(
@@ -218,7 +212,7 @@ class ALFWorld:
         return [
             Work(
                 id=game.id,
-                question=told(game.room, game.task, game.commands),
+                question=f"{game.intent}\n{possible(game.commands)}",
                 answers=(),
                 text="",
                 kind=game.kind,
@@ -284,10 +278,10 @@ class Playing:
         except _Lost as lost:
             self.close()
             raise UserError(f"{game.path} cannot be played: {lost}.") from None
-        # the game's own list of what is there: `read` has only computed it
-        seen = re.findall(r"\ban? ([\w ]+? \d+)(?=,|\.)", first["text"])
-        room = _room(sorted(seen, key=_natural)) if seen else game.room
-        self.observation = told(room, game.task, first["commands"])
+        # room and task, as `Game.intent` has them, without a line of welcome
+        said = re.sub(r"\A-=.*=-\n", "", clean(first["text"]))
+        lines = [line for line in said.splitlines() if line.strip()]
+        self.observation = "\n".join([*lines, possible(first["commands"])])
 
     def _ask(self, what: str) -> dict:
         try:
