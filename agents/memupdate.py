@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from agents.demos import Demo, Size
-from agents.notes import Notes, counts_of, edited, lines_of, noted, table_of
+from agents.notes import OPS, PARTS, Notes, counts_of, edited, lines_of, noted, table_of
 from agents.pay import Scored, compared, gains, parts
 from agents.store import Entry, Op, Snapshot, Store, number
 from config.errors import UserError
@@ -257,6 +257,9 @@ class MemUpdate(Agent):
     how: str = ""
     """how entries are found, whatever the setting `search` says"""
     rates = {
+        **{part: (f"part_{part}", f"with_{part}") for part in PARTS},
+        **{f"op_{op}": (f"op_{op}", "episodes") for op in OPS},
+        **{f"stop_{why}": (f"stop_{why}", "episodes") for why in STOPS},
         "valid": ("valid_calls", "calls"),
         "calls": ("calls", "edit_turns"),
         "store_tokens": ("store_tokens", "edit_turns"),
@@ -319,14 +322,19 @@ class MemUpdate(Agent):
     def source(self, task: Task) -> str | None:
         """Return a fingerprint of the document; None where the store is made for the question."""
         alone = not self.keeps or self.config.target == "visible" or self.probes_of(task)
-        return None if alone else task.document_digest
+        return None if alone else self._fingerprint(task)
+
+    @staticmethod
+    def _fingerprint(task: Task) -> str:
+        """Return what tells sources apart: the text, and what a store begins with."""
+        return f"{task.document_digest} {getattr(task, 'beginning', '')}"
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
         counted = self.config.budget == "none" or self.config.budget_entries
-        if self.edits and not counted and task.document_digest not in self._checked:
+        if self.edits and not counted and (read := self._fingerprint(task)) not in self._checked:
             self._measured(task, Store(self.start(task)))
-            self._checked.add(task.document_digest)
+            self._checked.add(read)
 
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""

@@ -20,6 +20,16 @@ from memagent import Line
 CURVE = 64  # sessions after which the store's size is counted
 
 
+# of an episode's reward and its store, each a column of metrics.csv: the mean of the episodes that
+# have it (see agents/pay.py)
+PARTS = (
+    "delta", "format", "size", "compression", "efficiency", "retained", "unread", "tokens_before",
+    "tokens_after", *(f"delta_{category}" for category in range(1, 6)),
+)  # fmt: skip
+OPS = ("search_memory", "create", "update", "noop", "delete_memory", "sample_memory",
+       "merge_memory", "split_memory")  # fmt: skip
+
+
 @dataclass(slots=True)
 class Notes:
     """What is kept of a turn."""
@@ -79,6 +89,8 @@ def counts_of(notes: Notes) -> Mapping[str, float]:
         counts["episodes"] += 1
         counts.update(score_before=notes.parts["score_before"])
         counts.update(score_after=notes.parts["score_after"])
+        for part in notes.parts.keys() & {*PARTS}:
+            counts.update({f"part_{part}": notes.parts[part], f"with_{part}": 1})
     return counts
 
 

@@ -34,18 +34,22 @@ def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> f
 
     compat: the gain in shared words times the efficiency of getting from the first state to this
     one. Else the gain in score; where the question is visible, its own and that of all probes.
+    A probe whose evidence was not shown is not asked and has gained nothing: all members of a
+    group are paid for the same probes, and whoever fills the window early is paid less, not more.
     """
     probes = editing.asked
     if not probes:
         return 0.0
+    share = len(probes) / len(editing.probes)
     if c.pay == "compat":
         sides = sizes(first.snapshot), sizes(now.snapshot)
-        return gained(probes, first.snapshot, now.snapshot) * efficiency(*sides, c.size_cap)
+        gain = share * gained(probes, first.snapshot, now.snapshot)
+        return gain * efficiency(*sides, c.size_cap)
     won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
     if c.target == "hidden":
-        return fmean(won)
+        return share * fmean(won)
     own = won[0] if probes[0] is editing.probes[0] else 0.0
-    return own + c.visible_weight * fmean(won)
+    return own + c.visible_weight * share * fmean(won)
 
 
 def gains(c: MemUpdateConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
@@ -63,7 +67,8 @@ def parts(
 ) -> dict[str, float]:
     """Return the parts of an episode's reward by name, `reward` among them.
 
-    unread: the probes that are not asked, because their evidence was never shown.
+    unread: the probes that are not asked, because their evidence was never shown; the scores are
+    means of the others, `delta` counts them as unchanged.
     """
     n, tokens, probes = editing.calls.total(), tokens_of(last.snapshot), editing.asked
     valid = editing.calls["ok"] / n if n else 0.0
@@ -87,7 +92,8 @@ def parts(
     won = worth(c, editing, first, last)
     if c.pay == "compat":
         factor = efficiency(sizes(first.snapshot), sizes(last.snapshot), c.size_cap)
-        delta = gained(probes, first.snapshot, last.snapshot)
+        share = len(probes) / len(editing.probes)
+        delta = share * gained(probes, first.snapshot, last.snapshot) if probes else 0.0
         return found | {"delta": delta, "efficiency": factor, "reward": won}
     size = compression = 0.0
     if c.budget == "soft":

@@ -405,6 +405,8 @@ class SplitMemory(Arguments):
             replace(old, id=one, text=text, origin="agent", version=1, parents=(old.id,))
             for one, text in zip(store.new_ids(len(texts)), texts, strict=True)
         ]
+        if self.split_criteria == "speaker":  # the parts say whose they are
+            new = [replace(entry, speaker=None) for entry in new]
         after = [*new, _deleted(old)]
         _refuse_full(snapshot, after, scope)
         return f"Split {old.id} into {', '.join(entry.id for entry in new)}.", after

@@ -73,6 +73,8 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     trained_on: the longest documents of training, in the summary's unit.
     """
     records = dict(cells(summary))
+    if pooled := summary.get("pooled"):  # kinds that papers report as one; the others stand apart
+        records = dict(cells({"cells": pooled}))
     if not records and "reward" in summary:
         return (
             f"{summary['steps']} training steps; the mean reward of the last ones is "

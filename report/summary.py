@@ -114,7 +114,7 @@ def bootstrap(
 
 
 METRICS = (
-    "sub_em", "em", "f1", "reward", "bleu1", "sub_em_upstream", "failed", "unformed", "empty",
+    "sub_em", "em", "f1", "reward", "bleu1", "official_em", "sub_em_upstream", "failed", "unformed", "empty",
     "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip

@@ -101,7 +101,11 @@ def word_f1(prediction: str, probe: Probe) -> float:
 
 
 METRICS = {
-    "official": Metric("official metric", locomo_score.official_score),
+    "official": Metric(
+        "official metric",
+        locomo_score.official_score,
+        beside={"official_em": locomo_score.official_em},
+    ),
     "mem0": Metric(
         "mem0 F1", locomo_score.mem0_f1, leaves_out=(5,), beside={"bleu1": locomo_score.mem0_bleu1}
     ),

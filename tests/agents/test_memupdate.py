@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
@@ -280,7 +281,14 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     assert [a["question"] for a in notes[-1].answers] == ["Where is Anna?", "Where is Boris?"]
     assert parts(done)["unread"] == 3
     if pay == "answer":
-        assert parts(done)["score_after"] == parts(done)["delta"] == parts(done)["delta_1"] == 0.5
+        assert parts(done)["score_after"] == parts(done)["delta_1"] == 0.5
+    # those that are not asked have gained nothing: filling the window early pays less, not more
+    whole = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else script(p))
+    (read,) = rollout(whole, agent, [(task, 0)])
+    assert "unread" not in parts(read) and len(noted(read)[-1].answers) == 5
+    if pay == "answer":
+        assert parts(done)["delta"] == pytest.approx(0.5 * 2 / 5)
+        assert parts(read)["delta"] >= parts(done)["delta"]
     none = replace(task, probes=probes[2:])
     (done,) = rollout(engine, agent, [(none, 0)])
     assert not done.error and parts(done)["unread"] == 3 and parts(done)["delta"] == 0
@@ -916,7 +924,7 @@ def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, code
 
 
 def test_every_agent_but_those_baselines_can_be_trained():
-    assert {name for name in find.names() if not find.find(name).trains} == {*BASELINES}
+    assert {name for name in find.names() if not find.find(name).trains} == {*BASELINES, "gold"}
 
 
 def test_every_tool_of_the_agent_is_there_and_an_ablation_takes_some_away(codec):
@@ -938,3 +946,28 @@ def test_one_step_of_grpo_trains_on_episodes(codec):
     groups = module.sample_groups(module.tasks.batch(0, 0, 2), 0)
     assert len(groups) == 2 and all(len(g.trajectories) == 4 for g in groups)
     assert all(t.reward == parts(t)["reward"] for g in groups for t in g.trajectories)
+
+
+def test_stores_that_begin_with_other_memories_are_not_taken_for_each_other():
+    """The texts of two documents are the same, their speakers and dates are not."""
+    one, two = (replace(REFINED, probes=(), beginning=name) for name in ("first", "second"))
+    agent = refiner()
+    assert one.document_digest == two.document_digest
+    assert agent.source(one) != agent.source(two) and agent.source(one) is not None
+
+
+def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
+    agent = editor()
+    (done,) = play(codec, agent, TASK, lambda p: reads(p) if p.frozen else create("Anna left."))
+    counts = Counter()
+    for turn in done.turns:
+        counts.update(agent.count(TASK, turn))
+    columns = {
+        name: counts[above] / counts[below]
+        for name, (above, below) in agent.rates.items()
+        if counts[below]
+    }
+    for name, value in parts(done).items():
+        if name not in ("reward", "valid", "score_before", "score_after"):
+            assert columns[name] == pytest.approx(value), name
+    assert columns["op_create"] >= 1 and sum(columns[f"stop_{why}"] for why in memupdate.STOPS) >= 1
