@@ -114,8 +114,8 @@ def bootstrap(
 
 
 METRICS = (
-    "sub_em", "em", "f1", "reward", "bleu1", "official_em", "sub_em_upstream", "failed", "unformed", "empty",
-    "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
+    "sub_em", "em", "f1", "reward", "bleu1", "official_em", "sub_em_upstream", "failed", "unformed",
+    "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
 COSTS = ("tokens_read", "tokens_written", "model_calls", "seconds")

@@ -232,19 +232,20 @@ def confine(
 
 # In the first namespaces, in the folder of the tree: "$@" is the second half of the pipeline
 _START = """set -e
-mount -t tmpfs -o size=256m,nr_inodes=100k,mode=755 tmpfs /mnt
-mkdir /mnt/upper /mnt/work /mnt/root
-mount -t overlay -o userxattr,lowerdir=.,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
-mkfifo /mnt/up /mnt/go
+mount -t tmpfs -o size=256m,nr_inodes=100k,mode=755 tmpfs /media
+mkdir /media/upper /media/work /media/root
+layers=lowerdir=.,upperdir=/media/upper,workdir=/media/work
+mount -t overlay -o "userxattr,$layers" overlay /media/root
+mkfifo /media/up /media/go
 prlimit --pid $$ --nproc="$1"
 shift
 unshare --user true
-unshare --user sh -c 'echo > /mnt/up; read -r _ < /mnt/go; exec "$@"' - "$@" 3>&1 < /dev/null &
-read -r _ < /mnt/up
+unshare --user sh -c 'echo > /media/up; read -r _ < /media/go; exec "$@"' - "$@" 3>&1 < /dev/null &
+read -r _ < /media/up
 printf '0 0 1\\n1 1 65535\\n' > /proc/$!/uid_map
 printf '0 0 1\\n1 1 65535\\n' > /proc/$!/gid_map
 echo 1 > /proc/sys/user/max_user_namespaces
-echo > /mnt/go
+echo > /media/go
 read -r _ || kill -9 $!  # no line: our process has ended
 wait
 """
@@ -263,7 +264,7 @@ class System:
         bwrap = [
             "bwrap", "--as-pid-1", "--die-with-parent", "--unshare-pid", "--unshare-net",
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox",
-            "--bind", "/mnt/root", "/", "--proc", "/proc", *DEVICES, "--chdir", "/", "--clearenv",
+            "--bind", "/media/root", "/", "--proc", "/proc", *DEVICES, "--chdir", "/", "--clearenv",
             "--info-fd", "3", "--", "perl", "-e", _FIRST,
         ]  # fmt: skip
         self.closed = False

@@ -300,9 +300,9 @@ def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
 
 
 @pytest.mark.parametrize("form", get_args(get_type_hints(MemAgentConfig)["form"]))
-@pytest.mark.parametrize("name", find.names())
+@pytest.mark.parametrize("name", sorted({*find.names()} - {"gold"}))  # which asks for no answer
 def test_every_form_of_the_answer_is_asked_for_graded_and_named(codec, name, form):
-    agent = find.make(name, {"form": form})
+    agent = find.make(name, {"form": form, "embedder": "hash:8"})  # which some of them need
     asked = [agent.wording(prompt) for prompt in agent.prompts]
     assert sum(ANSWER_REQUESTS[form] in text.replace("{{}}", "{}") for text in asked) == 1
     assert not any("{answer}" in text for text in asked)

@@ -35,13 +35,13 @@ def item(instruction: str, begin: str, gold: str, check: str, *skills: str) -> d
 
 ITEMS = {
     "1": item(
-        "Create the user mira with a home folder and bash as login shell, and make her a member of "
-        "the group gardeners, which exists.",
+        "Create the user mira with the home folder /srv/mira and bash as login shell, and make "
+        "her a member of the group gardeners, which exists.",
         "groupadd gardeners",
-        "useradd --create-home --shell /bin/bash --groups gardeners mira",
+        "useradd --create-home --home-dir /srv/mira --shell /bin/bash --groups gardeners mira",
         """
-        [ "$(getent passwd mira | cut -d: -f6,7)" = /home/mira:/bin/bash ] || exit 1
-        [ "$(stat -c %F:%U /home/mira)" = directory:mira ] && id -nG mira | grep -qw gardeners
+        [ "$(getent passwd mira | cut -d: -f6,7)" = /srv/mira:/bin/bash ] || exit 1
+        [ "$(stat -c %F:%U /srv/mira)" = directory:mira ] && id -nG mira | grep -qw gardeners
         """,
         "useradd", "usermod",
     ),
@@ -58,7 +58,7 @@ ITEMS = {
         "chgrp", "chmod",
     ),
     "3": item(
-        "Write into /root/errors.txt how many lines of the files *.log below /var/log/shop contain "
+        "Write into /srv/errors.txt how many lines of the files *.log below /var/log/shop contain "
         "the word ERROR in capitals: one number for all of them together.",
         """
         mkdir -p /var/log/shop/old
@@ -66,8 +66,8 @@ ITEMS = {
         printf 'ERROR\\n' > /var/log/shop/old/b.log
         printf 'ERROR\\n' > /var/log/shop/old/b.txt
         """,
-        "cat $(find /var/log/shop -name '*.log') | grep -c ERROR > /root/errors.txt",
-        '[ "$(tr -d "[:space:]" < /root/errors.txt)" = 3 ]',
+        "cat $(find /var/log/shop -name '*.log') | grep -c ERROR > /srv/errors.txt",
+        '[ "$(tr -d "[:space:]" < /srv/errors.txt)" = 3 ]',
         "find", "grep",
     ),
     "4": item(
@@ -110,16 +110,16 @@ ITEMS = {
         "kill", "rm",
     ),
     "6": item(
-        "Pack all files of /home/data that have more than 1,000 bytes into /root/large.zip, "
+        "Pack all files of /srv/data that have more than 1,000 bytes into /srv/large.zip, "
         "without their folders.",
         """
-        mkdir -p /home/data/sub
-        head -c 2000 /dev/zero > /home/data/sub/big; head -c 1001 /dev/zero > /home/data/more
-        head -c 1000 /dev/zero > /home/data/small
+        mkdir -p /srv/data/sub
+        head -c 2000 /dev/zero > /srv/data/sub/big; head -c 1001 /dev/zero > /srv/data/more
+        head -c 1000 /dev/zero > /srv/data/small
         """,
-        "cd /home/data && find . -type f -size +1000c -print0 | xargs -0 zip -jq /root/large.zip",
+        "cd /srv/data && find . -type f -size +1000c -print0 | xargs -0 zip -jq /srv/large.zip",
         """
-        [ "$(unzip -Z1 /root/large.zip | sort | tr '\\n' ' ')" = 'big more ' ]
+        [ "$(unzip -Z1 /srv/large.zip | sort | tr '\\n' ' ')" = 'big more ' ]
         """,
         "find", "zip",
     ),
@@ -163,7 +163,7 @@ def test_actions_run_in_one_system_and_their_output_is_shown(path):
         "I look first.\n```bash\ngetent group gardeners; false\n```\n",
         "```bash\necho kept > /tmp/x\n```",
         "```sh\ncat /tmp/x\n```",
-        "```\nuseradd -ms /bin/bash mira; usermod -aG gardeners mira\n```\n\nFinish.\n",
+        "```\nuseradd -md /srv/mira -s /bin/bash -G gardeners mira\n```\n\nFinish.\n",
     )  # fmt: skip
     assert "gardeners:x:1000" in first.observation and "exit code 1" in first.observation
     assert (second.observation, third.observation) == ("(no output)", "kept")

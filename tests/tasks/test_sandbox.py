@@ -186,7 +186,12 @@ def test_files_outside_can_neither_be_read_nor_written(inside, tmp_path):
     canary.write_text("mine")
     canary.chmod(0o666)
     try:
-        paths = [str(canary), "/root/.bashrc", str(ROOT / "README.md"), "/etc/hostname-of-host"]
+        paths = [
+            str(canary),
+            str(Path.home() / ".bashrc"),
+            str(ROOT / "README.md"),
+            "/etc/hostname-of-host",
+        ]
         program = f"""
 import os
 for path in {[*paths, "/etc/shadow", "/etc/passwd", "/home", "/var", "/proc/1/root/etc/passwd"]}:
@@ -197,7 +202,7 @@ for path in ('/usr/x', '/x', '/etc/x', '/dev/x', '/bin/x', {str(canary)!r} + '/.
 open({str(canary)!r}, 'w').write('theirs')
 print(os.listdir('/tmp'))"""
         system = f"""
-for path in {paths[0]} {paths[2]} /proc/1/root{paths[0]} /sys/kernel /mnt/upper; do
+for path in {paths[0]} {paths[2]} /proc/1/root{paths[0]} /sys/kernel /media/upper; do
     [ ! -e $path ] || echo seen $path
 done
 echo theirs > {canary}; touch /usr/x /x /etc/x; ls /tmp"""
