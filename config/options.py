@@ -668,6 +668,11 @@ class StreamConfig:
         check_fields(self)
         if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
             raise UserError(f"arms has {twice[0]!r} twice.")
+        if self.model and self.engine == "rehearsed" and not self.endpoint:
+            raise UserError(
+                f"The engine rehearsed asks no model: leave --model {self.model} out, or give "
+                "--engine transformers."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,7 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
         ("--environment moon", "Unknown environment 'moon'"),
         ("--path x.json", "leave --path out"),
         ("--epochs 0", "epochs must be at least 1"),
+        ("--model smollm2", "rehearsed asks no model"),
         ("--constants paper", "no paper constants for bandit"),
         ("--retrieve dense", "name an embedder"),
         ("--alpha 2", "alpha must be between 0 and 1"),
