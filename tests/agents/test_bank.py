@@ -668,7 +668,7 @@ class Random(Plane):
 
 
 def test_ten_thousand_intents_are_searched_within_milliseconds(tmp_path):
-    """At most 5 ms in the median and 2 s to open; twice that, for a machine shared with others."""
+    """At most 2 s to open, and 5 ms in the median: twice that, for a machine shared with others."""
     path = tmp_path / "b.db"
     made = bank(path, Random(), same_intent=1.1, delta=-1.0)
     rows = np.random.default_rng(0).normal(size=(10_000, 1024)).astype(np.float32)
@@ -685,7 +685,7 @@ def test_ten_thousand_intents_are_searched_within_milliseconds(tmp_path):
     made.close()
     begun = time.process_time()
     made = bank(path, Random(), same_intent=1.1, delta=-1.0)
-    assert time.process_time() - begun < 4
+    assert time.process_time() - begun < 2
     for k in range(40):
         made.likeness._embedded([f"query {k}"])  # the embedder's own time is not measured
     times = []
@@ -694,4 +694,4 @@ def test_ten_thousand_intents_are_searched_within_milliseconds(tmp_path):
         assert len(made.retrieve(f"query {k}").shown) == 3
         times.append(time.process_time() - begun)
     assert median(times) < 0.010
-    print(f"open {time.process_time():.2f} s, median {1000 * median(times):.2f} ms")
+    print(f"median {1000 * median(times):.2f} ms")

@@ -223,3 +223,15 @@ def test_the_page_and_the_summary_say_what_was_done(tmp_path):
 
 def test_a_stream_of_the_agent_of_this_folder_keeps_its_place():
     assert find.learner().arms and State(1, 2, 3, "x").epoch == 1
+
+
+def test_a_model_works_on_tasks_and_its_bank_is_looked_at(tmp_path):
+    words = "--environment llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
+    words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
+    result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "stream/memrl.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 0, 1, 1] and not any(row["error"] for row in rows)
+    assert all(row["shown"] for row in rows[2:]) and rows[0]["read_tokens"] > 0
+    shown = CliRunner().invoke(cli.app, ["bank", "show", str(tmp_path / "stream" / "memrl.db")])
+    assert "4 of 4 entries" in shown.output
