@@ -108,18 +108,19 @@ def test_killed_at_any_time_a_stream_goes_on_to_the_same_bank(tmp_path):
 
 
 def test_shares_of_a_hand_made_history():
-    """Four tasks over three epochs: 1100, 1010, 0111."""
-    history = ["1100", "1010", "0111"]
+    """Four tasks over four epochs: 1100, 1010, 0111, 0110."""
+    history = ["1100", "1010", "0111", "0110"]
     rows = [
         {"epoch": epoch, "id": f"t{k}", "success": digit == "1", "steps": 1, "shown": [],
          "read_tokens": 1, "written_tokens": 1, "error": "", "failure": ""}
         for epoch, digits in enumerate(history) for k, digit in enumerate(digits)
     ]  # fmt: skip
     cells = epochs_of({"arm": "x", "rows": rows, "stats": []})
-    assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75]
-    assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0]
-    assert [c["fr"] for c in cells] == [0.0, 0.5, 1.0]  # lost of the failures: 1 of 2, 1 of 1
-    assert [c["fr_p1"] for c in cells] == [0.0, 0.5, 0.5]  # lost of those solved before
+    assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75, 0.5]
+    assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0, 1.0]
+    # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
+    assert [c["fr"] for c in cells] == [0.0, 0.5, 1.0, 0.5]
+    assert [c["fr_p1"] for c in cells] == [0.0, 0.5, 0.5, 1 / 3]  # lost of those solved before
 
 
 class Crashing(RehearsedEngine):
