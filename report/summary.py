@@ -650,8 +650,9 @@ def _n_questions(records: Mapping[Cell, dict]) -> str:
 
 
 def csv_of(summary: dict) -> str:
-    """Return one line per cell: the cell, n, mean, low, high, all other metrics and, of agents that
-    have such, `search_ms` and the costs of the `first` and `later` trajectories."""
+    """Return one line per cell, pooled ones too: the cell, n, mean, low, high, all other metrics
+    and, of agents that have such, `search_ms` and the costs of the `first` and `later`
+    trajectories."""
     import csv
     import io
 
@@ -665,7 +666,7 @@ def csv_of(summary: dict) -> str:
     of_parts = [(part, name) for part in parts for name in ("n", *COSTS)]
     apart = [f"{part}_{name}" for part, name in of_parts]
     writer.writerow([*cell_columns, "n", summary["metric"], "low", "high", *others, *apart])
-    for cell, record in cells(summary):
+    for cell, record in cells(with_pooled(summary)):
         columns = ("n", "mean", "low", "high", *others)
         # an earlier version's summary lacks a metric
         line = [*astuple(cell), *(record.get(name, "") for name in columns)]
