@@ -36,7 +36,7 @@ from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
-from report.rows import Cell, Rows
+from report.rows import Cell, Rows, labels_of
 from report.summary import Overlap
 from rollout import Sampling, rollout, start
 
@@ -421,29 +421,21 @@ class _Suite:
         return self.folder
 
 
-def labels_of(names: Sequence[str]) -> dict[str, str]:
-    """Return the names of agents as rows have them: a file's without its folder, where that is
-    unique."""
-    short = {
-        name: f"{Path(plain).stem}{at}{weights}"
-        for name in names
-        for plain, at, weights in [name.partition("@")]
-    }
-    return short if len({*short.values()}) == len(short) else {name: name for name in names}
-
-
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
     """Group the agents by whether the policy before training answers, as they are named in
     --agents."""
     groups: dict[bool, list[str]] = {}
     for name in config.agents:
         plain, at, weights = name.partition("@")
-        find.find(plain)
+        frozen = find.find(plain).frozen_turns
         if at and weights != "untrained":
             raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
         if at and not config.untrained:
             before = f"{name!r} answers with the policy before training"
             raise UserError(f"{before}: say by --untrained which that is.")
+        if at and config.engine == "extractive" and not frozen:
+            alone = f"{name!r} would answer itself, all others by words of the text"
+            raise UserError(f"{alone}: leave it out, or --engine extractive.")
         groups.setdefault(bool(at), []).append(name)
     return groups
 

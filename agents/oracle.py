@@ -15,7 +15,11 @@ from memagent import Prompt, Turn
 
 
 class Oracle(AtOnce):
-    """The passages that hold the evidence, in reading order, in one prompt."""
+    """The passages that hold the evidence, in reading order, in one prompt.
+
+    Of a question that names none, as four of LoCoMo do, it is given an empty document. A task that
+    does not say where its evidence stands is refused.
+    """
 
     name = "oracle"
 

@@ -504,7 +504,8 @@ class EvalConfig:
     """repeat rows that an earlier call recorded as failed"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
-    of the text that a prompt shows by a crude rule, to compare what agents find"""
+    of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
+    after its name an agent edits by the model of --untrained, and is answered likewise)"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     grammar: bool = False

@@ -1,7 +1,7 @@
 """An engine without a model: it answers with words of the text that a prompt shows.
 
 Holds: `ExtractiveEngine`, `extract`. Leaves out: any model; agents that write memories get nothing
-useful out of it. No torch.
+useful out of it, unless a model writes them (engines/open.py). No torch.
 Exercise it: `python cli.py eval --suite locomo --data FILE --engine extractive --agents facts`.
 Read next: engines/open.py.
 

@@ -235,7 +235,12 @@ def _open_reader(
     if config.engine == "extractive":
         from engines.extractive import ExtractiveEngine
 
-        return ExtractiveEngine(agents[0].config.form)
+        by_words = ExtractiveEngine(agents[0].config.form)
+        if not untrained:
+            return by_words
+        # a model edits, and its store is read by the same rule as what all others have found
+        setup = Setup.of_evaluation(config, agents, untrained)
+        return _beside(open_engine(setup, "transformers", config.in_flight), by_words)
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
@@ -368,7 +373,8 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
         form, what = _other_model(config.answerer)
         other = f" {without_url(config.answerer) if form == 'openai' else fingerprint(what)}"
     if config.engine == "extractive":
-        return f"{config.engine}{other}"
+        edits = f" {fingerprint(config.untrained, engine.dtype)}" if untrained else ""
+        return f"{config.engine}{edits}{other}"
     if config.endpoint:
         route = "chat" if config.chat or not config.model else "completions"
         return f"{route} {engine.model} {engine.codec.fingerprint}{other}"

@@ -1,7 +1,7 @@
 """A file of rows that several processes fill together: every row whole, every row once.
 
-Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `Cell`, `fate`. Leaves out:
-what a row says (eval.py). No torch.
+Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `Cell`, `labels_of`,
+`fate`. Leaves out: what a row says (eval.py). No torch.
 Exercise it: two `python cli.py eval --name shared` side by side. Read next: eval.py.
 
 A row is one `write` to the end of the file, made under a lock and forced to the disk. A process
@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -39,6 +39,17 @@ class Cell:
     question: str  # kind of question, e.g. one_fact
     temperature: str  # e.g. "1.0"; "0.0" is greedy
     length: int  # sections of a generated document, documents of RULER-HQA, tokens of RULER
+
+
+def labels_of(names: Sequence[str]) -> dict[str, str]:
+    """Return the names of agents as rows have them: a file's without its folder, where that is
+    unique."""
+    short = {
+        name: f"{Path(plain).stem}{at}{weights}"
+        for name in names
+        for plain, at, weights in [name.partition("@")]
+    }
+    return short if len({*short.values()}) == len(short) else {name: name for name in names}
 
 
 FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")

@@ -77,15 +77,20 @@ class Episode(Task):
 
     @property
     def evidence(self) -> str | None:
-        """Compose the utterances that hold the evidence of the question; None if unknown."""
-        wanted = {*self.asked.evidence} if self.asked else set()
+        """Compose the utterances that hold the evidence of the question.
+
+        "" if it names none, or none that was said; None if no question is asked.
+        """
+        if self.asked is None:
+            return None
+        wanted = {*self.asked.evidence}
         lines = [
             f"{session.when}\n{said.line}"
             for session in self.sessions
             for said in session.utterances
             if said.id in wanted or f"S{session.number}" in wanted
         ]
-        return "\n".join(lines) or None
+        return "\n".join(lines)
 
 
 def _hash(*parts: object) -> str:
