@@ -28,10 +28,10 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean
-from config.options import EMBEDDED, EvalConfig, without_url
+from config.options import EvalConfig, without_url
 from config.terminal import bar, console
 from data import Task
-from engines.open import engine_fingerprint, open_reader
+from engines.open import engine_fingerprint, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
 from report.reading import EDGE, Reading, row_of, slim, thin
@@ -107,6 +107,8 @@ class _Filling:
         self.readings: dict[tuple[str, int], Reading] = {}
         self.failures: Counter = Counter()
         self.made: dict[tuple[str, int], object] = {}  # (source, sample) -> what the agent keeps
+        # (id, sample) of a row -> the making of what it needs, where no earlier row has its costs
+        self.owed: dict[tuple[str, int], Trajectory] = {}
         self.elsewhere: list[tuple[Task, int]] = []  # claimed by another process
         self.written: dict[tuple[str, int, str], dict] = {}  # rows of this cell in the file
 
@@ -155,18 +157,35 @@ class _Filling:
 
         The first question in order makes it, even if its own row is there already or another
         process's: what is made then depends neither on the rows that are there nor on who asks.
+        That row has the costs; if all rows so far have failed, the next one has those of making it
+        again.
         """
         first: dict[tuple[str, int], tuple[Task, int]] = {}
-        needed: dict[tuple[str, int], None] = {}
+        needed: dict[tuple[str, int], list[tuple[Task, int]]] = {}  # -> whose rows are missing
+        paid: set[tuple[str, int]] = set()
         for task, k in jobs:
             if (source := self.agent.source(task)) is not None:
                 first.setdefault((source, k), (task, k))
-                if (task.id, k, task.digest) not in self.written:
-                    needed[source, k] = None
+                row = self.written.get((task.id, k, task.digest))
+                if row is None:
+                    needed.setdefault((source, k), []).append((task, k))
+                elif not row["error"]:
+                    paid.add((source, k))
         self._roll_out(file, [first[key] for key in needed])
         again = [first[key] for key in needed if key not in self.made]
-        for _ in self._trajectories(again, lambda _, turn: slim(turn)):
-            pass  # its row is not ours to write
+        payers: dict[tuple[str, int], tuple[str, int]] = {}
+        for task, k in again:
+            failed, key = self.rows[task.id, k], (self.agent.source(task), k)
+            left = [(t.id, k) for t, k in needed[key] if self.rows[t.id, k] is None]
+            if failed and failed["error"] and key not in paid and left:
+                payers[task.id, k] = left[0]
+
+        def keep(trajectory: Trajectory, turn: Turn) -> Turn:
+            return turn if (trajectory.task.id, trajectory.sample) in payers else slim(turn)
+
+        for trajectory in self._trajectories(again, keep):  # its row is not ours to write
+            if payer := payers.get((trajectory.task.id, trajectory.sample)):
+                self.owed[payer] = trajectory
         self.elsewhere = []  # those are asked for with all others
 
     def _trajectories(self, jobs: Iterable[tuple[Task, int]], keep) -> Iterator[Trajectory]:
@@ -221,7 +240,11 @@ class _Filling:
             if self._take(self.written.get(key)):
                 file.release(claim)
                 continue
-            self.readings[task.id, sample] = Reading(task, self.agent)
+            reading = self.readings[task.id, sample] = Reading(task, self.agent)
+            if owed := self.owed.get((task.id, sample)):
+                for turn in owed.turns:
+                    if not turn.prompt.final:  # that answers another question
+                        reading.add(turn)
             yield task, sample
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
@@ -242,6 +265,8 @@ class _Filling:
         """Write a trajectory's transcript and row."""
         task, sample = trajectory.task, trajectory.sample
         cell = replace(self.cell, question=self.cell.question or task.kind)
+        if owed := self.owed.get((task.id, sample)):
+            trajectory.seconds += owed.seconds
         row = row_of(trajectory, cell, self.agent, self.readings.pop((task.id, sample)))
         row |= {
             "tries": self.failures[task.id, sample] + 1,
@@ -419,29 +444,3 @@ class _Suite:
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
         return self.folder
-
-
-def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
-    """Group the agents by whether the policy before training answers, as they are named in
-    --agents."""
-    groups: dict[bool, list[str]] = {}
-    for name in config.agents:
-        plain, at, weights = name.partition("@")
-        frozen = find.find(plain).frozen_turns
-        if at and weights != "untrained":
-            raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
-        if at and not config.untrained:
-            before = f"{name!r} answers with the policy before training"
-            raise UserError(f"{before}: say by --untrained which that is.")
-        if at and config.engine == "extractive" and not frozen:
-            alone = f"{name!r} would answer itself, all others by words of the text"
-            raise UserError(f"{alone}: leave it out, or --engine extractive.")
-        groups.setdefault(bool(at), []).append(name)
-    return groups
-
-
-def policy_folder(config: EvalConfig, untrained: bool) -> str:
-    """Return where the policy that answers lies, or its name; "" for an unknown model of an
-    endpoint."""
-    named = config.untrained if untrained else config.model
-    return named or ("" if config.endpoint else str(EMBEDDED))

@@ -1,8 +1,8 @@
 """Open any engine: a model's own, a server's, or the one that samples for a trainer.
 
 Holds: `open_engine`, `open_endpoint`, `open_answerer`, `open_reader`, `open_sampler`,
-`check_answerer`, `refusal_of_answerer`, `gib_of_answerer`, `fingerprint`. Leaves out: the engines
-themselves, what they compute with (models/setup.py).
+`check_answerer`, `refusal_of_answerer`, `gib_of_answerer`, `weights_of`, `policy_folder`,
+`fingerprint`. Leaves out: the engines themselves, what they compute with (models/setup.py).
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 
@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, without_url
 from config.realmodels import base_of, is_adapter
@@ -201,6 +202,32 @@ def gib_of_answerer(answerer: str, download: bool = True) -> float:
     if form == "openai" or answerer in ("", "base"):
         return 0.0
     return answerer_gib(geometry(what, download))
+
+
+def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
+    """Group the agents by whether the policy before training answers, as they are named in
+    --agents."""
+    groups: dict[bool, list[str]] = {}
+    for name in config.agents:
+        plain, at, weights = name.partition("@")
+        frozen = find.find(plain).frozen_turns
+        if at and weights != "untrained":
+            raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
+        if at and not config.untrained:
+            before = f"{name!r} answers with the policy before training"
+            raise UserError(f"{before}: say by --untrained which that is.")
+        if at and config.engine == "extractive" and not frozen:
+            alone = f"{name!r} would answer itself, all others by words of the text"
+            raise UserError(f"{alone}: leave it out, or --engine extractive.")
+        groups.setdefault(bool(at), []).append(name)
+    return groups
+
+
+def policy_folder(config: EvalConfig, untrained: bool) -> str:
+    """Return where the policy that answers lies, or its name; "" for an unknown model of an
+    endpoint."""
+    named = config.untrained if untrained else config.model
+    return named or ("" if config.endpoint else str(EMBEDDED))
 
 
 def open_reader(

@@ -473,6 +473,55 @@ def test_a_failed_turn_is_made_again_before_others_need_what_it_makes(stores, tm
     assert [row | {"tries": 1} for row in rows] == whole
 
 
+class FailingOnce(Seeded):
+    """Fails one turn, the third that edits, and counts the tokens that it writes."""
+
+    edits = written = 0
+
+    def step(self):
+        done = super().step()
+        for _, turn in done:
+            self.edits += not turn.prompt.frozen
+            if self.edits == 3 and not turn.prompt.frozen:
+                turn.finish, turn.error = Finish.ERROR, "the endpoint is gone"
+            self.written += len(turn.response_ids)
+        return done
+
+
+def test_a_store_that_is_made_again_after_a_failure_is_in_the_costs_of_the_next_row(
+    stores, tmp_path
+):
+    """Of its own source alone, once, and the same wherever the evaluation is taken up again."""
+    first = stores.tasks[:5]  # all about one document
+    whole = stores(tmp_path / "whole", some=first)
+    engine, path = stores.engine(FailingOnce), tmp_path / "rows"
+    rows = stores(path, some=first, engine=engine, retries=0)
+    failed = [row for row in rows if row["error"]]
+    assert len(failed) == 1 and failed[0]["id"] == first[0].id
+    k = failed[0]["sample"]
+    (made, payer), (whole_made, whole_payer) = (
+        [row for row in of if row["sample"] == k][:2] for of in (rows, whole)
+    )
+    assert made is failed[0] and payer["id"] == first[1].id
+    edits = whole_made["sections"]
+    assert whole_payer["sections"] == 0 and payer["sections"] == edits >= 8
+    assert payer["model_calls"] == edits + 1 and payer["counts"]["op_create"] > 0
+    # all that was written stands in a row, but for the answer that went with making it again
+    total, most = (sum(row["tokens_written"] for row in rows), 20)
+    assert 0 < engine.written - total < most < payer["tokens_written"]
+    others = [row for row in rows if row not in (made, payer)]
+    assert others == [row for row in whole if row not in (whole_made, whole_payer)]
+    # killed after the payer's row, or before it, and called again
+    content = path.read_bytes().splitlines(keepends=True)
+    for kept in (
+        [line for line in content if json.loads(line)["error"]],
+        [line for line in content if json.loads(line)["id"] in (first[0].id, first[1].id)],
+        content[:-1],
+    ):
+        path.write_bytes(b"".join(kept))
+        assert stores(path, some=first) == rows
+
+
 def test_what_an_agent_refuses_is_refused_before_any_row_is_made(tmp_path):
     """A budget below one entry, in the third file, by the agent that is asked last."""
     own = tmp_path / "own.py"
