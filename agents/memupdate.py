@@ -92,7 +92,8 @@ class MemUpdateConfig(ReadConfig):
     bounded = every turn is a prompt of its own with entries, limits and the latest results; auto =
     bounded to build, append to refine"""
     target: Literal["hidden", "visible"] = "hidden"
-    """whether the policy sees the first question while it edits"""
+    """whether the policy sees the first question while it edits, never the answers to choose
+    from"""
     show: Literal["relevant", "all"] = "relevant"
     """entries in a prompt: relevant = those that match the session best (or, without one, the
     newest), as many as show_k; all = every one"""
@@ -103,10 +104,12 @@ class MemUpdateConfig(ReadConfig):
     reply_tokens: Annotated[int, COUNT] = 512
     """most tokens of one tool's reply"""
     max_ops: Annotated[int, COUNT] = 30
-    """most operations in a session (refine: in all), errors and searches included; further calls
-    get an error each"""
+    """most operations, errors and searches included, on one piece of text: a session, or a part of
+    one longer than chunk_tokens (refine: in the episode); further calls of the turn that reaches
+    it get an error each, and the next piece is read, with as many again"""
     max_turns: Annotated[int, COUNT] = 30
-    """most turns in a session (refine: in all); the calls of the last one are executed"""
+    """most turns on one piece of text (refine: in the episode); the calls of the last one are
+    executed"""
     max_calls: Annotated[int, COUNT] = 4
     """calls of one turn that are executed; further ones get an error each"""
     max_invalid: Annotated[int, COUNT] = 3
@@ -422,7 +425,11 @@ class MemUpdate(Agent):
     def _edit(
         self, editing: Editing, session: int | None, date: str | None, piece: str
     ) -> Generator[Prompt, Turn, str]:
-        """Edit the store by what was read; return why that ended, one of STOPS."""
+        """Edit the store by one piece of text; return why that ended, one of STOPS.
+
+        no_call, ops and turns end the piece, whose limits are its own; context and invalid, which
+        is counted over pieces, end the episode.
+        """
         c, store = self.config, editing.store
         scope = replace(editing.scope, session=session, date=date)
         ops = turns = 0
@@ -504,7 +511,8 @@ class MemUpdate(Agent):
         if c.target == "hidden":
             return said
         first, *_ = (*self.probes_of(editing.task), editing.task)
-        return f"{said}\n{TARGET}{first.question}"
+        plain = getattr(first, "asked", None) or first  # without the answers to choose from
+        return f"{said}\n{TARGET}{plain.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""

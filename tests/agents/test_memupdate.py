@@ -173,6 +173,33 @@ def test_why_editing_stops(codec, settings, says, stop, ops):
     assert agent.count(task, done.turns[len(notes) - 1])[f"stop_{stop}"] == 1
 
 
+@pytest.mark.parametrize("limit", ["ops", "turns"])
+def test_the_limits_are_those_of_one_piece_of_text_and_of_a_whole_refinement(codec, limit):
+    """Two sessions, the second in several pieces; each is edited up to the limit, and all read."""
+    own = dict(max_ops=2, max_turns=9) if limit == "ops" else dict(max_ops=30, max_turns=2)
+    agent = editor(call_tokens=400, budget="none", templates="", chunk_tokens=32, **own)
+    first, second = TASK.sessions[:2]
+    said = [*first.utterances, *second.utterances] * 3
+    task = replace(TASK, sessions=(first, replace(second, utterances=tuple(said))))
+    told = []
+
+    def script(prompt):
+        told.append((str(prompt.section), prompt.text))
+        return create(f"a{len(told)}")
+
+    (done,) = play(codec, agent, task, script)
+    pieces = list(dict.fromkeys(section for section, _ in told))
+    assert len(pieces) == 3 and len(told) == 2 * len(pieces)
+    notes = noted(done)
+    assert [n.stop for n in notes] == ["", limit] * len(pieces)
+    assert {n.session for n in notes[2:]} == {2}
+    left = [text.partition(" operations left")[0].rpartition("; ")[2] for _, text in told]
+    full, after = {"ops": ("2", "1"), "turns": ("8", "4")}[limit]
+    assert left == [full, after] * len(pieces)
+    (done,) = play(codec, refiner(**own), REFINED, script)
+    assert [n.stop for n in noted(done)] == ["", limit]
+
+
 def test_the_calls_of_the_last_turn_run_and_those_past_the_limit_get_an_error_each(codec):
     agent = editor(call_tokens=400, max_turns=1, max_calls=2, budget="none")
     task = replace(TASK, sessions=TASK.sessions[:1])

@@ -132,6 +132,30 @@ def test_hidden_questions_of_category_5_are_asked_as_a_choice_too(path):
     assert five and all(any(p.problem in text for text in asked_for) for p in five)
 
 
+@pytest.mark.parametrize("mode", ["build", "refine"])
+def test_a_visible_question_of_category_5_is_shown_without_the_answers_to_choose_from(path, mode):
+    """To the policy that edits, in an evaluation as in training: it knows no answer."""
+    (column,) = columns_of(EvalConfig(suite="locomo", data=(str(path),)), lambda: None)[1]
+    task = next(task for task in column.make() if task.kind.startswith("5"))
+    agent = find.make("memupdate", {"target": "visible", "memory_budget": 2.0, "mode": mode})
+    trained = replace(task, question="", asked=None, probes=(task.asked,))
+    for one in (task, trained):
+        edits, asked = [], []
+
+        def answer(prompt, edits=edits, asked=asked):
+            (asked if prompt.frozen else edits).append("".join(str(p) for p, _ in prompt.pieces))
+            return "(a)" if prompt.frozen else ""
+
+        engine = ScriptedEngine(Codec(keeper.make_tokenizer()), answer)
+        (done,) = rollout(engine, agent, [(one, 0)])
+        assert not done.error and edits and asked
+        for text in edits:
+            assert task.asked.question in text
+            assert "Choose one of" not in text and NOT_MENTIONED not in text
+            assert f"(a) {task.asked.choices[0]}" not in text
+        assert all(task.asked.problem in text for text in asked)
+
+
 def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
     config = EvalConfig(suite="locomo", data=(str(path),), n=1000)
     unit, (column,) = columns_of(config, lambda: None)
