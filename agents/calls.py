@@ -97,8 +97,15 @@ DECODER = json.JSONDecoder(
 )
 
 
+# more levels than that, before any bracket closes; strings are passed over
+DEEP = re.compile(rf'(?:(?:[^"\[\]{{}}]|"(?:[^"\\]|\\.)*+")*+[\[{{]){{{DEEPEST + 1}}}', re.DOTALL)
+DEEP_WITHIN = 500  # characters
+
+
 def _decode(text: str, at: int = 0) -> tuple[object, int]:
     """Read the JSON value that begins at a place; return it and where it ends."""
+    if DEEP.match(text, at, at + DEEP_WITHIN):  # json would go down a thousand levels, and back
+        raise _Unreadable("it is nested too deeply")
     try:
         value, end = DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
@@ -189,7 +196,8 @@ def _cut(mark: str, text: str) -> Fault:
 
 
 FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
-PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
+PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
+PARAMETER_END = "</parameter>"
 
 
 def _in_xml(body: str) -> list[Call | Fault]:
@@ -201,10 +209,12 @@ def _in_xml(body: str) -> list[Call | Fault]:
     pairs, at = [], 0
     while at < len(inside):
         found = PARAMETER.match(inside, at)
-        if not found:
+        end = inside.find(PARAMETER_END, found.end()) if found else -1
+        if end < 0:
             raise _Unreadable(f"{_brief(inside[at:].strip())} is no <parameter=KEY> with its end")
-        pairs.append((found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")))
-        at = found.end()
+        value = inside[found.end() : end].removeprefix("\n").removesuffix("\n")
+        pairs.append((found[1].strip(), value))
+        at = end + len(PARAMETER_END)
     return [Call(name, _typed(name, _object(pairs)), body)]
 
 

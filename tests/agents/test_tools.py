@@ -861,33 +861,45 @@ FORMATS = [
 ]
 
 
+MOST_S = 0.0002
+"""Most CPU seconds that a call may take of which nothing is done."""
+
+
+def called(store, scope, form, response):
+    """Make the calls of a response, or one; return their operations and the CPU seconds."""
+    store.snapshot()
+    began = time.thread_time()
+    calls, ops = form.parse(response)[2] if isinstance(response, str) else [response], []
+    for call in calls:
+        if isinstance(call, Call):
+            ops.append(apply(store, call.name, call.arguments, scope))
+        else:
+            ops.append(refuse(store, scope, call.code, f"Error: {call.message}", call.text))
+    return ops, time.thread_time() - began
+
+
 def test_ten_thousand_mutated_calls():
     """No exception; what fails changes nothing, and takes at most .2 ms of CPU time.
 
-    Half of the calls are damaged as text, in all formats, half as values. With both cores busy the
-    median was .09 ms and the mean .11; the mean may be .4, for it depends on what else runs.
+    Half of the calls are damaged as text, in all formats, half as values. One that takes longer may
+    have been disturbed by what else runs: it is made again on copies of the store, and its best
+    time counts. A call that is slow by itself is so each time.
     """
     draw = random.Random(20)
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)
     for form in FORMATS:  # what is imported on first use is not timed
         form.parse("")
     codes: Counter[str] = Counter()
-    seconds = []
+    first, best = [], []
     for made in range(10_000):
         name, args = valid_call(draw, store)
         form = draw.choice(FORMATS)
         if made % 2:
-            text = mutated_text(draw, form.write(name, args))
+            response = mutated_text(draw, form.write(name, args))
         else:
-            name, args = mutated_call(draw, name, args)
-        before, n, ops = store.snapshot(), len(store.journal), []
-        began = time.process_time()
-        for call in form.parse(text)[2] if made % 2 else [Call(name, args, "")]:
-            if isinstance(call, Call):
-                ops.append(apply(store, call.name, call.arguments, tight))
-            else:
-                ops.append(refuse(store, tight, call.code, f"Error: {call.message}", call.text))
-        took = time.process_time() - began
+            response = Call(*mutated_call(draw, name, args), "")
+        before, n = store.snapshot(), len(store.journal)
+        ops, took = called(store, tight, form, response)
         assert store.journal[n:] == ops
         for op in ops:
             codes[op.code] += 1
@@ -896,13 +908,22 @@ def test_ten_thousand_mutated_calls():
             op.message.encode()  # a reply can be tokenised
         if not any(op.ok for op in ops):
             assert store.snapshot() is before
-            seconds.append(took)
+            first.append(took)
+            for _ in range(100):
+                if took <= MOST_S * max(1, len(ops)):
+                    break
+                again = store.copy()
+                again._snapshot = None  # what is remembered of a snapshot is found anew
+                took = min(took, called(again, tight, form, response)[1])
+            best.append(took / max(1, len(ops)))
         if len(store.journal) > 200:  # about as long as an episode
             assert replay(ENTRIES, store.journal).snapshot().entries == store.snapshot().entries
             store = Store(ENTRIES)
     often = {"", "bad_arguments", "missing", "unknown_tool", "unreadable", "cut", "full"}
     assert often <= {code for code, count in codes.items() if count > 50}
-    assert len(seconds) > 8000 and median(seconds) < 0.0002 and fmean(seconds) < 0.0004
+    assert len(first) > 8000 and median(first) < 0.0002 and fmean(first) < 0.0004
+    over = [seconds for seconds in best if seconds > MOST_S]
+    assert not over, f"{len(over)} calls, at most {1000 * max(best):.2f} ms"
 
 
 JSON = st.recursive(
