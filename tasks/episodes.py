@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from config.terminal import console
 from data import Task, f1, normalize_answer, same_answer, seed_of
 from tasks import locomo, locomo_score, longmemeval, own
 from tasks.conversations import Conversation, Memory, Probe, Session
+from tasks.longmemeval import ABSTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +208,29 @@ class Source(NamedTuple):
     start: str  # what a store may begin with, of `STARTS`
     adversarial: bool  # whether questions without an answer are asked for
 
-    def say_missing(self, asked: Container[int], wanted: Sequence[int], reason: str) -> None:
-        """Say which of LoCoMo's categories have no question; of several processes the first does.
+    def say_missing(self, asked: Iterable[Probe], abstaining: bool, reason: str) -> None:
+        """Say of which kinds there is no question; of several processes the first does.
 
-        reason: follows their names.
+        Of the kinds that such a file has as published, and of those in this one; abstaining:
+        whether questions without an answer count. reason: follows their names.
         """
-        missing = [c for c in wanted if c not in asked] if self.kind == "locomo" else []
+        there = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
+        known = {*map(_heading, asked)}
+        if self.kind == "longmemeval" and any(ABSTENTION in kind for kind in known):
+            known.add(ABSTENTION)
+        kinds = dict.fromkeys([*self._published(abstaining), *map(_heading, there)])
+        missing = [kind for kind in kinds if kind not in known]
         if missing and os.environ.get("RANK", "0") == "0":
-            kinds = ", ".join(map(locomo.category_label, missing))
-            said = f"{clean(self.name)}: no question of {kinds} {reason}."
+            said = f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}."
             console.print(said, markup=False, soft_wrap=True)
+
+    def _published(self, abstaining: bool) -> list[str]:
+        """Return the kinds of question of a published data set; [] of the user's own files."""
+        if self.kind == "locomo":
+            return [*map(locomo.category_label, (*ANSWERED, 5) if abstaining else ANSWERED)]
+        if self.kind == "longmemeval":
+            return [*longmemeval.TYPES, *([ABSTENTION] if abstaining else [])]
+        return []
 
 
 def is_conversations(source: str) -> bool:
@@ -286,7 +300,7 @@ class ConversationTasks:
 
     A level has one of the given numbers of sessions, as many in a row at a place drawn anew for
     each task. A conversation without sessions is one stretch. Which questions are paid for:
-    `paid_for`. LoCoMo's categories that are never asked for are said at once. UserError: none of
+    `paid_for`. Kinds of question that are never asked for are said at once. UserError: none of
     the conversations has a question about so few sessions.
     """
 
@@ -294,16 +308,15 @@ class ConversationTasks:
         self.source = conversations_of(source)
         self.metric, self.lengths, self.seed = metric_of(self.source.kind), lengths, seed
         self.n_probes, self.levels = n_probes, len(lengths) - 1
-        asked = set()
+        asked: list[Probe] = []
         for length in lengths:
             of = self.source.conversations
             found = [part for c in of for part in self._stretches(c, length)]
             if not found:
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
-            asked |= {probe.category for _, probes in found for probe in probes}
-        wanted = (*ANSWERED, 5) if self.source.adversarial else ANSWERED
-        row = f"{max(lengths)} sessions in a row or fewer"
-        self.source.say_missing(asked, wanted, f"is about {row}, none will be paid for")
+            asked += [probe for _, probes in found for probe in probes]
+        row = f"is about {max(lengths)} sessions in a row or fewer, none will be paid for"
+        self.source.say_missing(asked, self.source.adversarial, row)
 
     def _stretches(self, conversation: Conversation, length: int) -> list[tuple[int, list[Probe]]]:
         """Return (first session, its questions) of every stretch with a question."""
@@ -346,15 +359,14 @@ def validation_episodes(source: str, n: int) -> list[Episode]:
     """
     found = conversations_of(source)
     each = -(-n // len(found.conversations))
-    tasks, asked = [], set()
+    tasks, asked = [], list[Probe]()
     for c in found.conversations:
         probes = paid_for(found, c, {session.number for session in c.sessions})
-        asked |= {probe.category for probe in probes}
+        asked += probes
         probes = random.Random(seed_of("validation", c.id)).sample(probes, min(each, len(probes)))
         if probes:
             tasks.append(episode_of(c, probes, found.start, metric_of(found.kind)))
     if not tasks:
         raise UserError(f"{source}: there is no question that a validation could ask.")
-    wanted = (*ANSWERED, 5) if found.adversarial else ANSWERED
-    found.say_missing(asked, wanted, "is in it, none will be validated")
+    found.say_missing(asked, found.adversarial, "is in it, none will be validated")
     return tasks

@@ -1,6 +1,6 @@
 """LongMemEval (arXiv 2410.10813): chats with an assistant, and one question for each history.
 
-Holds: `load_longmemeval`, `time_of`, `ABSTENTION`. Leaves out: what a conversation is
+Holds: `load_longmemeval`, `time_of`, `TYPES`, `ABSTENTION`. Leaves out: what a conversation is
 (tasks/conversations.py); the original grades by a language model, we by tasks/locomo_score.py. No
 torch.
 Exercise it: `pytest tests/tasks/test_longmemeval.py`. Read next: report/metrics.py.
@@ -28,6 +28,10 @@ from tasks.conversations import (
 )
 from tasks.readers import Record
 
+TYPES = (
+    "single-session-user", "single-session-assistant", "single-session-preference",
+    "multi-session", "temporal-reasoning", "knowledge-update",
+)  # fmt: skip
 ABSTENTION = "abstention"  # after the type of a question to which the history has no answer
 WHEN = re.compile(r"(\d{4}/\d{2}/\d{2}) \(\w+\) (\d{2}:\d{2})")
 

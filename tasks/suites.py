@@ -132,18 +132,17 @@ def _ledger(config: EvalConfig, lengths: Sequence[int]) -> list[Column]:
 def _conversations(config: EvalConfig) -> list[Column]:
     """Make one column of all questions: its cells are the kinds, side by side, so that what an
     agent makes of a conversation serves all of them. Of each kind the first `n` are asked, but for
-    those that the metric leaves out. LoCoMo's categories without a question are said at once."""
+    those that the metric leaves out. Kinds without a question are said at once."""
     (source,) = config.data if len(config.data) == 1 else ("",)
     if not source or source == "world":
         raise UserError(f"--suite {config.suite} wants one file: name it by --data.")
     chosen = f"#{config.source_split}" if config.source_split else ""
     found = episodes.conversations_of(f"{config.suite}:{source}{chosen}")
     metric = episodes.metric_of(found.kind, config.metric)
-    asked = {probe.category for c in found.conversations for probe in c.probes}
+    asked = [probe for c in found.conversations for probe in c.probes]
     split_off = "/" in config.source_split and not found.adversarial
-    wanted = episodes.ANSWERED if split_off else (*episodes.ANSWERED, 5)
-    wanted = [category for category in wanted if category not in metric.leaves_out]
-    found.say_missing(asked, wanted, "is in it, none will be asked")
+    abstaining = not split_off and 5 not in metric.leaves_out
+    found.say_missing(asked, abstaining, "is in it, none will be asked")
 
     def make() -> list[Task]:
         left = Counter()

@@ -14,7 +14,9 @@ from agents.search import recall
 from agents.store import Entry
 from config.errors import UserError
 from config.options import EvalConfig
+from tasks import episodes
 from tasks.conversations import Memory, Utterance
+from tasks.episodes import validation_episodes
 from tasks.locomo_score import official_score
 from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
 from tasks.suites import columns_of
@@ -218,3 +220,29 @@ def test_a_file_that_is_something_else(tmp_path, load):
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match="this is not JSON"):
         load_longmemeval(tmp_path / "x.json")
+
+
+def test_types_without_a_question_are_said_at_the_start(tmp_path, capsys):
+    """By an evaluation, by a training that shows few sessions in a row, and by its validation."""
+    types = ("knowledge-update", "single-session-user")
+    made = [asked(f"q{k}", question_type=kind) for k, kind in enumerate(types)]
+    path = write(tmp_path / "made.json", made)
+    others = (
+        "single-session-assistant, single-session-preference, multi-session, temporal-reasoning"
+    )
+    columns_of(EvalConfig(suite="longmemeval", data=(str(path),)), lambda: None)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said == (
+        f"longmemeval:{path}: no question of {others}, abstention is in it, none will be asked."
+    )
+    # evidence in sessions 1 and 3: not in two in a row, but for a type that has it in one
+    made[1]["answer_session_ids"] = ["answer_2"]
+    episodes.ConversationTasks(f"longmemeval:{write(path, made)}", (2,), seed=0)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert f": no question of {others}, knowledge-update is about 2 sessions" in said
+    made.append(asked("q2_abs", question_type="multi-session"))
+    path = write(path, made)
+    validation_episodes(f"longmemeval:{path}#adversarial", 9)
+    (said,) = capsys.readouterr().out.splitlines()
+    known = "single-session-assistant, single-session-preference, multi-session, temporal-reasoning"
+    assert said.endswith(f"no question of {known} is in it, none will be validated.")

@@ -270,3 +270,21 @@ def test_a_file_that_is_empty_or_not_there(tmp_path):
         load_own(tmp_path / "missing.jsonl")
     with pytest.raises(UserError, match="seven-three"):  # parts are LoCoMo's
         episodes.conversations_of(f"own:{write(tmp_path / 'own.jsonl', talk())}#seven-three/train")
+
+
+def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_path, capsys):
+    """What names no evidence, or is about more sessions in a row than there are shown."""
+    name = f"own:{write(tmp_path / 'talks.jsonl', talk())}"
+    columns_of(EvalConfig(suite="own", data=(name.partition(":")[2],)), lambda: None)
+    assert not capsys.readouterr().out  # there all are asked
+    episodes.ConversationTasks(name, (1, 2), seed=0)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(
+        f"{name}: no question of 1 multi-hop, questions is about 2 sessions in a"
+    )
+    episodes.ConversationTasks(f"{name}#adversarial", (3,), seed=0)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"{name}#adversarial: no question of questions is about 3 s")
+    episodes.validation_episodes(name, 9)
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said == f"{name}: no question of questions is in it, none will be validated."
