@@ -27,6 +27,7 @@ from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
+from report.records import WITHOUT_RESPONSE
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -73,7 +74,6 @@ REMARKS = {
     "full": "did not fit the model's window",
     "error": "failed",
 }
-WITHOUT_RESPONSE = ("full", "error")  # finish reasons of turns that leave the memory as it was
 
 
 def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
@@ -159,7 +159,8 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
             after = following["memory"]
         else:  # a turn that failed ends the trajectory and leaves the memory as it was
             failed = turn["finish"] in WITHOUT_RESPONSE
-            after = turn["memory"] if failed else reader.memory_after(turn)
+            after = turn["memory"] if failed else turn.get("memory_after")
+            after = reader.memory_after(turn) if after is None else after
         remark = REMARKS.get(turn["finish"], "")
         lines, table = tuple(lines_of(reader, turn)), tuple(table_of(reader, turn))
         where = str(turn.get("where", ""))

@@ -102,6 +102,31 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("empty", "shown"), [("keep", ["1"]), ("placeholder", ["1", "2"]), ("empty", ["1", "2"])]
+)
+def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec, empty, shown):
+    """The first section is noted; nothing is said to the others, but thoughts to the last."""
+    Path("a.txt").write_text("Anna reached Lima. Boris met Ida. Emil met Otto.")
+
+    def script(prompt):
+        if prompt.final:
+            return "\\boxed{Lima}"
+        if "Emil" in prompt.section:
+            return "<think>Emil?</think>"
+        return "Anna reached Lima." if "Anna" in prompt.section else ""
+
+    scripted(monkeypatch, codec, script)
+    small = "--agent memagent --chunk-tokens 4 --memory-tokens 99 --final-tokens 99".split()
+    said = run("a.txt", "Where?", "--model", "tiny", *small, "--empty", empty, "--name", "r")
+    responses = [turn["response"].strip() for turn in turns_of("r")]
+    assert responses[1:3] == ["", "<think>Emil?</think>"]
+    changes = [line for line in said.splitlines() if line.startswith("section ")]
+    assert [line.partition(":")[0] for line in changes] == [f"section {n}" for n in shown]
+    if empty == "keep":
+        assert turns_of("r")[-1]["memory"].strip() == "Anna reached Lima."
+
+
 def test_the_page_and_show_have_the_whole_trace(monkeypatch, codec):
     Path("a.txt").write_text("Anna reached Lima. <b>" * 40)
     scripted(monkeypatch, codec, lambda p: "\\boxed{<i>Lima</i>}" if p.final else "same")
