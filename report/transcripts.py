@@ -1,8 +1,8 @@
 """Show one trajectory to a person: in the terminal, and as a part of report.html.
 
 Holds: `render_trajectory`, `transcript`, and `diff`, the word-level difference of two memories that
-both show. Leaves out: which trajectories are kept (report/runlog.py, eval.py) and shown
-(report/page.py). No torch.
+both show; `marked`, the same without colours. Leaves out: which trajectories are kept
+(report/runlog.py, eval.py) and shown (report/page.py). No torch.
 Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
 Questions, documents and answers are foreign text: all of it goes through `clean` and is then
@@ -49,6 +49,19 @@ def diff(before: str, after: str) -> list[tuple[str, str]]:
         removed, inserted = "".join(old[i:j]), "".join(new[k:m])
         pieces += [("same", inserted)] if kind == "equal" else [("out", removed), ("in", inserted)]
     return [(kind, text) for kind, text in pieces if text]
+
+
+def marked(pieces: Sequence[tuple[str, str]]) -> str:
+    """Write a difference where there are no colours, as git's word diff does.
+
+    >>> marked(diff("Anna met Otto.", "Anna met Boris."))
+    'Anna met [-Otto.-] {+Boris.+}'
+    """
+    marks, said = {"same": "{}{}", "out": "[-{}-]{}", "in": "{{+{}+}}{}"}, ""
+    for kind, text in pieces:
+        words = text.rstrip()
+        said += marks[kind].format(words, text[len(words) :])
+    return said.rstrip()
 
 
 Row = dict[str, list[str]]  # of an agent's table: column -> lines of the cell
