@@ -514,8 +514,8 @@ class MemAgent(Agent):
         """Count the sections read, and the writes: those after which the memory is another."""
         if turn.prompt.final:
             return {}
-        memory, response = turn.prompt.memory, strip_thinking(turn.response)
-        return {
-            "updates": 1,
-            "writes": overwrite(memory, response, NO_MEMORY, self.config.empty) != memory,
-        }
+        made = {"memory": turn.prompt.memory, "response": turn.response}
+        return {"updates": 1, "writes": self.memory_after(made) != turn.prompt.memory}
+
+    def memory_after(self, turn: dict) -> str:
+        return overwrite(turn["memory"], super().memory_after(turn), NO_MEMORY, self.config.empty)

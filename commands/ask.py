@@ -53,10 +53,10 @@ SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
 PATIENCE_S = 30
 """How long a request is tried again that a server fails: somebody waits."""
-LONG_PROMPT = 4096
-"""Tokens of a single prompt from which on its time is estimated before it is read."""
-TRIAL = 512
-"""Tokens that are read on trial for that."""
+TRIALS = (16, 16, 32, 64, 128, 256, 512)
+"""Tokens that are read on trial before the time of a reading is said; the first warm up."""
+TRIAL_S = 0.2
+"""A trial that takes so many seconds is the last: the next would take twice as long."""
 
 ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "response_ids", "logprobs"}
 ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
@@ -114,7 +114,20 @@ def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool 
     words: files and folders, the question last. resume: go on with the reading config.name, with
     the settings that it began with. UserError for what the user can mend; Ctrl-C leaves with 130.
     """
-    reading = _resumed(words, config, how) if resume else _new(words, config)
+    reading = None
+    try:
+        reading = _resumed(words, config, how) if resume else _new(words, config)
+        _answer(reading, how)
+    except KeyboardInterrupt:  # before the reading itself, or after it
+        kept = reading and reading.folder and (reading.folder / "document.json").exists()
+        done = "what was read before is kept" if resume else "nothing was read"
+        done = f"go on with: {reading.again}" if kept else done
+        typer.echo(f"memagent: stopped; {done}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _answer(reading: Reading, how: How) -> None:
+    """Open what answers, choose the agent, make the folder, and read."""
     agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
     for remark in reading.document.remarks:
         _say(remark, "dim")
@@ -373,8 +386,11 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     with engine.awake(), progress:
         task_of_bar = progress.add_task("reading", total=n_steps, note="")
         try:
+            trial = None
+            if not recorded and not (reading.config.endpoint and reading.keyed):
+                trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not recorded and not agent.by_section:
-                _say(clock.estimate(_trial(engine, agent, task)), console=progress.console)
+                _say(clock.estimate(trial), console=progress.console)
             begun = time.perf_counter()
             turns = follow(Replay(engine, recorded), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
@@ -386,7 +402,8 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                 if _begins(turn, section):
                     n_read, section = n_read + 1, turn.prompt.section
                 if number == len(recorded):
-                    _say(f"{_sections(n_read)} were read before.", console=progress.console)
+                    were = "was" if n_read == 1 else "were"
+                    _say(f"{_sections(n_read)} {were} read before.", console=progress.console)
                     _say(clock.estimate(), console=progress.console)
                 if number > len(recorded):
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
@@ -511,27 +528,27 @@ def duration(seconds: float) -> str:
     return f"{n:g} {unit}{'s' if n != 1 else ''}"
 
 
-def _trial(engine: Engine, agent: Agent, task: Task) -> float | None:
-    """Estimate the seconds of an agent's only prompt from the time of its beginning; None if it is
-    short.
+def _trial(engine: Engine, agent: Agent, task: Task, ids: Sequence[int]) -> float | None:
+    """Warm the model up and return the seconds that an agent's only prompt will take to be read,
+    by the time of its document's last tokens, `ids`; None if it reads by section.
 
     Attention grows faster than the prompt, so that a long one takes longer than this says.
     """
-    prompt = advance(agent, start(agent, task))
-    n = len(prompt.ids(engine.codec))
-    if n < LONG_PROMPT:
-        return None
-    ids, seconds = engine.codec.ids(prompt.section), 0.0
-    for most in (TRIAL // 16, TRIAL):  # the first warms up
-        begun = time.perf_counter()
-        text = engine.codec.decode(ids[-most:])
-        engine.add(Prompt(((text, False),), 1), Sampling(0.0), 0)
+    n = 0 if agent.by_section else len(advance(agent, start(agent, task)).ids(engine.codec))
+    for number, most in enumerate(TRIALS):
+        prompt = Prompt(((engine.codec.decode(ids[-most:]), False),), 1)
+        read, begun = len(prompt.ids(engine.codec)), time.perf_counter()
+        engine.add(prompt, Sampling(0.0), 0)
         while not (done := engine.step()):
             pass
+        seconds = time.perf_counter() - begun
         if done[0][1].finish is Finish.ERROR:  # one wait for a server that is gone is enough
             raise UserError(f"The prompt on trial could not be answered: {done[0][1].error}.")
-        seconds = time.perf_counter() - begun
-    return seconds * n / TRIAL
+        if not n:
+            return None
+        if number and (seconds > TRIAL_S or most >= min(n, len(ids))):
+            break
+    return seconds * n / read
 
 
 # ---------------------------------------------------------------- what is shown
@@ -545,7 +562,7 @@ def _say(text: str | Styled, style: str = "", console=console) -> None:
 
 def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled]:
     """Yield what became of the memory in a turn, and what the agent shows of it."""
-    from report.transcripts import diff, styled
+    from report.transcripts import diff, marked, styled
 
     described = record_turn(turn)
     lines = agent.lines(described)
@@ -553,7 +570,10 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     before, after = turn.prompt.memory.strip(), agent.memory_after(described).strip()
     if not turn.prompt.final and after != before:
         style = {"same": "", "out": "red strike", "in": "green underline"}
-        changed = [(clean(text), style[kind]) for kind, text in diff(before, after)]
+        pieces = [(kind, clean(text)) for kind, text in diff(before, after)]
+        changed = [(text, style[kind]) for kind, text in pieces]
+        if console.color_system is None:  # neither colours nor lines through the words
+            changed = [marked(pieces)]
         pages = f", {clean(where)}" if where else ""
         yield Styled.assemble((f"section {number}{pages}: ", "cyan"), *changed)
     yield from (styled(line) for line in lines if not line.before)

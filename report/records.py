@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from config.errors import UserError
-from memagent import Agent, Trajectory, Turn
+from memagent import Agent, Finish, Trajectory, Turn
+
+# finish reasons of turns that leave the memory as it was
+WITHOUT_RESPONSE = (Finish.FULL, Finish.ERROR)
 
 
 def record(
@@ -28,10 +31,13 @@ def record(
 ) -> dict:
     """Return a trajectory as JSON types: enough to show it, to quote it and to replay the loss.
 
-    agent: the one that ran; the record has its name, by which its turns are shown, and the form of
-    its answers. step: of training. temperature: of sampling.
+    agent: the one that ran; the record has its name, by which its turns are shown, the form of its
+    answers, and the memory that a last turn leaves which does not answer: it depends on settings,
+    and no later prompt shows it. step: of training. temperature: of sampling.
     """
-    task = trajectory.task
+    task, turns = trajectory.task, [record_turn(turn) for turn in trajectory.turns]
+    if turns and not turns[-1]["final"] and turns[-1]["finish"] not in WITHOUT_RESPONSE:
+        turns[-1]["memory_after"] = agent.memory_after(turns[-1])
     return {
         "id": task.id,
         "agent": agent.name,
@@ -46,7 +52,7 @@ def record(
         "temperature": temperature,
         "error": trajectory.error,
         "seconds": round(trajectory.seconds, 4),
-        "turns": [record_turn(turn) for turn in trajectory.turns],
+        "turns": turns,
     }
 
 

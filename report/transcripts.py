@@ -1,8 +1,8 @@
 """Show one trajectory to a person: in the terminal, and as a part of report.html.
 
 Holds: `render_trajectory`, `transcript`, and `diff`, the word-level difference of two memories that
-both show. Leaves out: which trajectories are kept (report/runlog.py, eval.py) and shown
-(report/page.py). No torch.
+both show; `marked`, the same without colours. Leaves out: which trajectories are kept
+(report/runlog.py, eval.py) and shown (report/page.py). No torch.
 Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
 Questions, documents and answers are foreign text: all of it goes through `clean` and is then
@@ -27,6 +27,7 @@ from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
+from report.records import WITHOUT_RESPONSE
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -48,6 +49,19 @@ def diff(before: str, after: str) -> list[tuple[str, str]]:
         removed, inserted = "".join(old[i:j]), "".join(new[k:m])
         pieces += [("same", inserted)] if kind == "equal" else [("out", removed), ("in", inserted)]
     return [(kind, text) for kind, text in pieces if text]
+
+
+def marked(pieces: Sequence[tuple[str, str]]) -> str:
+    """Write a difference where there are no colours, as git's word diff does.
+
+    >>> marked(diff("Anna met Otto.", "Anna met Boris."))
+    'Anna met [-Otto.-] {+Boris.+}'
+    """
+    marks, said = {"same": "{}{}", "out": "[-{}-]{}", "in": "{{+{}+}}{}"}, ""
+    for kind, text in pieces:
+        words = text.rstrip()
+        said += marks[kind].format(words, text[len(words) :])
+    return said.rstrip()
 
 
 Row = dict[str, list[str]]  # of an agent's table: column -> lines of the cell
@@ -73,7 +87,6 @@ REMARKS = {
     "full": "did not fit the model's window",
     "error": "failed",
 }
-WITHOUT_RESPONSE = ("full", "error")  # finish reasons of turns that leave the memory as it was
 
 
 def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
@@ -159,7 +172,8 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
             after = following["memory"]
         else:  # a turn that failed ends the trajectory and leaves the memory as it was
             failed = turn["finish"] in WITHOUT_RESPONSE
-            after = turn["memory"] if failed else reader.memory_after(turn)
+            after = turn["memory"] if failed else turn.get("memory_after")
+            after = reader.memory_after(turn) if after is None else after
         remark = REMARKS.get(turn["finish"], "")
         lines, table = tuple(lines_of(reader, turn)), tuple(table_of(reader, turn))
         where = str(turn.get("where", ""))

@@ -18,6 +18,7 @@ from memagent import (
     split_template,
 )
 from memory import overwrite
+from report.records import record_turn
 from tasks import worlds
 from tokens.codec import Codec
 from tokens.templates import ANSWER_REQUESTS
@@ -50,6 +51,10 @@ def test_a_write_is_a_turn_that_leaves_another_memory(codec, empty, writes):
     for prompt, text in zip(prompts, said, strict=True):
         count.update(agent.count(task, Turn(prompt, [], [], [], Finish.STOP, codec.text(text))))
     assert count == {"updates": 4, "writes": writes}
+    # what is shown of a recorded turn is what the next prompt has
+    for prompt, text, following in zip(prompts, said, prompts[1:], strict=False):
+        turn = record_turn(Turn(prompt, [], [], [], Finish.STOP, codec.text(text)))
+        assert agent.memory_after(turn) == following.memory
 
 
 def test_memagent_reads_each_section_once_and_answers_once(codec):

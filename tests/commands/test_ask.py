@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from rich.color import ColorSystem
 from test_documents import pdf
 from test_endpoint import SECRET, Server
 from typer.testing import CliRunner
@@ -28,7 +29,7 @@ from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
 from engines.scripted import ScriptedEngine
-from memagent import NO_MEMORY, Finish, Turn
+from memagent import NO_MEMORY, Finish, Prompt, Turn
 from tokens.codec import Characters
 
 NOBODY = "127.0.0.1:1"  # where no Ollama listens
@@ -55,10 +56,10 @@ def run(*words, code=0, **more):
 
 
 def scripted(monkeypatch, codec, script, window=None):
-    """Answer every prompt by a function, whoever is to answer."""
+    """Answer every prompt but those on trial by a function, whoever is to answer."""
 
     def opened(config, agents, **_):
-        engine = ScriptedEngine(codec, script)
+        engine = ScriptedEngine(codec, lambda p: script(p) if p.section or p.final else "x")
         engine.window = window
         return engine
 
@@ -92,7 +93,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     n = len(turns_of("r")) - 1
     assert re.fullmatch(rf"5 pages, \d+ tokens, {n} sections, about \d+ seconds?", size)
     changes = [line for line in lines if line.startswith("section ")]
-    assert changes[0].startswith("section 1, page 1: ")
+    assert changes[0] == f"section 1, page 1: [-{NO_MEMORY}-] {{+nothing+}}"
     (found,) = [line for line in changes if "Lima" in line]
     where = turns_of("r")[int(found.split(",")[0].split()[1]) - 1]["where"]
     assert "3" in where and where in found
@@ -100,6 +101,31 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     assert lines[-3:] == [
         "answer: Lima", "Its words stand on page 3.", "The whole trace: runs/r/report.html",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("empty", "shown"), [("keep", ["1"]), ("placeholder", ["1", "2"]), ("empty", ["1", "2"])]
+)
+def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec, empty, shown):
+    """The first section is noted; nothing is said to the others, but thoughts to the last."""
+    Path("a.txt").write_text("Anna reached Lima. Boris met Ida. Emil met Otto.")
+
+    def script(prompt):
+        if prompt.final:
+            return "\\boxed{Lima}"
+        if "Emil" in prompt.section:
+            return "<think>Emil?</think>"
+        return "Anna reached Lima." if "Anna" in prompt.section else ""
+
+    scripted(monkeypatch, codec, script)
+    small = "--agent memagent --chunk-tokens 4 --memory-tokens 99 --final-tokens 99".split()
+    said = run("a.txt", "Where?", "--model", "tiny", *small, "--empty", empty, "--name", "r")
+    responses = [turn["response"].strip() for turn in turns_of("r")]
+    assert responses[1:3] == ["", "<think>Emil?</think>"]
+    changes = [line for line in said.splitlines() if line.startswith("section ")]
+    assert [line.partition(":")[0] for line in changes] == [f"section {n}" for n in shown]
+    if empty == "keep":
+        assert turns_of("r")[-1]["memory"].strip() == "Anna reached Lima."
 
 
 def test_the_page_and_show_have_the_whole_trace(monkeypatch, codec):
@@ -126,6 +152,19 @@ def test_an_answer_whose_words_the_document_does_not_hold_is_marked(monkeypatch,
         scripted(monkeypatch, codec, lambda p, answer=answer: f"\\boxed{{{answer}}}")
         said = run("a.txt", "Where?", "--model", "tiny", "--final-tokens", 99)
         assert words in said and ("words stand" in said) == bool(words)
+
+
+def test_a_change_is_marked_where_no_colours_are_shown(monkeypatch, codec):
+    prompt = Prompt((), 9, section="x", memory="Anna met Otto. It rained.")
+    turn = Turn(prompt, [], [], [], Finish.STOP, codec.text("Anna met Boris. It rained."))
+    agent = tiny.agent()
+    for colours, words in (
+        (None, "Anna met [-Otto.-] {+Boris.+} It rained."),
+        (ColorSystem.STANDARD, "Anna met Otto. Boris. It rained."),
+    ):
+        monkeypatch.setattr(commands_ask.console, "_color_system", colours)
+        (line,) = commands_ask._lines(turn, agent, 7, "page 3")
+        assert line.plain.rstrip() == f"section 7, page 3: {words}"
 
 
 def test_names_in_a_file_are_no_markup_in_a_terminal(monkeypatch, codec):
@@ -233,7 +272,7 @@ def interrupted(monkeypatch, after, error=KeyboardInterrupt):
 
         def stop():
             done = step()
-            made.extend(done)
+            made.extend(turn for _, turn in done if turn.prompt.section or turn.prompt.final)
             if len(made) > after:
                 raise error
             return done
@@ -274,6 +313,27 @@ def test_what_was_stopped_goes_on_to_the_same_tokens(monkeypatch):
     assert answer and Path("runs/cut/report.html").exists()
     finished = run("--resume", "--name", "cut")  # nothing is asked twice
     assert turns_of("cut") == again and answer[0] in finished
+
+
+def test_what_is_said_of_a_reading_that_is_stopped_while_its_model_loads(monkeypatch):
+    """Nothing is kept of a new one; what was read before of one that was gone on with."""
+    Path("a.txt").write_text(READ)
+
+    def opened(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands_ask, "open_reader", opened)
+        said = run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
+    assert said.strip() == "memagent: stopped; nothing was read" and not Path("runs").exists()
+    with monkeypatch.context() as patch:
+        interrupted(patch, 1)
+        run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
+    with monkeypatch.context() as patch:
+        patch.setattr(commands_ask, "open_reader", opened)
+        said = run("--resume", "--name", "x", code=130)
+    assert said.strip() == "memagent: stopped; go on with: ask --resume --name x"
+    assert "1 section was read before." in run("--resume", "--name", "x").splitlines()
 
 
 def test_a_killed_reading_is_told_by_its_own_words_where_runs_lie_elsewhere(monkeypatch):
@@ -496,19 +556,39 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     server.faults = ["", busy, busy]
     said = run(*asking, "a")
     assert said.count("HTTP 500: model is loading; trying again.") == 1 and "answer: " in said
-    server.faults, before = ["", (500, {"error": f"model {few} than is there"})], len(server.bodies)
+    short = (500, {"error": f"model {few} than is there"})
+    server.faults, before = ["", "", short], len(server.bodies)  # the first is on trial
     said = run(*asking, "b", code=2).splitlines()[-1]
-    assert len(server.bodies) == before + 2 and "trying" not in said
+    assert len(server.bodies) == before + 3 and "trying" not in said
     assert few in said and "ask --resume --name b; to ask a smaller model anew" in said
     assert said.endswith("name it by --served-as.")
     server.always = busy
     said = run(*asking, "c", code=2)
     assert "trying again." in said and re.search(r"after \d+ tries in \d+ s: HTTP 500", said)
     Path("a.txt").write_text("Anna reached Lima. " * 1200)
-    server.always = (500, {"error": f"model {few} than is there"})
-    before = len(server.bodies)  # of a long prompt the trial alone
-    said = run("a.txt", "Where?", "--agent", "full", "--endpoint", server.url, code=2)
+    server.always = short
+    before = len(server.bodies)  # the trial alone
+    said = run("a.txt", "Where?", "--agent", "full", code=2)
     assert "on trial" in said and "by --served-as." in said and len(server.bodies) == before + 1
+    server.stop()
+
+
+def test_a_server_that_was_named_is_asked_nothing_on_trial(monkeypatch, codec):
+    """It may bill for it. An Ollama is warmed up, so that loading is no part of the estimate."""
+    server = Server(codec, name="m", ids=False)
+    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+    for way, asked in (("full", 1), ("memagent", 4)):
+        before = len(server.bodies)
+        run("a.txt", "Where?", "--agent", way, "--endpoint", server.url)
+        assert len(server.bodies) == before + asked
+        before = len(server.bodies)
+        found = local.Answerer("m of the Ollama", "", (server.url,), "m", 32_768)
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "_ollama", lambda name, found=found: found)
+            said = run("a.txt", "Where?", "--agent", way)
+        assert len(server.bodies) > before + asked and " tokens, " in said
+        content = [body["messages"][0]["content"] for body in server.bodies[before:]]
+        assert all(len(words) < 4 * 512 + 64 for words in content[:-asked])
     server.stop()
 
 
@@ -524,7 +604,7 @@ def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(monkeypatc
     server.faults = [full]
     said = run("--resume", "--name", "x", code=2)
     assert "a smaller --chunk-tokens, such as 1024" in said
-    server.always = full  # the two prompts on trial as well
+    server.always = full
     said = run("a.txt", *asking, "y", "--agent", "full", code=2)
     assert "Ask anew with --agent memagent, which reads section by section" in said
     server.always = ""
@@ -662,24 +742,63 @@ def test_the_estimate_is_measured_and_rounded():
     assert not later.add(14.0) and later.estimate().endswith("about 7 minutes left")
 
 
-def test_a_long_prompt_is_estimated_from_its_end(codec):
-    """One turn of few tokens and one of 512; nothing is measured of a short one."""
-    asked = []
+class Seconds:
+    """A clock that goes when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def tried(monkeypatch, codec, n, rate, agent="full"):
+    """Return the estimate for a document of n sentences, and the tokens and seconds of its trial.
+
+    rate: tokens that the model reads in a second; a second more passes before its first answer.
+    """
+    clock, asked = Seconds(), []
+    monkeypatch.setattr(commands_ask, "time", clock)
 
     def script(prompt):
         asked.append(len(prompt.ids(codec)))
+        clock.now += asked[-1] / rate + (len(asked) == 1)
         return "x"
 
-    agent = tiny.agent("full", window=0).on(codec)
     engine = ScriptedEngine(codec, script)
+    document = commands_ask.Document("Anna reached Lima. " * n, (), "a")
+    task = commands_ask.Reading(AskConfig(), document, "Where?", "", None).task
+    agent = tiny.agent(agent).on(codec)
+    estimate = commands_ask._trial(engine, agent, task, agent.sections(task).ids)
+    return estimate, asked, clock.now - 1
 
-    def task(n):
-        document = commands_ask.Document("Anna reached Lima. " * n, (), "a")
-        return commands_ask.Reading(AskConfig(), document, "Where?", "", None).task
 
-    assert commands_ask._trial(engine, agent, task(50)) is None and not asked
-    assert commands_ask._trial(engine, agent, task(3000)) > 0
-    assert len(asked) == 2 and asked[0] < asked[1] < 600
+def test_one_prompt_is_estimated_from_its_end_in_less_than_a_second(monkeypatch, codec):
+    """Short or long; what the first answer takes longer than the others is no part of it."""
+    for n, rate in ((3000, 200), (3000, 1000), (3000, 1e6), (50, 200), (2, 200)):
+        estimate, asked, seconds = tried(monkeypatch, codec, n, rate)
+        tokens = 4 * n
+        assert 0.95 * tokens / rate <= estimate <= 1.3 * tokens / rate + 24 / rate
+        assert 2 <= len(asked) <= 7 and asked == sorted(asked) and max(asked) < 560
+        assert seconds < max(1.0, 0.02 * estimate)
+    assert tried(monkeypatch, codec, 3000, 200, "memagent")[:2] == (None, asked[:1])
+
+
+@pytest.mark.parametrize("way", ["memagent", "full", "bm25"])
+def test_loading_and_warming_up_are_no_part_of_the_estimate(monkeypatch, codec, way):
+    Path("a.txt").write_text("Anna reached Lima. " * 60)
+    clock = Seconds()
+    monkeypatch.setattr(commands_ask, "time", clock)
+
+    class Cold(ScriptedEngine):
+        def step(self):
+            clock.now += 0.1 if self.generated_tokens else 60
+            return super().step()
+
+    monkeypatch.setattr(commands_ask, "open_reader", lambda *_, **__: Cold(codec, lambda p: "x"))
+    said = run("a.txt", "Where?", *"--model tiny --chunk-tokens 8".split(), "--agent", way)
+    (line,) = [line for line in said.splitlines() if " tokens, " in line]
+    assert re.search(r", about [1-4] seconds?$", line), line
 
 
 def test_a_turn_that_fails_is_not_recorded(monkeypatch, codec):

@@ -17,7 +17,7 @@ from cli import app
 from commands import train
 from commands.sft import SFT, chosen_turns, deal, demonstration, kind_of, token_weights
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig, SFTConfig
+from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
 from data import Pool, Task, stands_in
 from embedded import tiny
 from engines.hf import TransformersEngine
@@ -27,8 +27,9 @@ from models.logprobs import Row
 from report.page import write_report
 from report.runlog import summary
 from report.summary import write_summary
+from rollout import Sampling, rollout
 from tasks import worlds
-from tasks.sources import MixedTasks, parts_of
+from tasks.sources import MixedTasks, parts_of, validation_tasks
 from tokens.trie import build_trie
 
 AGENT = tiny.agent()
@@ -224,6 +225,23 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, codec)
     ids = torch.tensor([codec.encode("Anna joined Boris.")])
     base = load_model(weak, device="cpu")
     assert not torch.allclose(exported(ids).logits, base(ids).logits, atol=1e-3)
+
+
+def test_a_validation_grades_the_models_own_greedy_answers(tmp_path, codec):
+    """At every checkpoint, of a resumed run too: what is demonstrated would all be right."""
+    run = settings(tmp_path, EMBEDDED, name="v", validation="world", validation_n=12)
+    config = SFTConfig(tasks_per_step=(2,), lr=1e-3, warmup=0, decay_from=1.0, lora_rank=4)
+    tasks, expected = validation_tasks(run), []
+    for steps in (2, 4):
+        folder = train.train(run, replace(config, steps=steps), AGENT, resume=steps > 2)
+        engine = TransformersEngine(load_model(folder / "model", device="cpu"), codec)
+        done = rollout(engine, AGENT, ((task, 0) for task in tasks), Sampling(0.0))
+        expected.append(sum(map(AGENT.reward, done)) / len(tasks))
+    with (folder / "validation.csv").open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert [(row["step"], row["n"]) for row in rows] == [(2, 12), (4, 12)]
+    assert [row["score"] for row in rows] == pytest.approx(expected, abs=1e-6)
+    assert all(0 < score < 1 for score in expected)
 
 
 def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, codec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from embedded import reader
 from tasks import passages, seen
 from tasks.readers import read
 
+ROOT = Path(__file__).parents[2]
 SOURCES = {name: f"folder/{file}" for name, file in reader.LOCAL.items()}
 
 
@@ -264,3 +266,12 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):
 
 def test_commands_run_in_a_process_of_their_own():
     assert reader.call(["data", "look", "nowhere.jsonl"]) == 2
+
+
+def test_the_adapters_that_ship_have_at_most_ten_mebibytes_together():
+    listed = ["git", "ls-files", f"*{reader.WEIGHTS}"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in names.splitlines()]
+    assert ROOT / "models/packages" / READER / reader.WEIGHTS in paths
+    assert sum(path.stat().st_size for path in paths) <= 10 * 2**20
+    assert {w.dtype for path in paths for w in load_file(path).values()} == {torch.bfloat16}

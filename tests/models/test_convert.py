@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_gguf import CHAT, TEXT, rounded, stored, tiny_llama, vocabulary, write_gguf
+from tiny_gguf import CHAT, TEXT, rounded, stored, tiny_llama, tiny_model, vocabulary, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from config.errors import UserError
@@ -54,6 +54,48 @@ def test_weights_are_the_files_own_and_transformers_loading_computes_the_same(tm
     with torch.no_grad():
         assert torch.equal(again(IDS).logits, theirs(IDS).logits)
     assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+
+
+MORE = {
+    "mistral": {"general.name": "Tiny Mistral"},  # a Llama by its architecture
+    "qwen2": {"general.architecture": "qwen2", "tokenizer.ggml.pre": "qwen2"},
+    "qwen3": {
+        "general.architecture": "qwen3",
+        "tokenizer.ggml.pre": "qwen2",
+        "qwen3.attention.key_length": 128,
+        "qwen3.attention.value_length": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [*MORE])
+def test_other_families_compute_what_the_model_in_the_file_does(tmp_path, kind):
+    """The same weights, and the same logits: those of the model that was written, in bfloat16."""
+    path, folder = tmp_path / "tiny.gguf", tmp_path / "model"
+    model = write_gguf(path, model=tiny_model(kind), more=MORE[kind]).eval()
+    folder.mkdir()
+    convert(path, folder)
+    again = load_model(folder, "bfloat16", "cpu").eval()
+    assert again.config.model_type == kind and Codec.load(folder).eos_ids == {2}
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert torch.equal(after[name], rounded(weight, "F32")), name
+    some = {name.rpartition("layers.0.")[2] for name in before}
+    assert ("self_attn.q_proj.bias" in some, "self_attn.q_norm.weight" in some) == (
+        kind == "qwen2",
+        kind == "qwen3",
+    )
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.bfloat16
+    ).eval()
+    for weight in model.parameters():  # not `to`, which rounds the angles of the positions too
+        weight.data = weight.data.to(torch.bfloat16)
+    with torch.no_grad():
+        logits = again(IDS).logits
+        assert torch.equal(logits, model(IDS).logits) and torch.equal(logits, theirs(IDS).logits)
+    sizes, found = model.config, sizes_of(path)
+    assert all(getattr(sizes, name) == n for name, n in found.items() if n is not None)
 
 
 def test_a_response_ends_where_the_model_ends_it(file, converted):

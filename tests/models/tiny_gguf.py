@@ -1,11 +1,19 @@
-"""Write a random two-layer Llama with a byte-level tokenizer as a GGUF file, quantised or not."""
+"""Write a random two-layer model with a byte-level tokenizer as a GGUF file, quantised or not."""
 
 from pathlib import Path
 
 import gguf
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 TEXT = "The bridge was opened in 1936, and rebuilt twice. It is 2,737 m long; nobody's car crossed."
 SPECIAL = ["<unk>", "<|im_start|>", "<|im_end|>"]
@@ -20,6 +28,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -41,23 +51,39 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return sorted(model["vocab"], key=model["vocab"].get), merges
 
 
+SIZES = dict(
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=96,
+    max_position_embeddings=2048,
+    rope_theta=1e4,
+    rms_norm_eps=1e-5,
+    initializer_range=0.2,
+    tie_word_embeddings=True,
+)
+CONFIGS = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
 def tiny_llama(seed: int = 0, vocab_size: int = 300) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=96,
-        max_position_embeddings=2048,
-        rope_theta=1e4,
-        rms_norm_eps=1e-5,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **SIZES))
+
+
+def tiny_model(kind: str) -> PreTrainedModel:
+    """A model of another family, its biases and norms as random as its matrices.
+
+    Qwen3's heads are as large as they are in all published sizes: GGUF files of it are read so.
+    """
+    torch.manual_seed(0)
+    sizes = SIZES | {"vocab_size": len(vocabulary()[0]), "head_dim": 128 if kind == "qwen3" else 16}
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind](**sizes))
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1:
+            torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.3)
+    return model
 
 
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -65,29 +91,33 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def stored(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """A model's weights by their names in a GGUF file."""
+def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A model's weights by their names in a GGUF file; Llama's and Mistral's are permuted there."""
+    pairs = model.config.model_type in ("llama", "mistral")
     heads = model.config.num_attention_heads, model.config.num_key_value_heads
     state, weights = model.model.state_dict(), {}
     weights["token_embd.weight"] = state["embed_tokens.weight"]
     weights["output_norm.weight"] = state["norm.weight"]
     for layer in range(model.config.num_hidden_layers):
         for name, short in NAMES.items():
-            weight = state[f"layers.{layer}.{name}.weight"]
-            if short in ("attn_q", "attn_k"):
-                weight = permuted(weight, heads[short == "attn_k"])
-            weights[f"blk.{layer}.{short}.weight"] = weight
+            for part in ("weight", "bias"):
+                weight = state.get(f"layers.{layer}.{name}.{part}")
+                if weight is None:
+                    continue
+                if pairs and short in ("attn_q", "attn_k"):
+                    weight = permuted(weight, heads[short == "attn_k"])
+                weights[f"blk.{layer}.{short}.{part}"] = weight
     return weights
 
 
 def write_gguf(
     path: Path,
     kind: str = "F32",
-    model: LlamaForCausalLM | None = None,
+    model: PreTrainedModel | None = None,
     more: dict | None = None,
     tensors: dict | None = None,
     without: tuple[str, ...] = (),
-) -> LlamaForCausalLM:
+) -> PreTrainedModel:
     """Write a GGUF file and return its model before quantisation.
 
     kind: F32, F16, Q8_0 or Q4_1, of the matrices. more: strings and numbers of the metadata, which

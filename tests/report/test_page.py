@@ -14,12 +14,15 @@ from rich.console import Console
 
 from agents.rememr1 import Notes, ReMemR1, Step
 from config.errors import UserError, clean
+from data import Task
+from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
 from report import page as report_page
 from report import plots
 from report.headline import headline
 from report.page import write_report
 from report.published import TEN
+from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
 from tasks import seen
@@ -477,6 +480,19 @@ def test_a_failed_turn_leaves_the_memory_as_it_was():
     failed["turns"][1] |= {"response": "cut sho", "finish": "length"}
     assert [(s.after, s.remark) for s in steps_of(failed)][1] == ("cut sho", "cut at its limit")
     assert steps_of(record() | {"turns": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("empty", "after"), [("keep", "fact"), ("placeholder", NO_MEMORY), ("empty", "")]
+)
+def test_a_last_turn_leaves_the_memory_that_its_own_settings_say(codec, empty, after):
+    """As where the next prompt could not be made: the record says what the silent turn left."""
+    prompt = Prompt((("x", True),), 9, section="section 1.", memory="fact")
+    silent = Turn(prompt, [], [], [], Finish.STOP, codec.text(""))
+    agent = MemAgent(MemAgentConfig(empty=empty))
+    broken = Trajectory(Task("a", "Where?", ("Lima",), text="x"), [silent], error="no next prompt")
+    made = json.loads(json.dumps(record_of(broken, agent)))
+    assert [(step.before, step.after) for step in steps_of(made)] == [("fact", after)]
 
 
 def printed(*args, **kwargs):
