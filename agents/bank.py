@@ -638,6 +638,13 @@ class Bank:
             cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
         return cursor.lastrowid
 
+    def prepare(self, intent: str) -> None:
+        """Embed an intent that will be written, while no batch is under way: then `write` needs no
+        server. ValueError: it is empty. Unreachable: the embedder gives no answer."""
+        if not intent.strip():
+            raise ValueError("an intent must not be empty")
+        self.likeness.vector(intent[:MOST_CHARACTERS])
+
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
         row = self._db.execute(

@@ -368,6 +368,7 @@ class MemRL(Agent):
         kept = c.update != "none" and (tried.success or c.update != "validation")
         if not kept:
             return
+        self.opened().prepare(tried.intent)
         trajectory = self.cut("\n".join(told[1:]), c.experience_tokens)
         if c.build == "trajectory" or (c.update == "vanilla" and not tried.success):
             tried.kind, tried.experience = "trajectory", f"{told[0]}\n{trajectory}"

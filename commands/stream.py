@@ -22,6 +22,7 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,7 +30,7 @@ import typer
 
 from agents import find
 from config import files
-from config.errors import UserError
+from config.errors import Unreachable, UserError
 from config.flags import command
 from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
@@ -278,17 +279,23 @@ class Stream:
         return state
 
     def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
-        """Let the agent work on a batch; a task whose engine failed is begun anew."""
+        """Let the agent work on a batch; a task whose engine, embedder or judge failed is begun
+        anew.
+
+        All that a server is needed for happens here, before anything is learnt: what stays away
+        fails its task, and a batch is never half learnt.
+        """
         c, agent = self.config, self.agent
         seed = seed_of(c.seed, self.agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
-            sampling = Sampling(c.temperature)
-            own = (engine, agent, todo, sampling, seed, c.in_flight)
-            for trajectory in rollout(*own, steps_of=_guarded):
+            away: set[str] = set()  # tasks that met a server which gave no answer
+            own = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
+            for trajectory in rollout(*own, steps_of=partial(_guarded, away)):
                 found[trajectory.task.id] = trajectory
-            todo = [(t.task, 0) for t in found.values() if _engine_failed(t)] if left else []
+            failed = [t.task for t in found.values() if _engine_failed(t) or t.task.id in away]
+            todo = [(task, 0) for task in failed] if left else []
             if not todo:
                 break
         return found
@@ -366,11 +373,17 @@ class Stream:
 LEAK = 12  # characters of a solution that are worth looking for
 
 
-def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
-    """Start an agent, whose own exceptions fail the task and not the stream."""
+def _guarded(
+    away: set[str], agent: Agent, task: Work, sample: int
+) -> Generator[Prompt, Turn, None]:
+    """Start an agent, whose own exceptions fail the task and not the stream.
+
+    away: is added the task if it met a server that gave no answer.
+    """
     try:
         yield from start(agent, task)
-    except UserError:
+    except UserError as error:
+        away |= {task.id} if isinstance(error, Unreachable) else set()
         raise
     except Exception as error:
         raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error

@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands.stream import State, Stream, run_stream
-from config.errors import UserError
+from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
+from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from tasks.bandit import Bandit
+from tasks.llb_db import LLBDB
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,6 +156,95 @@ def test_an_engine_that_fails_is_asked_again_then_the_item_has_failed(tmp_path, 
     learnt = {event[1] for event in stream.agent.opened().events()}
     assert len(learnt) == 12 - crashed  # utilities have learnt nothing from what crashed
     assert ("b3" in learnt) is (not crashed)
+
+
+class Failing:
+    """hash:64, which is out of reach when it is asked for some texts, the first few times."""
+
+    name, dim = "hash:64", 64
+
+    def __init__(self, texts=(), times=0):
+        self.inner, self.left = embedder_of("hash:64"), dict.fromkeys(texts, times)
+        self.refused = 0
+
+    def embed(self, texts, query=False):
+        for text in texts:
+            if self.left.get(text):
+                self.left[text] -= 1
+                self.refused += 1
+                raise Unreachable("The embedder gives no embeddings after 3 tries: HTTP 503.")
+        return self.inner.embed(texts, query)
+
+
+def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
+    """A finished stream on our eight database tasks, whose intents are embedded one by one."""
+    folder.mkdir()
+    world = LLBDB()
+    config = short(folder.parent, folder.name, environment="llb-db", epochs=2, n=0, batch=4)
+    settings = {"retrieve": "dense", "embedder": "hash:64", "delta": 0.1}
+    stream = Stream(config, arm, settings, world, folder)
+    stream.agent.embed = embedder
+    stream.run(RehearsedEngine(world.tasks()))
+    return stream
+
+
+@pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
+def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
+    texts = [LLBDB().intent(id) for id in ("own-2", "own-7")]
+    whole = with_embedder(tmp_path / "whole", arm, Failing())
+    failing = with_embedder(tmp_path / "failing", arm, embedder := Failing(texts, 1))
+    assert embedder.refused == 2
+    assert failing.agent.bank.digest == whole.agent.bank.digest
+    assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+
+
+@pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
+def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path, arm):
+    embedder = Failing([LLBDB().intent("own-2")], 10**6)
+    stream = with_embedder(tmp_path / "s", arm, embedder)
+    cells = epochs_of(stream.outcome())
+    assert [(cell["n"], cell["crashed"]) for cell in cells] == [(8, 1)] * 2
+    assert embedder.refused == 4  # two epochs, and each time once more
+    bank = stream.agent.bank
+    assert len(bank.entries()) == 14 and not bank.entries_of("own-2")
+    assert "own-2" not in {event[1] for event in bank.events()} and bank.check() == []
+    rows = [json.loads(line) for line in stream.rows_path.read_text().splitlines()]
+    assert all(
+        row["success"] is False and "gives no embeddings" in row["error"]
+        for row in rows if row["id"] == "own-2"
+    )  # fmt: skip
+
+
+class Breaking:
+    """An environment in which one task raises when it is worked on."""
+
+    def __init__(self, world, id):
+        self.world, self.id = world, id
+
+    def __getattr__(self, name):
+        return getattr(self.world, name)
+
+    def tasks(self):
+        tasks = [*self.world.tasks()]
+        for task in tasks:
+            task.environment = self
+        return tasks
+
+    def reset(self, id):
+        if id == self.id:
+            raise ZeroDivisionError("a defect\nof the environment")
+        return self.world.reset(id)
+
+
+def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
+    (tmp_path / "s").mkdir()
+    world = Breaking(LLBDB(), "own-3")
+    stream = Stream(short(tmp_path, epochs=1, n=0), "memrl", {}, world, tmp_path / "s")
+    stream.run(RehearsedEngine(world.tasks()))
+    (cell,) = epochs_of(stream.outcome())
+    assert (cell["n"], cell["crashed"]) == (8, 1)
+    (row,) = [row for row in stream.outcome()["rows"] if row["id"] == "own-3"]
+    assert row["error"] == "ZeroDivisionError: a defect of the environment"
 
 
 def test_held_out_tasks_teach_nothing_and_leaks_are_named(tmp_path):
