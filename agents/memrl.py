@@ -176,6 +176,7 @@ class Tried:
     reward: float = 0.0  # of the environment, or the answer's
     steps: int = 0
     failure: str = ""  # why it ended early
+    confidence: float | None = None  # of the last action, in percent, as it says itself
     shown: list[dict] = field(default_factory=list)  # entries, and why they were retrieved
     pool: int = 0
     best_sim: float = 0.0
@@ -218,6 +219,8 @@ class MemRL(Agent):
     """of the setting `embedder`, given by whoever opens it"""
     bank: Bank | None = None
     """given by whoever drives the agent; None: opened by the settings when it is first needed"""
+    frozen: bool = False
+    """the bank is read, and never written"""
     epoch: int = 0
     seed: int = 0
 
@@ -235,7 +238,8 @@ class MemRL(Agent):
         if self.bank is None:
             c, first = self.config, os.environ.get("RANK", "0") == "0"
             path = Path(c.bank) if c.bank else None
-            self.bank = Bank(path if first else None, c, self.embed, namespace=c.namespace)
+            own = dict(namespace=c.namespace, frozen=self.frozen)
+            self.bank = Bank(path if first else None, c, self.embed, **own)
             if not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
                 there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
@@ -321,6 +325,7 @@ class MemRL(Agent):
             reward=step.reward if done else -1.0,
             steps=len(told) // 2,
             failure=failure,
+            confidence=step.confidence if step is not None else None,
         )
         yield from self._end(task, turn, tried, shown, retrieved, told)
 
@@ -543,6 +548,9 @@ def _noted(found: Found) -> dict:
         "task": entry.task_id,
         "epoch": entry.epoch,
         "sim": found.sim,
+        "sim_z": found.sim_z,
         "q": entry.q,
+        "q_z": found.q_z,
         "score": found.score,
+        "by_chance": found.by_chance,
     }

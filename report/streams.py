@@ -76,6 +76,8 @@ def epochs_of(outcome: dict) -> list[dict]:
             "shown": fmean(len(row["shown"]) for row in rows.values()),
             "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
             "written_tokens": fmean(row["written_tokens"] for row in rows.values()),
+            "seconds": (outcome["seconds"][epoch] or 0.0) / n if epoch < len(outcome["seconds"])
+            else 0.0,
             "bank": stats or {},
         })  # fmt: skip
         before = solved
@@ -220,10 +222,11 @@ def _epochs(summary: dict) -> str:
     rows = [
         [esc(c["arm"]), str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
          f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
-         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}"]
+         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}"]
         for c in summary["cells"]
     ]  # fmt: skip
-    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written"]
+    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written",
+            "seconds"]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 

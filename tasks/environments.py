@@ -33,6 +33,8 @@ class Step:
     done: bool = False
     reward: float = 0.0  # of the whole episode, in [-1, 1], at its last step
     failure: str = ""  # why nothing more is possible: crashed, timed out; it counts as failed
+    # how sure of its answer the action says it is, in percent; None: it does not say
+    confidence: float | None = None
 
 
 class Episode(Protocol):

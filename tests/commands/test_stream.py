@@ -1,19 +1,23 @@
 """Streams: epochs, resume, what is counted, what is never written."""
 
+import contextlib
 import json
 import os
+import random
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from conftest import forked
 from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands.stream import State, Stream, run_stream
+from agents.bank import Bank, BankConfig
+from commands.stream import State, Stream, _alone, run_stream
 from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
@@ -21,8 +25,6 @@ from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from tasks.bandit import Bandit
 from tasks.llb_db import LLBDB
-
-ROOT = Path(__file__).parents[2]
 
 
 def banks(folder: Path) -> dict[str, str]:
@@ -79,34 +81,116 @@ def test_rows_of_a_batch_that_was_not_kept_are_cut_off(tmp_path):
         run_stream(short(tmp_path, epochs=2), {})
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes")
-def test_killed_at_any_time_a_stream_goes_on_to_the_same_bank(tmp_path):
-    words = "stream --engine rehearsed --arms rag,memrl --epochs 5 --batch 4"
-    command = [sys.executable, str(ROOT / "cli.py"), *words.split(), "--runs", str(tmp_path)]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--name", "whole"], env=environ, check=True, capture_output=True)
-    kills = 0
-    for k in range(12):
-        process = subprocess.Popen(
-            [*command, "--name", "killed"], env=environ,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        path = tmp_path / "killed" / "rag.jsonl"
-        begun = time.monotonic()
-        while process.poll() is None and not path.exists() and time.monotonic() - begun < 60:
-            time.sleep(0.01)
-        time.sleep(0.05 + 0.13 * (k % 4))
-        if process.poll() is not None:
+KILLS = 50
+WORDS = "stream --arms rag,memrl --epochs 6 --batch 4 --n 40 --hints 4 --max-entries 150".split()
+
+
+def numbers(folder: Path) -> tuple:
+    """What a stream has to say, but for seconds, and its rows."""
+    summary = read_summary(folder)
+    for cell in summary["cells"]:
+        del cell["seconds"]
+        cell["bank"].pop("bytes")  # the file also holds seconds
+    return summary, [(folder / f"{arm}.jsonl").read_bytes() for arm in ("rag", "memrl")]
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of another process: unlike the clock, no other job moves it."""
+    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
+
+
+@pytest.fixture
+def in_memory(tmp_path):
+    """A folder where waiting for the disk takes no time: a kill loses nothing of it either."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        dir=shared if os.access(shared, os.W_OK) else tmp_path
+    ) as name:
+        yield Path(name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the clocks of other processes")
+def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
+    in_memory, monkeypatch
+):
+    """The processes are forked from this one, so that each begins at once; a stream that ends
+    before all kills are done is followed by another."""
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")  # most of a stream's time
+    words = [*WORDS, "--runs", str(in_memory)]
+    before = time.process_time()
+    assert CliRunner().invoke(cli.app, [*words, "--name", "whole"]).exit_code == 0
+    begun = time.process_time()
+    assert CliRunner().invoke(cli.app, [*words, "--name", "again"]).exit_code == 0
+    most_s = (time.process_time() - begun) / 2
+    assert begun - before > most_s
+    expected = numbers(in_memory / "whole")
+    assert numbers(in_memory / "again") == expected
+    rng, kills, streams, moments = random.Random(0), 0, 0, set()
+    while kills < KILLS or (in_memory / f"s{streams}").exists():
+        folder = in_memory / f"s{streams}"
+        process = forked([*words, "--name", folder.name], in_memory / "log")
+        instant = rng.uniform(0, most_s) if kills < KILLS else 600.0
+        with contextlib.suppress(OSError):  # it has ended
+            while process.exitcode is None and cpu_seconds(process.pid) < instant:
+                time.sleep(0.0005)
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            moments.add((streams, *(p.stat().st_size for p in sorted(folder.glob("*.jsonl")))))
+            for path in folder.glob("*.db"):
+                try:
+                    assert Bank(path, BankConfig(), frozen=True).check() == []
+                except UserError as error:  # killed before it was one
+                    assert "holds no bank" in str(error)
+        else:
+            assert process.exitcode == 0, (in_memory / "log").read_text()
+            assert numbers(folder) == expected
+            streams += 1
+    print(f"{kills} kills in {streams} streams, at {len(moments)} places")
+    assert streams and len(moments) >= 15
+
+
+@pytest.mark.parametrize("moment", ["before its end", "after it"])
+def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
+    tmp_path, monkeypatch, moment
+):
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")
+    settings = dict(arms=("rag", "memrl"), environment="llb-db", batch=4, epochs=2, n=0)
+    run_stream(short(tmp_path, "whole", **settings), {"max_entries": 6})
+    real, done, crashes = Bank.batch, set(), 0
+
+    @contextlib.contextmanager
+    def batch(self):
+        outer, place = not self._depth, (self.path, self.batches)
+        crash = outer and place not in done and self.path.parent.name == "broken"
+        done.update({place} if outer else ())
+        with real(self):
+            yield
+            if crash and moment == "before its end":
+                raise KeyboardInterrupt
+        if crash and moment == "after it":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bank, "batch", batch)
+    while True:
+        try:
+            run_stream(short(tmp_path, "broken", **settings), {"max_entries": 6})
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    subprocess.run([*command, "--name", "killed"], env=environ, check=True, capture_output=True)
-    assert kills
-    assert banks(tmp_path / "whole") == banks(tmp_path / "killed")
-    for arm in ("rag", "memrl"):
-        one, two = ((tmp_path / n / f"{arm}.jsonl").read_bytes() for n in ("whole", "killed"))
-        assert one == two
+        except KeyboardInterrupt:
+            crashes += 1
+    assert crashes == 10  # of each arm the beginning, and two batches in each of two epochs
+    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+def test_two_streams_do_not_share_a_folder(tmp_path):
+    folder = run_stream(short(tmp_path, epochs=1), {})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with _alone(folder), pytest.raises(UserError, match=r"Another stream works in .*/s: wait"):
+        run_stream(short(tmp_path, epochs=2), {})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    run_stream(short(tmp_path, epochs=2), {})
 
 
 def test_shares_of_a_hand_made_history():
@@ -117,7 +201,7 @@ def test_shares_of_a_hand_made_history():
          "read_tokens": 1, "written_tokens": 1, "error": "", "failure": ""}
         for epoch, digits in enumerate(history) for k, digit in enumerate(digits)
     ]  # fmt: skip
-    cells = epochs_of({"arm": "x", "rows": rows, "stats": []})
+    cells = epochs_of({"arm": "x", "rows": rows, "stats": [], "seconds": []})
     assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75, 0.5]
     assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0, 1.0]
     # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
