@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from agents.bank import Bank, BankConfig
-from commands.stream import State, Stream, _alone, run_stream
+from commands.stream import State, Stream, _alone, _leaks, run_stream
 from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from tasks.bandit import Bandit
+from tasks.environments import Work
 from tasks.llb_db import LLBDB
 
 
@@ -331,25 +333,68 @@ def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
     assert row["error"] == "ZeroDivisionError: a defect of the environment"
 
 
-def test_held_out_tasks_teach_nothing_and_leaks_are_named(tmp_path):
-    world = Bandit(10)
-    config = short(tmp_path, epochs=1, n=0)
+def learnt(tmp_path, arm="memrl") -> tuple[Stream, RehearsedEngine]:
+    """A stream that has worked on our eight database tasks once."""
     (tmp_path / "s").mkdir()
-    stream = Stream(config, "memrl", {}, world, tmp_path / "s")
-    engine = RehearsedEngine(world.tasks())
-    stream.run(engine)
-    before = stream.agent.opened().digest
-    stream.transfer(engine, Bandit(6))
-    outcome = stream.outcome()
-    assert len(outcome["held_out"]) == 6 and stream.agent.opened().digest == before
-    assert outcome["leaks"] == []  # "left" is too short to be looked for
-    for task in (leaky := Bandit(2)).tasks():
-        leaky_task = task
-    leaky_task.solution = ("SELECT name FROM dogs",)
-    leaky.tasks = lambda: [leaky_task]
-    stream.agent.opened().write("x", "Action: SELECT name\nFROM dogs", success=True, task_id="q")
-    stream.transfer(engine, leaky)
-    assert stream.outcome()["leaks"] == [leaky_task.id]
+    world = LLBDB()
+    config = short(tmp_path, environment="llb-db", epochs=1, n=0, batch=4)
+    stream = Stream(config, arm, {"delta": 0.0}, world, tmp_path / "s")
+    stream.run(engine := RehearsedEngine(world.tasks()))
+    return stream, engine
+
+
+class Others(LLBDB):
+    """Our eight database tasks under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = {f"other-{id}": replace(item, id=f"other-{id}")
+                      for id, item in self.items.items()}  # fmt: skip
+
+
+def test_held_out_tasks_are_shown_the_bank_and_leave_its_file_as_it_was(tmp_path):
+    stream, engine = learnt(tmp_path)
+    bank = stream.agent.opened()
+    bank._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before, digest = (tmp_path / "s" / "memrl.db").read_bytes(), bank.digest
+    for world in (Others(), LLBDB()):
+        stream.transfer(engine, world)
+        assert (tmp_path / "s" / "memrl.db").read_bytes() == before and bank.digest == digest
+        assert not Path(f"{bank.path}-wal").stat().st_size
+        rows = stream.outcome()["held_out"]
+        assert len(rows) == 8 and all(row["shown"] for row in rows)
+        assert not any(row["experience"] for row in rows)
+        # a task that the bank knows is not shown its own experience
+        assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
+    (tmp_path / "r").mkdir()
+    reflection, engine = learnt(tmp_path / "r", "reflection")
+    reflection.transfer(engine, LLBDB())
+    assert not any(row["shown"] for row in reflection.outcome()["held_out"])
+
+
+def test_solutions_that_the_bank_holds_are_named_whatever_their_form(tmp_path):
+    stream, engine = learnt(tmp_path)
+    bank, world = stream.agent.opened(), LLBDB()
+    for entry in bank.entries():
+        bank._db.execute("UPDATE entry SET experience = 'x' WHERE id = ?", (entry.id,))
+    stream.transfer(engine, world)
+    assert stream.outcome()["leaks"] == []
+    said = world.items["own-4"].sql.lower().rstrip(";").replace(" ", "\n ")
+    bank.write("x", f"I ran\n```SQL\n{said}\n```\nand it was right", success=True, task_id="q")
+    stream.transfer(engine, world)
+    assert stream.outcome()["leaks"] == ["own-4"]
+
+
+def test_a_leak_is_the_whole_solution_and_no_common_word():
+    def task(*solution):
+        return Work("t", "q", (), text="", solution=solution)
+
+    stored = ["Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look", "left"]
+    assert not _leaks([task("left"), task("C"), task()], stored)  # too short to be looked for
+    steps = "go to desk 1", "take mug 1 from desk 1"
+    assert _leaks([task(*steps, "look")], stored) == ["t"]
+    assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
+    assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
 
 
 def test_order_is_a_function_of_seed_and_epoch(tmp_path):
