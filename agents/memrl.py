@@ -65,6 +65,9 @@ REFLECT = (
     "{trajectory}\n\nReflection:"
 )
 
+ABOVE = 512  # tokens of experiences above a document, where nothing else is set
+CUT, LEAST = 8, 24  # tokens: of " ..." and the seams of a cut experience; of what is left of it
+
 
 @dataclass(frozen=True, slots=True)
 class MemRLConfig(BankConfig):
@@ -88,7 +91,8 @@ class MemRLConfig(BankConfig):
     lesson_tokens: Annotated[int, COUNT] = 256
     """most tokens of a script or reflection"""
     context_tokens: Annotated[int, LIMIT] = 0
-    """most tokens of all experiences in a prompt; 0 = no limit"""
+    """most tokens of all experiences in a prompt; 0 = no limit in a task of an environment, 512
+    above a document"""
     experience_tokens: Annotated[int, LIMIT] = 1024
     """most tokens of the trajectory in an experience, whose end is cut; 0 = no limit"""
     max_steps: Annotated[int, LIMIT] = 0
@@ -283,7 +287,7 @@ class MemRL(Agent):
     def _work(self, task: Work, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Act in the task's environment until it is done, then write the experience."""
         c, environment = self.config, task.environment
-        block, shown = self.rendered(retrieved)
+        block, shown = self.rendered(retrieved, c.context_tokens)
         episode = task.begin()
         try:
             prompt = self.prompt(
@@ -332,7 +336,7 @@ class MemRL(Agent):
     def _read(self, task: Task, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Read a document section by section, with the experiences beside the question."""
         c, problem, sections = self.config, task.question, self.sections(task)
-        block, shown = self.rendered(retrieved)
+        block, shown = self.rendered(retrieved, self._above())
         memory = first = self.codec.text(NO_MEMORY)
         above = ((self.codec.text(f"{block}\n\n"), False),) if block else ()
 
@@ -398,27 +402,44 @@ class MemRL(Agent):
 
     # ---- what is shown
 
-    def rendered(self, retrieved: Retrieved) -> tuple[str, tuple[Found, ...]]:
+    def _above(self) -> int:
+        """Return the most tokens of experiences above a document, whose prompts have a window to
+        share."""
+        return self.config.context_tokens or ABOVE
+
+    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, tuple[Found, ...]]:
         """Compose the experiences for a prompt, and say which of them are in it.
 
-        Those that do not fit `context_tokens` are left out, the least useful first; without any
-        there is no text at all.
+        most: tokens, 0 = no limit. What does not fit is left out, the least useful first; of the
+        most useful the end is cut, where the trajectory stands. Without any there is no text.
         """
-        c, shown = self.config, [*retrieved.shown]
+        shown = [*retrieved.shown]
         while shown:
-            text = "\n\n".join(self._blocks(shown))
-            if not c.context_tokens or len(self.codec.encode(text)) <= c.context_tokens:
+            text = self._block(shown)
+            excess = len(self.codec.encode(text)) - most if most else 0
+            if excess <= 0:
                 return text, tuple(shown)
+            if len(shown) == 1:
+                return self._cut_block(shown[0], excess)
             shown.pop()
         return "", ()
 
+    def _cut_block(self, found: Found, excess: int) -> tuple[str, tuple[Found, ...]]:
+        """Compose one experience without its last tokens; "" if too little of it would be left."""
+        ids = self.codec.encode(found.entry.experience)
+        left = len(ids) - excess - CUT
+        if left < LEAST:
+            return "", ()
+        cut = replace(found.entry, experience=self.cut(found.entry.experience, left))
+        return self._block([replace(found, entry=cut)]), (found,)
+
     @staticmethod
-    def _blocks(shown: Sequence[Found]) -> list[str]:
+    def _block(shown: Sequence[Found]) -> str:
         parts = [SHOWN]
         for title, success in ((SUCCESSES, True), (FAILURES, False)):
             texts = [f.entry.experience for f in shown if f.entry.success is success]
             parts += [title, *texts] if texts else []
-        return parts
+        return "\n\n".join(parts)
 
     def cut(self, text: str, tokens: int) -> str:
         """Return the first tokens of a text; 0 = all of it."""
@@ -497,7 +518,8 @@ class MemRL(Agent):
 
     def limits(self) -> Limits:
         c = self.config
-        return Limits(shown=c.memory_tokens + c.context_tokens, written=c.memory_tokens)
+        above = 0 if c.recall == "none" else self._above()
+        return Limits(shown=c.memory_tokens + above, written=c.memory_tokens)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         notes = turn.notes

@@ -200,7 +200,8 @@ def test_shares_of_a_hand_made_history():
     history = ["1100", "1010", "0111", "0110"]
     rows = [
         {"epoch": epoch, "id": f"t{k}", "success": digit == "1", "steps": 1, "shown": [],
-         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": ""}
+         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": "",
+         "confidence": None}
         for epoch, digits in enumerate(history) for k, digit in enumerate(digits)
     ]  # fmt: skip
     cells = epochs_of({"arm": "x", "rows": rows, "stats": [], "seconds": []})
