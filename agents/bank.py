@@ -266,9 +266,24 @@ class Bank:
         self.likeness: Likeness = likeness_of(config.retrieve, embedder)
         with self._sentences():
             self._db = self._open()
+            try:
+                self._begin()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _begin(self) -> None:
+        """Check the file before anything is written to it; make the tables of a new one."""
+        if not (new := self._is_new()):
             self._check_header()
             self._check_embedder()
-            self._load()
+        if self.path and not self.frozen:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if new:
+            self._make()
+        self._load()
 
     # ---- the file
 
@@ -281,22 +296,33 @@ class Bank:
             if not self.path.parent.is_dir():
                 raise UserError(f"There is no folder {self.path.parent} for a bank.")
             db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
         return db
 
-    def _check_header(self) -> None:
-        """Make the tables of a new file; refuse another file and another version."""
+    def _is_new(self) -> bool:
         one = self._one
-        if one("SELECT count(*) FROM sqlite_master") == 0 and not one("PRAGMA application_id"):
-            if self.frozen:
-                raise UserError(f"{self.path} holds no bank.")
-            self._db.executescript(
-                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}; COMMIT;"
-            )
+        new = not one("SELECT count(*) FROM sqlite_master") and not one("PRAGMA application_id")
+        if new and self.frozen:
+            raise UserError(f"{self.path} holds no bank.")
+        return new
+
+    def _make(self) -> None:
+        """Make the tables, and note version and embedder, in one transaction."""
+        mine = self._identity()
+        self._db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}")
+        try:
             self._set("schema", SCHEMA)
-        if one("PRAGMA application_id") != APPLICATION:
+            self._set("embedder", mine.as_json() if mine else {})
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def _identity(self) -> Identity | None:
+        return Identity.of(self.embedder) if self.likeness.needs_vectors else None
+
+    def _check_header(self) -> None:
+        """Refuse another file and another version."""
+        if self._one("PRAGMA application_id") != APPLICATION:
             raise UserError(f"{self.path} is a database, but no bank.")
         if (version := self.noted("schema")) != SCHEMA:
             raise UserError(
@@ -304,13 +330,11 @@ class Bank:
             )
 
     def _check_embedder(self) -> None:
-        """Note the embedder of a new bank; refuse another one than that it was made with."""
-        mine = Identity.of(self.embedder) if self.likeness.needs_vectors else None
-        kept = self.noted("embedder")
-        if kept is None:  # new
-            if not self.frozen:
-                self._set("embedder", mine.as_json() if mine else {})
-        elif mine and not kept:
+        """Refuse another embedder than that the bank was made with."""
+        mine, kept = self._identity(), self.noted("embedder")
+        if not isinstance(kept, dict):
+            raise UserError(f"{self.path} is damaged (it does not say which embedder made it).")
+        if mine and not kept:
             raise UserError(
                 f"{self.path} was made without an embedder: search it by bm25, or make another."
             )
@@ -393,7 +417,7 @@ class Bank:
             with self._sentences():
                 self._set("batches", self.batches + 1)
                 yield
-                self._evict()
+                self.evict()
                 self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -511,7 +535,10 @@ class Bank:
             else:
                 zs, zq = sims, qs
             hits = [(*hit, s, q) for hit, s, q in zip(pool, zs, zq, strict=True)]
-        n = self._one("SELECT coalesce(sum(visits), 0) FROM entry WHERE NOT dead") if c.ucb else 0
+        n = self._one(
+            "SELECT coalesce(sum(visits), 0) FROM entry JOIN intent ON intent.id = intent_id "
+            "WHERE NOT dead AND ns = ?", self.namespace,
+        ) if c.ucb else 0  # fmt: skip
         found = []
         for entry, sim, s, q in hits:
             bonus = c.ucb * math.sqrt(math.log(max(1, n)) / (1 + entry.visits)) if c.ucb else 0.0
@@ -522,19 +549,22 @@ class Bank:
     def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
         """Return k2 candidates, the best first; with probability epsilon chance has a say."""
         c = self.config
+        chosen, tasks, ids = [], set(), set()
+
+        def choose(order: Sequence[Found], most: int, by_chance: bool) -> None:
+            for found in order:
+                entry = found.entry
+                if len(chosen) >= most:
+                    return
+                if entry.id not in ids and not (c.dedup_task and entry.task_id in tasks):
+                    tasks.add(entry.task_id)
+                    ids.add(entry.id)
+                    chosen.append(replace(found, by_chance=by_chance))
+
         if c.epsilon and rng.random() < c.epsilon:
-            chance = rng.sample(scored, min(c.k2 if c.explore == "all" else 1, len(scored)))
-        else:
-            chance = []
-        chosen = [replace(found, by_chance=True) for found in chance]
-        tasks, ids = {f.entry.task_id for f in chosen}, {f.entry.id for f in chosen}
-        for found in scored:
-            if len(chosen) >= c.k2:
-                break
-            if found.entry.id in ids or (c.dedup_task and found.entry.task_id in tasks):
-                continue
-            tasks.add(found.entry.task_id)
-            chosen.append(found)
+            any_order = rng.sample(scored, len(scored))
+            choose(any_order, c.k2 if c.explore == "all" else 1, True)
+        choose(scored, c.k2, False)
         return tuple(sorted(chosen, key=lambda f: (-f.score, -f.sim, f.entry.id)))
 
     # ---- learning
@@ -638,6 +668,13 @@ class Bank:
             cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
         return cursor.lastrowid
 
+    def prepare(self, intent: str) -> None:
+        """Embed an intent that will be written, while no batch is under way: then `write` needs no
+        server. ValueError: it is empty. Unreachable: the embedder gives no answer."""
+        if not intent.strip():
+            raise ValueError("an intent must not be empty")
+        self.likeness.vector(intent[:MOST_CHARACTERS])
+
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
         row = self._db.execute(
@@ -656,8 +693,9 @@ class Bank:
             self._new.append((row[0], text, row[1]))
         return row[0]
 
-    def _evict(self) -> None:
-        """Let go of entries beyond `max_entries`, none of those that this batch has written."""
+    def evict(self) -> None:
+        """Let go of entries beyond `max_entries`, none of those that this batch has written; every
+        batch ends with it."""
         most, now = self.config.max_entries, self.batches
         if not most:
             return
@@ -724,6 +762,7 @@ class Bank:
             "q_max": qs[-1] if n else 0.0,
             "visits": visits,
             "wins": sum(entry.wins for entry in entries),
+            "cut": sum("cut" in entry.meta for entry in entries),
             "bytes": self._one("PRAGMA page_count") * self._one("PRAGMA page_size"),
         }
 
@@ -750,6 +789,16 @@ class Bank:
             broken = self._db.execute("PRAGMA foreign_key_check").fetchall()
         wrong = [line for line in said if line != "ok"]
         wrong += [f"{table} {row} points to nothing" for table, row, *_ in broken]
+        kept = self.noted("embedder")
+        if kept and len(Identity(**kept).row) != kept["dim"]:
+            wrong.append("the embedding by which its embedder is told has another size")
+        size = 4 * kept["dim"] if kept else 0  # bytes
+        wrong += [
+            f"the embedding of intent {id} has {n} bytes, not {size}"
+            for id, n in self._db.execute(
+                "SELECT id, length(vec) FROM intent WHERE length(vec) != ?", (size,)
+            )
+        ]
         known = {id for (id,) in self._db.execute("SELECT id FROM entry")}
         for entry in self.entries():
             if not math.isfinite(entry.q):

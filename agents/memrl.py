@@ -65,6 +65,9 @@ REFLECT = (
     "{trajectory}\n\nReflection:"
 )
 
+ABOVE = 512  # tokens of experiences above a document, where nothing else is set
+CUT, LEAST = 8, 24  # tokens: of " ..." and the seams of a cut experience; of what is left of it
+
 
 @dataclass(frozen=True, slots=True)
 class MemRLConfig(BankConfig):
@@ -88,7 +91,8 @@ class MemRLConfig(BankConfig):
     lesson_tokens: Annotated[int, COUNT] = 256
     """most tokens of a script or reflection"""
     context_tokens: Annotated[int, LIMIT] = 0
-    """most tokens of all experiences in a prompt; 0 = no limit"""
+    """most tokens of all experiences in a prompt; 0 = no limit in a task of an environment, 512
+    above a document"""
     experience_tokens: Annotated[int, LIMIT] = 1024
     """most tokens of the trajectory in an experience, whose end is cut; 0 = no limit"""
     max_steps: Annotated[int, LIMIT] = 0
@@ -176,6 +180,7 @@ class Tried:
     reward: float = 0.0  # of the environment, or the answer's
     steps: int = 0
     failure: str = ""  # why it ended early
+    confidence: float | None = None  # of the last action, in percent, as it says itself
     shown: list[dict] = field(default_factory=list)  # entries, and why they were retrieved
     pool: int = 0
     best_sim: float = 0.0
@@ -218,6 +223,8 @@ class MemRL(Agent):
     """of the setting `embedder`, given by whoever opens it"""
     bank: Bank | None = None
     """given by whoever drives the agent; None: opened by the settings when it is first needed"""
+    frozen: bool = False
+    """the bank is read, and never written"""
     epoch: int = 0
     seed: int = 0
 
@@ -235,7 +242,8 @@ class MemRL(Agent):
         if self.bank is None:
             c, first = self.config, os.environ.get("RANK", "0") == "0"
             path = Path(c.bank) if c.bank else None
-            self.bank = Bank(path if first else None, c, self.embed, namespace=c.namespace)
+            own = dict(namespace=c.namespace, frozen=self.frozen)
+            self.bank = Bank(path if first else None, c, self.embed, **own)
             if not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
                 there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
@@ -279,7 +287,7 @@ class MemRL(Agent):
     def _work(self, task: Work, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Act in the task's environment until it is done, then write the experience."""
         c, environment = self.config, task.environment
-        block, shown = self.rendered(retrieved)
+        block, shown = self.rendered(retrieved, c.context_tokens)
         episode = task.begin()
         try:
             prompt = self.prompt(
@@ -321,13 +329,14 @@ class MemRL(Agent):
             reward=step.reward if done else -1.0,
             steps=len(told) // 2,
             failure=failure,
+            confidence=step.confidence if step is not None else None,
         )
         yield from self._end(task, turn, tried, shown, retrieved, told)
 
     def _read(self, task: Task, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Read a document section by section, with the experiences beside the question."""
         c, problem, sections = self.config, task.question, self.sections(task)
-        block, shown = self.rendered(retrieved)
+        block, shown = self.rendered(retrieved, self._above())
         memory = first = self.codec.text(NO_MEMORY)
         above = ((self.codec.text(f"{block}\n\n"), False),) if block else ()
 
@@ -368,6 +377,7 @@ class MemRL(Agent):
         kept = c.update != "none" and (tried.success or c.update != "validation")
         if not kept:
             return
+        self.opened().prepare(tried.intent)
         trajectory = self.cut("\n".join(told[1:]), c.experience_tokens)
         if c.build == "trajectory" or (c.update == "vanilla" and not tried.success):
             tried.kind, tried.experience = "trajectory", f"{told[0]}\n{trajectory}"
@@ -392,27 +402,44 @@ class MemRL(Agent):
 
     # ---- what is shown
 
-    def rendered(self, retrieved: Retrieved) -> tuple[str, tuple[Found, ...]]:
+    def _above(self) -> int:
+        """Return the most tokens of experiences above a document, whose prompts have a window to
+        share."""
+        return self.config.context_tokens or ABOVE
+
+    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, tuple[Found, ...]]:
         """Compose the experiences for a prompt, and say which of them are in it.
 
-        Those that do not fit `context_tokens` are left out, the least useful first; without any
-        there is no text at all.
+        most: tokens, 0 = no limit. What does not fit is left out, the least useful first; of the
+        most useful the end is cut, where the trajectory stands. Without any there is no text.
         """
-        c, shown = self.config, [*retrieved.shown]
+        shown = [*retrieved.shown]
         while shown:
-            text = "\n\n".join(self._blocks(shown))
-            if not c.context_tokens or len(self.codec.encode(text)) <= c.context_tokens:
+            text = self._block(shown)
+            excess = len(self.codec.encode(text)) - most if most else 0
+            if excess <= 0:
                 return text, tuple(shown)
+            if len(shown) == 1:
+                return self._cut_block(shown[0], excess)
             shown.pop()
         return "", ()
 
+    def _cut_block(self, found: Found, excess: int) -> tuple[str, tuple[Found, ...]]:
+        """Compose one experience without its last tokens; "" if too little of it would be left."""
+        ids = self.codec.encode(found.entry.experience)
+        left = len(ids) - excess - CUT
+        if left < LEAST:
+            return "", ()
+        cut = replace(found.entry, experience=self.cut(found.entry.experience, left))
+        return self._block([replace(found, entry=cut)]), (found,)
+
     @staticmethod
-    def _blocks(shown: Sequence[Found]) -> list[str]:
+    def _block(shown: Sequence[Found]) -> str:
         parts = [SHOWN]
         for title, success in ((SUCCESSES, True), (FAILURES, False)):
             texts = [f.entry.experience for f in shown if f.entry.success is success]
             parts += [title, *texts] if texts else []
-        return parts
+        return "\n\n".join(parts)
 
     def cut(self, text: str, tokens: int) -> str:
         """Return the first tokens of a text; 0 = all of it."""
@@ -491,7 +518,8 @@ class MemRL(Agent):
 
     def limits(self) -> Limits:
         c = self.config
-        return Limits(shown=c.memory_tokens + c.context_tokens, written=c.memory_tokens)
+        above = 0 if c.recall == "none" else self._above()
+        return Limits(shown=c.memory_tokens + above, written=c.memory_tokens)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         notes = turn.notes
@@ -542,6 +570,9 @@ def _noted(found: Found) -> dict:
         "task": entry.task_id,
         "epoch": entry.epoch,
         "sim": found.sim,
+        "sim_z": found.sim_z,
         "q": entry.q,
+        "q_z": found.q_z,
         "score": found.score,
+        "by_chance": found.by_chance,
     }

@@ -68,7 +68,8 @@ def _filter(
 ) -> Filter:
     from agents.bank import Filter
 
-    return Filter(q_below, q_above, visits, before, task, kind, solved)
+    first = None if before is None else before - 1  # shown and given from 1 on, kept from 0 on
+    return Filter(q_below, q_above, visits, first, task, kind, solved)
 
 
 def _say(text: str) -> None:
@@ -84,11 +85,12 @@ def show(
     q_above: QAbove = None,
     task: OfTask = "",
     kind: Kind = "",
+    solved: Outcome = None,
     namespace: Namespace = "default",
 ):
     """Print experiences with their utility and where they came from."""
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(_filter(q_below, q_above, 0, None, task, kind, None))
+    entries = bank.entries(_filter(q_below, q_above, 0, None, task, kind, solved))
     entries.sort(key=lambda entry: (-entry.q, -entry.visits, entry.id))
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
@@ -121,15 +123,17 @@ def export(
     q_below: QBelow = None,
     q_above: QAbove = None,
     visits: Visits = 0,
+    before: Before = None,
     task: OfTask = "",
     kind: Kind = "",
+    solved: Outcome = None,
     namespace: Namespace = "default",
 ):
     """Write entries as JSON lines."""
     from dataclasses import asdict
 
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(_filter(q_below, q_above, visits, None, task, kind, None))
+    entries = bank.entries(_filter(q_below, q_above, visits, before, task, kind, solved))
     with replacing_output(out) as temporary:
         lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
@@ -162,13 +166,15 @@ def forget(
     before: Before = None,
     task: OfTask = "",
     kind: Kind = "",
+    solved: Outcome = None,
     namespace: Namespace = "default",
 ):
     """Let go of the entries that all given conditions hold for."""
-    where = _filter(q_below, q_above, visits, before, task, kind, None)
+    where = _filter(q_below, q_above, visits, before, task, kind, solved)
     if len(where.clause[1]) == 0:
         raise UserError(
-            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind."
+            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind, --solved "
+            "or --failed."
         )
     bank = _opened(file, namespace, upkeep=True)
     n = bank.forget(where)

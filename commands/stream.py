@@ -15,13 +15,16 @@ appended before that, and cut off again if the batch was not kept.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,7 +32,7 @@ import typer
 
 from agents import find
 from config import files
-from config.errors import UserError
+from config.errors import Unreachable, UserError, clip
 from config.flags import command
 from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
@@ -78,9 +81,13 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
             others = open_environment(config, config.held_out)
             open_ones.callback(others.close)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
-        files.make_folder(folder)
         _check_folder(folder, config, settings)
         engine = _opened(config, [stream.agent for stream in streams], environment, others)
+        files.make_folder(folder)
+        open_ones.enter_context(_alone(folder))
+        for stream in streams:
+            stream.agent.opened()  # what cannot be used is refused before anything is written
+        _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
                 n = len(stream.tasks) * config.epochs
@@ -128,8 +135,7 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
     path = folder / "config.yaml"
     said = json.loads(json.dumps({"stream": asdict(config) | {"epochs": 0}, "agent": settings}))
     if path.exists():
-        begun = files.read_yaml(path)
-        before = json.loads(json.dumps(begun))
+        before = json.loads(json.dumps(files.read_yaml(path)))
         before.get("stream", {})["epochs"] = 0
         wrong = [
             name
@@ -142,9 +148,27 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
                 f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
                 "give another --name."
             )
-    with files.replacing(path) as temporary:
-        temporary.write_text(json.dumps({"stream": said["stream"] | {"epochs": config.epochs},
-                                         "agent": settings}, indent=1) + "\n")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process. UserError: another stream works in it."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(
+            f"Another stream works in {folder}: wait for it, or give another --name."
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def _keep_settings(folder: Path, config: StreamConfig, settings: dict) -> None:
+    with files.replacing(folder / "config.yaml") as temporary:
+        said = {"stream": asdict(config), "agent": settings}
+        temporary.write_text(json.dumps(said, indent=1) + "\n")
 
 
 MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out", "path"}
@@ -232,26 +256,30 @@ class Stream:
     def run(self, engine: Engine, progress=lambda done: None) -> None:
         """Do what is left to do."""
         agent = self.agent = self.agent.on(engine.codec, engine.window)
-        state = self._begun()
+        state, bank = self._begun(), agent.opened()
         _cut(self.rows_path, state.bytes)
         size, n = self.config.batch, len(self.tasks)
         while state.epoch < self.config.epochs:
             tasks = self.order(state.epoch)
             agent.epoch = state.epoch
+            clock = f"seconds {state.epoch + 1}"
             for at in range(state.cursor, n, size):
-                batch = tasks[at : at + size]
-                tried = self._tried(engine, batch)
+                batch, begun = tasks[at : at + size], time.perf_counter()
+                tried = self._tried(engine, agent, batch)
                 lessons = [lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))]
-                rows = [self._row(tried[task.id], state.epoch) for task in batch]
+                rows = [_row(agent, tried[task.id]) for task in batch]
                 end = _append(self.rows_path, rows)
                 done = at + len(batch)
                 whole = done >= n
                 now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
-                agent.learn(lessons, **{STATE: asdict(now)})
+                seconds = (bank.noted(clock) or 0.0) + time.perf_counter() - begun
+                with bank.batch():
+                    agent.learn(lessons, **{STATE: asdict(now), clock: seconds})
+                    if whole:
+                        bank.evict()
+                        bank.note(f"epoch {state.epoch + 1}", bank.stats())
                 progress(state.epoch * n + done)
             state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
-            with agent.opened().batch():
-                agent.opened().note(f"epoch {state.epoch}", agent.opened().stats())
         progress(self.config.epochs * n)
 
     def _begun(self) -> State:
@@ -277,71 +305,49 @@ class Stream:
             bank.note(STATE, asdict(state))
         return state
 
-    def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
-        """Let the agent work on a batch; a task whose engine failed is begun anew."""
-        c, agent = self.config, self.agent
-        seed = seed_of(c.seed, self.agent.epoch)
+    def _tried(self, engine: Engine, agent: Agent, batch: Sequence[Work]) -> dict[str, Trajectory]:
+        """Let the agent work on a batch; a task whose engine, embedder or judge failed is begun
+        anew.
+
+        All that a server is needed for happens here, before anything is learnt: what stays away
+        fails its task, and a batch is never half learnt.
+        """
+        c = self.config
+        seed = seed_of(c.seed, agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
-            sampling = Sampling(c.temperature)
-            own = (engine, agent, todo, sampling, seed, c.in_flight)
-            for trajectory in rollout(*own, steps_of=_guarded):
+            away: set[str] = set()  # tasks that met a server which gave no answer
+            own = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
+            for trajectory in rollout(*own, steps_of=partial(_guarded, away)):
                 found[trajectory.task.id] = trajectory
-            todo = [(t.task, 0) for t in found.values() if _engine_failed(t)] if left else []
+            failed = [t.task for t in found.values() if _engine_failed(t) or t.task.id in away]
+            todo = [(task, 0) for task in failed] if left else []
             if not todo:
                 break
         return found
 
-    def _row(self, trajectory: Trajectory, epoch: int) -> dict:
-        """Return the row of a task."""
-        task, agent = trajectory.task, self.agent
-        tried = agent.tried(trajectory)
-        turns = trajectory.turns
-        row = {
-            "epoch": epoch,
-            "id": task.id,
-            "kind": task.kind,
-            "skills": [*task.skills],
-            "success": bool(tried and tried.success),
-            "reward": tried.reward if tried else -1.0,
-            "steps": tried.steps if tried else 0,
-            "failure": tried.failure if tried else "",
-            "error": trajectory.error,
-            "shown": tried.shown if tried else [],
-            "pool": tried.pool if tried else 0,
-            "best_sim": tried.best_sim if tried else 0.0,
-            "action": tried.action if tried else "",
-            "experience": tried.experience if tried else "",
-            "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
-            "written_tokens": sum(len(turn.response_ids) for turn in turns),
-            "calls": len(turns),
-        }
-        return row
-
     def transfer(self, engine: Engine, others: Environment) -> None:
-        """Work on other tasks with the bank as it is; nothing of them is learnt.
+        """Work on other tasks with the bank as it is, opened to be read; nothing is learnt.
 
         Experiences that hold a solution of one of these tasks are named: the bank has seen them.
         """
         bank, tasks = self.agent.opened(), [*others.tasks()]
-        stored = [" ".join(entry.experience.split()) for entry in bank.entries()]
-        self.leaks = [
-            task.id
-            for task in tasks
-            if (gold := " ".join(" ".join(task.solution[:1]).split())) and len(gold) >= LEAK
-            and any(gold in text for text in stored)
-        ]  # fmt: skip
-        self.agent.epoch = self.config.epochs
-        before = bank.digest
+        self.leaks = _leaks(tasks, [entry.experience for entry in bank.entries()])
+        own = self.agent.config.recall == "own"  # other tasks have no last try
+        reader = self.agent.with_settings(
+            update="none", exclude_same_task=True, **{"recall": "none"} if own else {}
+        )
+        reader.frozen, reader.epoch = True, self.config.epochs
         rows = []
         for at in range(0, len(tasks), self.config.batch):
             batch = tasks[at : at + self.config.batch]
-            tried = self._tried(engine, batch)
-            rows += [self._row(tried[task.id], self.config.epochs) for task in batch]
+            tried = self._tried(engine, reader, batch)
+            rows += [_row(reader, tried[task.id]) for task in batch]
+        if reader.bank is not None:
+            reader.bank.close()
         _cut(self.transfer_path, 0)
         _append(self.transfer_path, rows)
-        assert bank.digest == before, "a frozen bank was written to"
 
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
@@ -354,6 +360,7 @@ class Stream:
             "held_out": [*_read(self.transfer_path)],
             "leaks": self.leaks,
             "stats": [bank.noted(f"epoch {epoch}") for epoch in epochs],
+            "seconds": [bank.noted(f"seconds {epoch}") for epoch in epochs],
             "digest": bank.digest,
             "bank": [
                 {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
@@ -364,13 +371,72 @@ class Stream:
 
 
 LEAK = 12  # characters of a solution that are worth looking for
+BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 
-def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
-    """Start an agent, whose own exceptions fail the task and not the stream."""
+def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
+    """Return the ids of tasks whose known solution stands in an experience.
+
+    That is its first action or, of more than two, all of them; blanks and case do not count.
+    """
+
+    def plain(text: str) -> str:
+        return " ".join(text.casefold().split())
+
+    def said(action: str) -> str:
+        block = BLOCK.search(action)
+        return plain(block[1] if block else action).rstrip("; ")
+
+    stored, found = [plain(text) for text in experiences], []
+    for task in tasks:
+        gold = [said(action) for action in (task.solution or ())]
+        gold = gold if len(gold) > 2 else gold[:1]
+        if sum(map(len, gold)) >= LEAK and any(all(g in text for g in gold) for text in stored):
+            found.append(task.id)
+    return found
+
+
+def _row(agent: Agent, trajectory: Trajectory) -> dict:
+    """Return the row of a task in the agent's epoch."""
+    task, turns, tried = trajectory.task, trajectory.turns, agent.tried(trajectory)
+    acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
+    return {
+        "epoch": agent.epoch,
+        "id": task.id,
+        "kind": task.kind,
+        "skills": [*task.skills],
+        "success": bool(tried and tried.success),
+        "reward": tried.reward if tried else -1.0,
+        "steps": tried.steps if tried else 0,
+        "failure": tried.failure if tried else "",
+        "error": trajectory.error,
+        "confidence": tried.confidence if tried else None,
+        "shown": tried.shown if tried else [],
+        "pool": tried.pool if tried else 0,
+        "best_sim": tried.best_sim if tried else 0.0,
+        "action": tried.action if tried else "",
+        "interaction": [
+            [clip(notes.action, NOTED), clip(notes.observation, NOTED)] for notes in acts
+        ],
+        "experience": tried.experience if tried else "",
+        "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
+        "written_tokens": sum(len(turn.response_ids) for turn in turns),
+        "calls": len(turns),
+    }
+
+
+def _guarded(
+    away: set[str], agent: Agent, task: Work, sample: int
+) -> Generator[Prompt, Turn, None]:
+    """Start an agent, whose own exceptions fail the task and not the stream.
+
+    away: is added the task if it met a server that gave no answer.
+    """
     try:
         yield from start(agent, task)
-    except UserError:
+    except UserError as error:
+        away |= {task.id} if isinstance(error, Unreachable) else set()
         raise
     except Exception as error:
         raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error

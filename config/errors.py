@@ -1,6 +1,6 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `AgentError`, `clean`, `clip`, `first_line`, `loading`.
+Holds: `UserError`, `AgentError`, `Unreachable`, `clean`, `clip`, `first_line`, `loading`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -21,6 +21,10 @@ class UserError(Exception):
 
 class AgentError(UserError):
     """A mistake in the code of an agent: it ends what runs, and is no failure of one trajectory."""
+
+
+class Unreachable(UserError):
+    """A server that gave no answer, also after some tries: what needed it may be begun anew."""
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

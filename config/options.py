@@ -659,7 +659,8 @@ class StreamConfig:
     in_flight: Annotated[int, COUNT] = 64
     """tasks worked on side by side"""
     retries: Annotated[int, NOT_NEGATIVE] = 1
-    """how often a task is begun anew whose engine failed, before it counts as failed"""
+    """how often a task is begun anew whose engine, embedder or judge failed, before it counts as
+    failed"""
     seed: Annotated[int, SEED] = 0
     """of the order, of sampling and of what chance decides"""
     device: Device = "auto"

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import time
 import zipfile
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -25,10 +24,11 @@ from urllib.parse import quote
 import numpy as np
 
 from agents.search import Embedder, tokens
-from config.errors import UserError, first_line, loading
+from config.errors import UserError, loading
 from config.files import make_folder, making_folder
 from config.realmodels import Packaged
 from models.packaged import _downloaded, _installed, _locked, _say, _sha256
+from tasks.served import Served, address
 
 FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
 SETTINGS = "hf:FOLDER#pooling=last,tokens=512,query=TEXT"
@@ -49,8 +49,6 @@ TIMEOUT_S = 120.0
 """Longest silence of a server that has a request."""
 WAITS_S = (0.5, 2.0)
 """Waits before the tries that follow a first failure."""
-API_KEY = "OPENAI_API_KEY"
-"""Name of the environment variable with the API key; it may be unset."""
 
 
 def embedder_of(
@@ -277,28 +275,16 @@ class _Local:
 # ---------------------------------------------------------------- a server
 
 
-class _Lost(Exception):
-    """A request that failed; another try may succeed."""
-
-
 class _Served:
-    """A server that speaks OpenAI's protocol. The key goes to it alone, and into no message."""
+    """A server that speaks OpenAI's protocol."""
 
     def __init__(self, spec: str, what: str, prefix: str):
-        import httpx
-
-        url, _, self.model = what.rpartition("#")
-        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url) or not self.model:
+        if (where := address(what)) is None:
             form = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#all-MiniLM-L6-v2"
             raise UserError(f"A served embedder is named by {form}, without a password or a query.")
-        self._secret = os.environ.get(API_KEY, "").strip()
-        if not re.fullmatch(r"[!-~]*", self._secret):
-            raise UserError(
-                f"The environment variable {API_KEY} holds characters that no API key has."
-            )
-        self.name, self.url, self.prefix = spec, url.rstrip("/") + "/embeddings", prefix
-        # neither proxies nor the keys of a .netrc: the environment has no say
-        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+        url, self.model = where
+        self.name, self.url, self.prefix = spec, f"{url}/embeddings", prefix
+        self._server = Served(self.url, self.url, "embeddings", TIMEOUT_S, WAITS_S)
         self.dim = 0  # until the first reply
         self.dim = self.embed(["dimensions"]).shape[1]
 
@@ -308,35 +294,11 @@ class _Served:
         return _unit(np.concatenate(parts or [np.zeros((0, self.dim))]), self.name)
 
     def _ask(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the embeddings of some texts; UserError when the last try has failed."""
-        for wait_s in (*WAITS_S, None):
-            try:
-                return self._asked_once(texts)
-            except _Lost as lost:
-                if wait_s is None:
-                    tries = len(WAITS_S) + 1
-                    why = f"{self.url} gives no embeddings after {tries} tries: {lost}"
-                    raise UserError(f"{why}; is the server running?") from None
-            time.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
-
-    def _asked_once(self, texts: Sequence[str]) -> np.ndarray:
-        import httpx
-
+        """Return the embeddings of some texts. UserError: there are none to be had."""
         body = {"model": self.model, "input": texts, "encoding_format": "float"}
-        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
-        try:
-            reply = self._client.post(self.url, json=body, headers=headers)
-        except httpx.InvalidURL as error:
-            raise UserError(f"{self.url} is no URL: {first_line(error)}.") from None
-        except httpx.HTTPError as error:
-            raise _Lost(f"{type(error).__name__}: {first_line(error)}") from None
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
-            raise _Lost(f"HTTP {reply.status_code}")
+        reply = self._server.sent("POST", "", body)
         if not reply.is_success:
-            said = " ".join(reply.text.split())[:300]  # some servers quote the key that they refuse
-            said = said.replace(self._secret, "***") if self._secret else said
-            raise UserError(f"{self.url} answers HTTP {reply.status_code}: {said}.")
+            raise self._server.refusal(reply)
         try:
             items = sorted(reply.json()["data"], key=lambda item: item["index"])
             rows = np.array([item["embedding"] for item in items], np.float32)

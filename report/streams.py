@@ -7,12 +7,14 @@ Exercise it: `python cli.py stream`. Read next: report/page.py.
     SR   share of the tasks solved in an epoch; what crashed or timed out was not
     CSR  share solved in this epoch or an earlier one: without a memory this is pass@epochs
     FR   of the failures of an epoch, the share that the epoch before had solved
+
+Where responses say how sure they are, SR has the calibration error of report/summary.py beside it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -21,10 +23,11 @@ from config.options import StreamConfig
 from config.terminal import console
 from report import plots
 from report.page import Section, as_table, page
-from report.summary import difference_interval, wilson, write_summary, write_text
+from report.summary import calibration, difference_interval, wilson, write_summary, write_text
 from report.transcripts import esc
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
+EXCERPT = 100  # characters of an experience that a task was shown
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -46,7 +49,8 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
 
 
 def epochs_of(outcome: dict) -> list[dict]:
-    """Return a record of each epoch: n, sr with interval, csr, fr, steps, tokens, the bank.
+    """Return a record of each epoch: n, sr with interval, csr, fr, means of a task (steps, tokens,
+    seconds), the bank.
 
     fr: lost / failed, of which lost are those that the epoch before had solved; fr_p1: lost /
     solved in the epoch before. 0 where nothing could be lost.
@@ -76,17 +80,26 @@ def epochs_of(outcome: dict) -> list[dict]:
             "shown": fmean(len(row["shown"]) for row in rows.values()),
             "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
             "written_tokens": fmean(row["written_tokens"] for row in rows.values()),
+            "seconds": (outcome["seconds"][epoch] or 0.0) / n if epoch < len(outcome["seconds"])
+            else 0.0,
+            "calibration_error": _calibration_error(rows.values()),
             "bank": stats or {},
         })  # fmt: skip
         before = solved
     return cells
 
 
+def _calibration_error(rows: Iterable[dict]) -> float | None:
+    """Return how far off responses are that say how sure they are; None: none of them does."""
+    return calibration((row["confidence"], row["success"]) for row in rows).error
+
+
 def _held_out(outcome: dict) -> dict:
     rows = outcome["held_out"]
     sr = fmean(row["success"] for row in rows)
     low, high = wilson(sr, len(rows))
-    return {"arm": outcome["arm"], "n": len(rows), "sr": sr, "low": low, "high": high}
+    return {"arm": outcome["arm"], "n": len(rows), "sr": sr, "low": low, "high": high,
+            "calibration_error": _calibration_error(rows)}  # fmt: skip
 
 
 def _differences(outcomes: Sequence[dict], epochs: int) -> list[dict]:
@@ -146,10 +159,17 @@ def _share(cell: dict) -> str:
     return f"{cell['sr']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
 
 
+def _error(record: dict) -> str:
+    error = record["calibration_error"]
+    return "" if error is None else f"{error:.2f}"
+
+
 def _printed(summary: dict):
     from rich.table import Table
 
-    shown = Table("arm", "n", "SR first epoch", "SR last epoch", "CSR", "FR", "entries")
+    sure = [c["calibration_error"] for c in summary["cells"] if c["calibration_error"] is not None]
+    more = ["calibration error"] if sure else []
+    shown = Table("arm", "n", "SR first epoch", "SR last epoch", "CSR", "FR", *more, "entries")
     for first, last in _first_and_last(summary):
         shown.add_row(
             last["arm"],
@@ -158,6 +178,7 @@ def _printed(summary: dict):
             _share(last),
             f"{last['csr']:.2f}",
             f"{last['fr']:.2f}",
+            *([_error(last)] if sure else []),
             f"{last['bank'].get('entries', 0):,}",
         )
     return shown
@@ -199,8 +220,9 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
             f"<p>{esc(_said(d))}</p>" for d in summary["differences"]
         ), "In the last epoch; 95 % intervals by bootstrap over the tasks."),
         Section("Other tasks, with the bank as it was", as_table(
-            "Held-out tasks", ["", "", "solved", "n"],
-            [[esc(h["arm"]), "", _share(h), f"{h['n']:,}"] for h in summary["held_out"]],
+            "Held-out tasks", ["", "", "solved", "n", "calibration error"],
+            [[esc(h["arm"]), "", _share(h), f"{h['n']:,}", _error(h)]
+             for h in summary["held_out"]],
         )),
         Section("Utilities", plots.curves({
             "mean utility": _lines(summary, lambda c: c["bank"].get("q_mean", 0.0)),
@@ -220,16 +242,18 @@ def _epochs(summary: dict) -> str:
     rows = [
         [esc(c["arm"]), str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
          f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
-         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}"]
+         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
+         _error(c)]
         for c in summary["cells"]
     ]  # fmt: skip
-    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written"]
+    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written",
+            "seconds", "calibration error"]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 
 def _utilities(summary: dict) -> str:
     names = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min",
-             "q_median", "q_max")  # fmt: skip
+             "q_10", "q_median", "q_90", "q_max")  # fmt: skip
     rows = [
         [esc(c["arm"]), str(c["epoch"]), *(f"{c['bank'][name]:.4g}" for name in names)]
         for c in summary["cells"]
@@ -241,9 +265,17 @@ def _utilities(summary: dict) -> str:
 
 def _worth(outcome: dict) -> str:
     """List the experiences that were shown most often with success, and with failure."""
-    entries = sorted(outcome["bank"], key=lambda e: (e["wins"] / e["visits"], e["visits"]))
+
+    def share(entry: dict) -> float:
+        return entry["wins"] / entry["visits"]
+
+    shown = outcome["bank"]
+    helped = [e for e in shown if e["wins"]]
+    hurt = [e for e in shown if e["wins"] < e["visits"]]
+    helped.sort(key=lambda e: (-share(e), -e["visits"], e["id"]))
+    hurt.sort(key=lambda e: (share(e), -e["visits"], e["id"]))
     parts = []
-    for title, chosen in (("Helped", entries[::-1]), ("Hurt", entries)):
+    for title, chosen in (("Helped", helped), ("Hurt", hurt)):
         rows = [
             [str(e["id"]), esc(e["task"]), f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
              esc(e["experience"])]
@@ -265,8 +297,11 @@ def _one_task(outcome: dict) -> str:
     rows = max(by_task.values(), key=changes, default=[])
     lines = [
         [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
-         esc("; ".join(f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f})"
-                       for f in row["shown"]) or "nothing"), esc(row["action"][:200])]
+         "<br>".join(
+             esc(f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f}): "
+                 f"{' '.join(f['experience'].split())[:EXCERPT]}")
+             for f in row["shown"]
+         ) or "nothing", esc(row["action"][:200])]
         for row in rows
     ]  # fmt: skip
     head = ["epoch", "it was", "shown", "last action"]

@@ -1,6 +1,6 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `open_environment`. Leaves out: each environment's
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each environment's
 own file (tasks/llb_db.py and others), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
@@ -33,6 +33,27 @@ class Step:
     done: bool = False
     reward: float = 0.0  # of the whole episode, in [-1, 1], at its last step
     failure: str = ""  # why nothing more is possible: crashed, timed out; it counts as failed
+    # how sure of its answer the action says it is, in percent; None: it does not say
+    confidence: float | None = None
+
+
+class Late(Sequence[str]):
+    """Actions that are found out when they are first looked at, and then kept."""
+
+    def __init__(self, find: Callable[[], Sequence[str]]):
+        self._find, self._found = find, None
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        if self._found is None:
+            self._found = tuple(self._find())
+        return self._found
+
+    def __getitem__(self, at):
+        return self.found[at]
+
+    def __len__(self) -> int:
+        return len(self.found)
 
 
 class Episode(Protocol):
@@ -78,7 +99,7 @@ class Work(Task):
 
     environment: Environment | None = field(default=None, repr=False, compare=False)
     # actions that are known to lead to the reward, in the form that `step` takes; () = unknown
-    solution: tuple[str, ...] = ()
+    solution: Sequence[str] = ()
     skills: tuple[str, ...] = ()  # that the task needs, as its source names them
     content: str = ""  # fingerprint of what the question does not tell: tables, checks
 

@@ -181,10 +181,12 @@ class Answering:
         try:
             verdict = self.verdict = self.judge(self.item.question, self.item.answer, action)
         except Unreadable as error:
-            return Step("The judge gave no verdict.", True, -1.0, f"judge: {error}")
+            failure = f"judge: {error}"
+            return Step("The judge gave no verdict.", True, -1.0, failure, confidence(action))
         read = clip(" ".join(clean(verdict.answer).split()), SHOWN)
         word = "right" if verdict.correct else "wrong"
-        return Step(f"The answer is {word}: {read}", True, 1.0 if verdict.correct else -1.0)
+        reward = 1.0 if verdict.correct else -1.0
+        return Step(f"The answer is {word}: {read}", True, reward, "", confidence(action))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

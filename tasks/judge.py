@@ -1,7 +1,7 @@
 """A judge of free-text answers: another model, which is asked whether an answer is the right one.
 
 Holds: `Judge`, `Verdict`, `Unreadable`, `judge_of`, the wording of the request. Leaves out: what is
-judged (tasks/hle.py).
+judged (tasks/hle.py), the server (tasks/served.py).
 Exercise it: `pytest tests/tasks/test_hle.py`. Read next: tasks/hle.py.
 
 The fields of a verdict are those of Humanity's Last Exam (arXiv 2501.14249), the wording is ours. A
@@ -11,21 +11,13 @@ verdict is a model's opinion: which model it was belongs to every number that co
 from __future__ import annotations
 
 import json
-import os
-import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from config.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    import httpx
+from tasks.served import Served, address
 
 FORM = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-32B"
-API_KEY = "OPENAI_API_KEY"
-"""Name of the environment variable with the API key; it may be unset."""
 TIMEOUT_S = 300.0
 """Longest silence of a server that has a request."""
 WAITS_S = (0.5, 2.0, 8.0)
@@ -130,36 +122,22 @@ def verdict(text: str) -> Verdict:
 def judge_of(spec: str) -> Judge:
     """Open a judge by its name, openai:URL#MODEL. UserError: no such form, no such server."""
     form, _, what = spec.partition(":")
-    url, _, model = what.rpartition("#")
-    if form != "openai" or not model or not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
+    if form != "openai" or (where := address(what)) is None:
         raise UserError(f"A judge is named by {FORM}, without a password or a query.")
-    return _Served(url, model)
-
-
-class _Lost(Exception):
-    """A request that failed; another try may succeed."""
+    return _Served(*where)
 
 
 class _Served:
-    """A server that speaks OpenAI's protocol. The key goes to it alone, and into no message."""
+    """A judge behind a server."""
 
     def __init__(self, url: str, model: str):
-        import httpx
-
-        self._secret = os.environ.get(API_KEY, "").strip()
-        if not re.fullmatch(r"[!-~]*", self._secret):
-            raise UserError(
-                f"The environment variable {API_KEY} holds characters that no API key has."
-            )
-        self.url, self.model = url.rstrip("/"), model
-        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
-        # neither proxies nor the keys of a .netrc: the environment has no say
-        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=headers)
+        self.model = model
+        self.server = Served(url, f"The judge at {url}", "answer", TIMEOUT_S, WAITS_S)
         # a server that refuses these is asked without them
         self._wishes: dict = {"temperature": 0, "response_format": SCHEMA}
-        reply = self._sent("GET", "/models")  # is it there? Not every server lists its models
+        reply = self.server.sent("GET", "/models")  # is it there? Not every server lists its models
         if reply.status_code in (401, 403):
-            raise self._refusal(reply)
+            raise self.server.refusal(reply)
 
     def __call__(self, question: str, answer: str, response: str) -> Verdict:
         asked = REQUEST.format(question=question, answer=answer, response=response)
@@ -178,51 +156,19 @@ class _Served:
     def _reply(self, messages: list[dict]) -> str:
         """Return the text of one completion; "" if it has none."""
         path, body = "/chat/completions", {"model": self.model, "messages": messages}
-        reply = self._sent("POST", path, body | self._wishes)
+        reply = self.server.sent("POST", path, body | self._wishes)
         if reply.status_code in (400, 422) and self._wishes:
             self._wishes = {}
-            reply = self._sent("POST", path, body)
+            reply = self.server.sent("POST", path, body)
         if not reply.is_success:
-            raise self._refusal(reply)
+            raise self.server.refusal(reply)
         try:
             content = reply.json()["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError):
-            raise UserError(f"{self.url}{path} gives no answer of OpenAI's protocol.") from None
+            url = self.server.url
+            raise UserError(f"{url}{path} gives no answer of OpenAI's protocol.") from None
         return content if isinstance(content, str) else ""
-
-    def _sent(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
-        """Send a request and return the reply; UserError when the last try has failed."""
-        for wait_s in (*WAITS_S, None):
-            try:
-                return self._sent_once(method, self.url + path, body)
-            except _Lost as lost:
-                if wait_s is None:
-                    tries = len(WAITS_S) + 1
-                    why = f"The judge at {self.url} gives no answer after {tries} tries: {lost}"
-                    raise UserError(f"{why}; is the server running?") from None
-            time.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
-
-    def _sent_once(self, method: str, url: str, body: dict | None) -> httpx.Response:
-        import httpx
-
-        try:
-            reply = self._client.request(method, url, json=body)
-        except httpx.InvalidURL as error:
-            raise UserError(f"{url} is no URL: {first_line(error)}.") from None
-        except httpx.HTTPError as error:
-            raise _Lost(f"{type(error).__name__}: {first_line(error)}") from None
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
-            raise _Lost(f"HTTP {reply.status_code}")
-        return reply
-
-    def _refusal(self, reply: httpx.Response) -> UserError:
-        said = " ".join(reply.text.split())  # some servers quote the key that they refuse
-        said = (said.replace(self._secret, "***") if self._secret else said)[:300].rstrip(". ")
-        key = f" (the key is taken from the environment variable {API_KEY})"
-        key *= reply.status_code in (401, 403)
-        return UserError(f"The judge at {self.url} answers HTTP {reply.status_code}: {said}{key}.")
 
     def close(self) -> None:
         """Close the connections; again is harmless."""
-        self._client.close()
+        self.server.close()

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from config.errors import UserError, first_line
-from tasks.environments import Step, Work
+from tasks.environments import Late, Step, Work
 from tasks.readers import Record, read_json
 
 Cell = int | float | str | bytes | None
@@ -652,7 +652,7 @@ class LLBDB:
 
     def tasks(self) -> list[Work]:
         """Return all tasks in the file's order. Their solutions run the gold statement, and answer
-        with the rows that this backend gives."""
+        with the rows that this backend gives: it is asked when one is first looked at."""
         self._tasks = self._tasks or [self._work(item) for item in self.items.values()]
         return [*self._tasks]
 
@@ -666,7 +666,7 @@ class LLBDB:
             kind=kind,
             dataset=self.name,
             environment=self,
-            solution=self._solution(item),
+            solution=Late(lambda: self._solution(item)),
             skills=item.skills,
             content=item.fingerprint,
         )

@@ -1,26 +1,32 @@
 """Streams: epochs, resume, what is counted, what is never written."""
 
+import contextlib
 import json
 import os
+import random
 import signal
-import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import forked
 from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands.stream import State, Stream, run_stream
-from config.errors import UserError
+from agents.bank import Bank, BankConfig
+from commands.stream import State, Stream, _alone, _leaks, run_stream
+from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
+from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from tasks.bandit import Bandit
-
-ROOT = Path(__file__).parents[2]
+from tasks.environments import Work
+from tasks.llb_db import LLBDB
 
 
 def banks(folder: Path) -> dict[str, str]:
@@ -77,34 +83,116 @@ def test_rows_of_a_batch_that_was_not_kept_are_cut_off(tmp_path):
         run_stream(short(tmp_path, epochs=2), {})
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes")
-def test_killed_at_any_time_a_stream_goes_on_to_the_same_bank(tmp_path):
-    words = "stream --engine rehearsed --arms rag,memrl --epochs 5 --batch 4"
-    command = [sys.executable, str(ROOT / "cli.py"), *words.split(), "--runs", str(tmp_path)]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--name", "whole"], env=environ, check=True, capture_output=True)
-    kills = 0
-    for k in range(12):
-        process = subprocess.Popen(
-            [*command, "--name", "killed"], env=environ,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        path = tmp_path / "killed" / "rag.jsonl"
-        begun = time.monotonic()
-        while process.poll() is None and not path.exists() and time.monotonic() - begun < 60:
-            time.sleep(0.01)
-        time.sleep(0.05 + 0.13 * (k % 4))
-        if process.poll() is not None:
+KILLS = 50
+WORDS = "stream --arms rag,memrl --epochs 6 --batch 4 --n 40 --hints 4 --max-entries 150".split()
+
+
+def numbers(folder: Path) -> tuple:
+    """What a stream has to say, but for seconds, and its rows."""
+    summary = read_summary(folder)
+    for cell in summary["cells"]:
+        del cell["seconds"]
+        cell["bank"].pop("bytes")  # the file also holds seconds
+    return summary, [(folder / f"{arm}.jsonl").read_bytes() for arm in ("rag", "memrl")]
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of another process: unlike the clock, no other job moves it."""
+    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
+
+
+@pytest.fixture
+def in_memory(tmp_path):
+    """A folder where waiting for the disk takes no time: a kill loses nothing of it either."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        dir=shared if os.access(shared, os.W_OK) else tmp_path
+    ) as name:
+        yield Path(name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the clocks of other processes")
+def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
+    in_memory, monkeypatch
+):
+    """The processes are forked from this one, so that each begins at once; a stream that ends
+    before all kills are done is followed by another."""
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")  # most of a stream's time
+    words = [*WORDS, "--runs", str(in_memory)]
+    before = time.process_time()
+    assert CliRunner().invoke(cli.app, [*words, "--name", "whole"]).exit_code == 0
+    begun = time.process_time()
+    assert CliRunner().invoke(cli.app, [*words, "--name", "again"]).exit_code == 0
+    most_s = (time.process_time() - begun) / 2
+    assert begun - before > most_s
+    expected = numbers(in_memory / "whole")
+    assert numbers(in_memory / "again") == expected
+    rng, kills, streams, moments = random.Random(0), 0, 0, set()
+    while kills < KILLS or (in_memory / f"s{streams}").exists():
+        folder = in_memory / f"s{streams}"
+        process = forked([*words, "--name", folder.name], in_memory / "log")
+        instant = rng.uniform(0, most_s) if kills < KILLS else 600.0
+        with contextlib.suppress(OSError):  # it has ended
+            while process.exitcode is None and cpu_seconds(process.pid) < instant:
+                time.sleep(0.0005)
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            moments.add((streams, *(p.stat().st_size for p in sorted(folder.glob("*.jsonl")))))
+            for path in folder.glob("*.db"):
+                try:
+                    assert Bank(path, BankConfig(), frozen=True).check() == []
+                except UserError as error:  # killed before it was one
+                    assert "holds no bank" in str(error)
+        else:
+            assert process.exitcode == 0, (in_memory / "log").read_text()
+            assert numbers(folder) == expected
+            streams += 1
+    print(f"{kills} kills in {streams} streams, at {len(moments)} places")
+    assert streams and len(moments) >= 15
+
+
+@pytest.mark.parametrize("moment", ["before its end", "after it"])
+def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
+    tmp_path, monkeypatch, moment
+):
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")
+    settings = dict(arms=("rag", "memrl"), environment="llb-db", batch=4, epochs=2, n=0)
+    run_stream(short(tmp_path, "whole", **settings), {"max_entries": 6})
+    real, done, crashes = Bank.batch, set(), 0
+
+    @contextlib.contextmanager
+    def batch(self):
+        outer, place = not self._depth, (self.path, self.batches)
+        crash = outer and place not in done and self.path.parent.name == "broken"
+        done.update({place} if outer else ())
+        with real(self):
+            yield
+            if crash and moment == "before its end":
+                raise KeyboardInterrupt
+        if crash and moment == "after it":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bank, "batch", batch)
+    while True:
+        try:
+            run_stream(short(tmp_path, "broken", **settings), {"max_entries": 6})
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    subprocess.run([*command, "--name", "killed"], env=environ, check=True, capture_output=True)
-    assert kills
-    assert banks(tmp_path / "whole") == banks(tmp_path / "killed")
-    for arm in ("rag", "memrl"):
-        one, two = ((tmp_path / n / f"{arm}.jsonl").read_bytes() for n in ("whole", "killed"))
-        assert one == two
+        except KeyboardInterrupt:
+            crashes += 1
+    assert crashes == 10  # of each arm the beginning, and two batches in each of two epochs
+    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+def test_two_streams_do_not_share_a_folder(tmp_path):
+    folder = run_stream(short(tmp_path, epochs=1), {})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with _alone(folder), pytest.raises(UserError, match=r"Another stream works in .*/s: wait"):
+        run_stream(short(tmp_path, epochs=2), {})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    run_stream(short(tmp_path, epochs=2), {})
 
 
 def test_shares_of_a_hand_made_history():
@@ -112,10 +200,11 @@ def test_shares_of_a_hand_made_history():
     history = ["1100", "1010", "0111", "0110"]
     rows = [
         {"epoch": epoch, "id": f"t{k}", "success": digit == "1", "steps": 1, "shown": [],
-         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": ""}
+         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": "",
+         "confidence": None}
         for epoch, digits in enumerate(history) for k, digit in enumerate(digits)
     ]  # fmt: skip
-    cells = epochs_of({"arm": "x", "rows": rows, "stats": []})
+    cells = epochs_of({"arm": "x", "rows": rows, "stats": [], "seconds": []})
     assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75, 0.5]
     assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0, 1.0]
     # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
@@ -156,25 +245,157 @@ def test_an_engine_that_fails_is_asked_again_then_the_item_has_failed(tmp_path, 
     assert ("b3" in learnt) is (not crashed)
 
 
-def test_held_out_tasks_teach_nothing_and_leaks_are_named(tmp_path):
-    world = Bandit(10)
-    config = short(tmp_path, epochs=1, n=0)
+class Failing:
+    """hash:64, which is out of reach when it is asked for some texts, the first few times."""
+
+    name, dim = "hash:64", 64
+
+    def __init__(self, texts=(), times=0):
+        self.inner, self.left = embedder_of("hash:64"), dict.fromkeys(texts, times)
+        self.refused = 0
+
+    def embed(self, texts, query=False):
+        for text in texts:
+            if self.left.get(text):
+                self.left[text] -= 1
+                self.refused += 1
+                raise Unreachable("The embedder gives no embeddings after 3 tries: HTTP 503.")
+        return self.inner.embed(texts, query)
+
+
+def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
+    """A finished stream on our eight database tasks, whose intents are embedded one by one."""
+    folder.mkdir()
+    world = LLBDB()
+    config = short(folder.parent, folder.name, environment="llb-db", epochs=2, n=0, batch=4)
+    settings = {"retrieve": "dense", "embedder": "hash:64", "delta": 0.1}
+    stream = Stream(config, arm, settings, world, folder)
+    stream.agent.embed = embedder
+    stream.run(RehearsedEngine(world.tasks()))
+    return stream
+
+
+@pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
+def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
+    texts = [LLBDB().intent(id) for id in ("own-2", "own-7")]
+    whole = with_embedder(tmp_path / "whole", arm, Failing())
+    failing = with_embedder(tmp_path / "failing", arm, embedder := Failing(texts, 1))
+    assert embedder.refused == 2
+    assert failing.agent.bank.digest == whole.agent.bank.digest
+    assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+
+
+@pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
+def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path, arm):
+    embedder = Failing([LLBDB().intent("own-2")], 10**6)
+    stream = with_embedder(tmp_path / "s", arm, embedder)
+    cells = epochs_of(stream.outcome())
+    assert [(cell["n"], cell["crashed"]) for cell in cells] == [(8, 1)] * 2
+    assert embedder.refused == 4  # two epochs, and each time once more
+    bank = stream.agent.bank
+    assert len(bank.entries()) == 14 and not bank.entries_of("own-2")
+    assert "own-2" not in {event[1] for event in bank.events()} and bank.check() == []
+    rows = [json.loads(line) for line in stream.rows_path.read_text().splitlines()]
+    assert all(
+        row["success"] is False and "gives no embeddings" in row["error"]
+        for row in rows if row["id"] == "own-2"
+    )  # fmt: skip
+
+
+class Breaking:
+    """An environment in which one task raises when it is worked on."""
+
+    def __init__(self, world, id):
+        self.world, self.id = world, id
+
+    def __getattr__(self, name):
+        return getattr(self.world, name)
+
+    def tasks(self):
+        tasks = [*self.world.tasks()]
+        for task in tasks:
+            task.environment = self
+        return tasks
+
+    def reset(self, id):
+        if id == self.id:
+            raise ZeroDivisionError("a defect\nof the environment")
+        return self.world.reset(id)
+
+
+def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
     (tmp_path / "s").mkdir()
-    stream = Stream(config, "memrl", {}, world, tmp_path / "s")
-    engine = RehearsedEngine(world.tasks())
-    stream.run(engine)
-    before = stream.agent.opened().digest
-    stream.transfer(engine, Bandit(6))
-    outcome = stream.outcome()
-    assert len(outcome["held_out"]) == 6 and stream.agent.opened().digest == before
-    assert outcome["leaks"] == []  # "left" is too short to be looked for
-    for task in (leaky := Bandit(2)).tasks():
-        leaky_task = task
-    leaky_task.solution = ("SELECT name FROM dogs",)
-    leaky.tasks = lambda: [leaky_task]
-    stream.agent.opened().write("x", "Action: SELECT name\nFROM dogs", success=True, task_id="q")
-    stream.transfer(engine, leaky)
-    assert stream.outcome()["leaks"] == [leaky_task.id]
+    world = Breaking(LLBDB(), "own-3")
+    stream = Stream(short(tmp_path, epochs=1, n=0), "memrl", {}, world, tmp_path / "s")
+    stream.run(RehearsedEngine(world.tasks()))
+    (cell,) = epochs_of(stream.outcome())
+    assert (cell["n"], cell["crashed"]) == (8, 1)
+    (row,) = [row for row in stream.outcome()["rows"] if row["id"] == "own-3"]
+    assert row["error"] == "ZeroDivisionError: a defect of the environment"
+
+
+def learnt(tmp_path, arm="memrl") -> tuple[Stream, RehearsedEngine]:
+    """A stream that has worked on our eight database tasks once."""
+    (tmp_path / "s").mkdir()
+    world = LLBDB()
+    config = short(tmp_path, environment="llb-db", epochs=1, n=0, batch=4)
+    stream = Stream(config, arm, {"delta": 0.0}, world, tmp_path / "s")
+    stream.run(engine := RehearsedEngine(world.tasks()))
+    return stream, engine
+
+
+class Others(LLBDB):
+    """Our eight database tasks under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = {f"other-{id}": replace(item, id=f"other-{id}")
+                      for id, item in self.items.items()}  # fmt: skip
+
+
+def test_held_out_tasks_are_shown_the_bank_and_leave_its_file_as_it_was(tmp_path):
+    stream, engine = learnt(tmp_path)
+    bank = stream.agent.opened()
+    bank._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before, digest = (tmp_path / "s" / "memrl.db").read_bytes(), bank.digest
+    for world in (Others(), LLBDB()):
+        stream.transfer(engine, world)
+        assert (tmp_path / "s" / "memrl.db").read_bytes() == before and bank.digest == digest
+        assert not Path(f"{bank.path}-wal").stat().st_size
+        rows = stream.outcome()["held_out"]
+        assert len(rows) == 8 and all(row["shown"] for row in rows)
+        assert not any(row["experience"] for row in rows)
+        # a task that the bank knows is not shown its own experience
+        assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
+    (tmp_path / "r").mkdir()
+    reflection, engine = learnt(tmp_path / "r", "reflection")
+    reflection.transfer(engine, LLBDB())
+    assert not any(row["shown"] for row in reflection.outcome()["held_out"])
+
+
+def test_solutions_that_the_bank_holds_are_named_whatever_their_form(tmp_path):
+    stream, engine = learnt(tmp_path)
+    bank, world = stream.agent.opened(), LLBDB()
+    for entry in bank.entries():
+        bank._db.execute("UPDATE entry SET experience = 'x' WHERE id = ?", (entry.id,))
+    stream.transfer(engine, world)
+    assert stream.outcome()["leaks"] == []
+    said = world.items["own-4"].sql.lower().rstrip(";").replace(" ", "\n ")
+    bank.write("x", f"I ran\n```SQL\n{said}\n```\nand it was right", success=True, task_id="q")
+    stream.transfer(engine, world)
+    assert stream.outcome()["leaks"] == ["own-4"]
+
+
+def test_a_leak_is_the_whole_solution_and_no_common_word():
+    def task(*solution):
+        return Work("t", "q", (), text="", solution=solution)
+
+    stored = ["Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look", "left"]
+    assert not _leaks([task("left"), task("C"), task()], stored)  # too short to be looked for
+    steps = "go to desk 1", "take mug 1 from desk 1"
+    assert _leaks([task(*steps, "look")], stored) == ["t"]
+    assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
+    assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
 
 
 def test_order_is_a_function_of_seed_and_epoch(tmp_path):

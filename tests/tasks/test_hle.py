@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents import find
-from agents.bank import Bank
+from agents.bank import Bank, BankConfig
 from commands.stream import run_stream
 from config.errors import UserError
 from config.options import StreamConfig
@@ -408,6 +408,49 @@ def test_a_judge_that_goes_down_fails_the_item_and_teaches_nothing(server):
     assert lesson.reward == 1.0 and lesson.shown
     agent.learn([lesson])
     assert agent.bank.digest != before
+
+
+def of_questions(server, tmp_path, name, refuse=lambda body: False):
+    """The folder of a stream on our six questions. refuse: requests that the judge fails at."""
+    judged = server.judged
+    server.replies, server.judged = [], lambda b: (503, b"") if refuse(b) else judged(b)
+    config = StreamConfig(
+        name=name, runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2, batch=3,
+        arms=("memrl",), temperature=1.0,
+    )  # fmt: skip
+    try:
+        folder = run_stream(config, {})
+    finally:
+        server.judged = judged
+    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
+    bank = Bank(folder / "memrl.db", BankConfig(), frozen=True)
+    return rows, bank
+
+
+def about(body, words) -> bool:
+    return words in body["messages"][0]["content"]
+
+
+def test_a_judge_that_fails_once_changes_nothing(server, tmp_path):
+    rows, bank = of_questions(server, tmp_path, "whole")
+    left = [3 * 1]  # one response, with the tries that follow a first failure
+
+    def refuse(body):
+        down = about(body, "divide 360") and left[0] > 0
+        left[0] -= down
+        return down
+
+    again, other = of_questions(server, tmp_path, "failing", refuse)
+    assert left == [0] and (again, other.digest) == (rows, bank.digest)
+
+
+def test_a_judge_that_stays_away_fails_the_item_and_teaches_nothing(server, tmp_path):
+    rows, bank = of_questions(server, tmp_path, "s", lambda body: about(body, "divide 360"))
+    failed = [row for row in rows if row["error"]]
+    assert len(rows) == 12 and {row["id"] for row in failed} == {"own-1"}
+    assert all(row["success"] is False and "HTTP 503" in row["error"] for row in failed)
+    assert "own-1" not in {event[1] for event in bank.events()} and not bank.entries_of("own-1")
+    assert len(bank.entries()) == 12 - len(failed) and bank.check() == []
 
 
 def test_a_stream_runs_on_the_own_questions(server, tmp_path):
