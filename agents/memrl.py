@@ -285,7 +285,7 @@ class MemRL(Agent):
             prompt = self.prompt(
                 "act",
                 c.act_tokens,
-                instructions=environment.instructions,
+                instructions=task.instructions,
                 experiences=f"{block}\n\n" if block else "",
                 task=episode.observation,
             )
