@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
-add_groups(app)
+add_groups(app, data_app)
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:

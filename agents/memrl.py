@@ -53,6 +53,7 @@ SHOWN = (
 )
 SUCCESSES = "What led to success:"
 FAILURES = "What failed:"
+FEWER = "Whatever is said above, here you have {most} responses in all."
 ACT = "{instructions}\n\n{experiences}Task:\n{task}\n"
 SCRIPT = (
     "A task was solved as follows. Write down, in three to five steps, what mattered and where "
@@ -290,14 +291,15 @@ class MemRL(Agent):
         block, shown = self.rendered(retrieved, c.context_tokens)
         episode = task.begin()
         try:
+            most = min(c.max_steps or environment.most_steps, environment.most_steps)
+            fewer = FEWER.format(most=most) if most < environment.most_steps else ""
             prompt = self.prompt(
                 "act",
                 c.act_tokens,
-                instructions=environment.instructions,
+                instructions="\n\n".join(filter(None, (task.instructions, fewer))),
                 experiences=f"{block}\n\n" if block else "",
                 task=episode.observation,
             )
-            most = min(c.max_steps or environment.most_steps, environment.most_steps)
             told, turn, step = [f"Task: {episode.observation}"], None, None
             for _ in range(most):
                 if self._too_long(prompt):

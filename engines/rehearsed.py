@@ -62,7 +62,7 @@ class RehearsedEngine(ScriptedEngine):
         task = next((self._tasks[t] for t in reversed(texts) if t in self._tasks), None)
         if task is None:  # a script or a reflection is asked for
             return "Do as it was done there."
-        known = task.question, task.environment.instructions
+        known = task.question, task.instructions
         shown = "\n".join(text for text in texts if text not in known)
         if task.kind == "bandit":
             return self._door(task, shown, rng)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.errors import UserError, clean, clip
+from tasks.alf_examples import read_examples, shown_examples
 from tasks.environments import Step, Work
 from tasks.readers import Record, read_json
 
@@ -37,6 +38,7 @@ SECONDS = 120.0  # to open a game (its rules are compiled), and of a step
 STEPS = 30
 SHOWN = 20_000  # characters of an observation
 GAME, ABOUT = "game.tw-pddl", "traj_data.json"
+PACKAGES = ("alfworld", "textworld", "fast_downward")
 INSTALL = "pip install -r requirements-environments.txt"
 INSTRUCTIONS = """\
 You work on a task in a household, in text. Each of your responses is one action, on its last line,
@@ -101,13 +103,17 @@ def _game(root: Path, file: Path) -> Game | None:
     places = _places(problem)
     if not places:
         raise record.error("'pddl_problem' has no (receptacleAtLocation ..)")
-    content = blake2b(repr((problem, grammar, domain)).encode(), digest_size=8).hexdigest()
+    content = _fingerprint(problem, grammar, domain)
     known = about.maybe("solution", list)
     return Game(
         id, file, about.text("task_type"), _room(places), task[1],
         (*(f"go to {place}" for place in places), *ALWAYS), content,
         about.texts("solution") if known else (),
     )  # fmt: skip
+
+
+def _fingerprint(*parts: str) -> str:
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 ALWAYS = ("help", "inventory", "look")  # possible anywhere
@@ -164,16 +170,20 @@ def possible(commands: Sequence[str]) -> str:
 class ALFWorld:
     """Tasks in households. path: a folder of games; "" = our own six.
 
-    UserError: the packages are missing or do not work, there is no game.
+    few_shot: a file of dialogues (tasks/alf_examples.py); "" = none. UserError: the packages are
+    missing or do not work, there is no game, the dialogues are of another form.
     """
 
     name, most_steps = "alfworld", STEPS
     style: Literal["agent"] = "agent"
     instructions = INSTRUCTIONS.format(steps=STEPS)
 
-    def __init__(self, path: str | Path = ""):
+    skipped_because = "have movable receptacles or slices, or no known solution"
+
+    def __init__(self, path: str | Path = "", few_shot: str | Path = ""):
         self._own: tempfile.TemporaryDirectory | None = None
         self._process: subprocess.Popen | None = None
+        self._examples = read_examples(few_shot) if few_shot else {}
         data = _package_data()
         self._own = tempfile.TemporaryDirectory(prefix="alfworld-")
         try:
@@ -209,21 +219,23 @@ class ALFWorld:
 
     def tasks(self) -> Sequence[Work]:
         """Return all games that are known to be solvable."""
-        return [
-            Work(
-                id=game.id,
-                question=f"{game.intent}\n{possible(game.commands)}",
-                answers=(),
-                text="",
-                kind=game.kind,
-                dataset=self.name,
-                environment=self,
-                solution=game.solution,
-                skills=(game.kind,),
-                content=game.content,
-            )
-            for game in self._games.values()
-        ]
+        return [self._work(game) for game in self._games.values()]
+
+    def _work(self, game: Game) -> Work:
+        example = shown_examples(self._examples.get(game.kind, ()), game.intent)
+        return Work(
+            id=game.id,
+            question=f"{game.intent}\n{possible(game.commands)}",
+            answers=(),
+            text="",
+            kind=game.kind,
+            dataset=self.name,
+            environment=self,
+            solution=game.solution,
+            skills=(game.kind,),
+            content=_fingerprint(game.content, example) if example else game.content,
+            example=example,
+        )
 
     def intent(self, id: str) -> str:
         """Return the description of the room and the task."""
@@ -283,7 +295,17 @@ class Playing:
         lines = [line for line in said.splitlines() if line.strip()]
         self.observation = "\n".join([*lines, possible(first["commands"])])
 
-    def _ask(self, what: str) -> dict:
+    def plan(self) -> list[str]:
+        """Return the planner's commands that win from here; it sees what is behind doors too.
+
+        UserError: it finds none, or the game has broken off.
+        """
+        try:
+            return [*(self._ask(None)["plan"] or ())]
+        except _Lost as lost:
+            raise UserError(f"The planner has no answer: {lost}.") from None
+
+    def _ask(self, what: str | None) -> dict:
         try:
             self._socket.sendall(json.dumps(what).encode() + b"\n")
         except OSError as error:
@@ -339,11 +361,7 @@ def command_of(action: str) -> str:
 
 def _package_data() -> Path:
     """Return the folder of the package's domain and grammar. UserError: a package is missing."""
-    missing = [
-        name
-        for name in ("alfworld", "textworld", "fast_downward")
-        if importlib.util.find_spec(name) is None
-    ]
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"alfworld needs the package {missing[0]}: {INSTALL} (it compiles for minutes, with "

@@ -49,7 +49,8 @@ def main() -> None:
 def serve(env, demangler, game: socket.socket, lines) -> None:
     """Play one game: first the path of its file, then commands, a line of JSON each.
 
-    Replies are {pid} first, then {text, commands, won}; {error} ends it.
+    Replies are {pid} first, then {text, commands, won}; {error} ends it. Instead of a command null
+    asks the planner, who sees the whole world: {plan}, commands that win from here.
     """
 
     def reply(**fields) -> None:
@@ -64,7 +65,9 @@ def serve(env, demangler, game: socket.socket, lines) -> None:
         state, won = env.reset(), False
         while True:
             reply(text=state.feedback, commands=state["admissible_commands"], won=won)
-            state, _, _ = env.step(json.loads(next(lines)))
+            while (command := json.loads(next(lines))) is None:
+                reply(plan=env._pddl_state.replan(env._entity_infos))
+            state, _, _ = env.step(command)
             won = bool(state["won"])
     except StopIteration:  # nobody asks any more
         pass

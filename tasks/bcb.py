@@ -145,9 +145,13 @@ class BCB:
         if self.left_out and not skip:
             raise UserError(
                 f"{python} lacks {', '.join(sorted(missing))}, which {len(self.left_out)} of "
-                f"{len(self._items)} tasks need: install them with {python} -m pip install, or "
-                "have these tasks left out."
+                f"{len(self._items)} tasks need: install them with {python} -m pip install, give "
+                "another --interpreter, or --leave-out these tasks."
             )
+        self.skipped, self.skipped_because = (
+            len(self.left_out),
+            "need " + ", ".join(sorted(missing)),
+        )
         self._tasks = [
             self._work(id, item) for id, item in self._items.items() if id not in self.left_out
         ]

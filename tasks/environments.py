@@ -102,6 +102,7 @@ class Work(Task):
     solution: Sequence[str] = ()
     skills: tuple[str, ...] = ()  # that the task needs, as its source names them
     content: str = ""  # fingerprint of what the question does not tell: tables, checks
+    example: str = ""  # how other tasks of its kind were solved, as the user's file tells it
 
     @property
     def digest(self) -> str:
@@ -113,6 +114,12 @@ class Work(Task):
         """Begin a try of the task."""
         assert self.environment is not None, f"task {self.id} has no environment"
         return self.environment.reset(self.id)
+
+    @property
+    def instructions(self) -> str:
+        """Return what its environment tells of every task, and the example."""
+        assert self.environment is not None, f"task {self.id} has no environment"
+        return "\n\n".join(filter(None, (self.environment.instructions, self.example)))
 
     @property
     def intent(self) -> str:
@@ -141,7 +148,8 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
         raise UserError("The tasks of the bandit are generated: leave --path out.")
     environment = ENVIRONMENTS[name](config, path)
     if skipped := getattr(environment, "skipped", 0):
-        console.print(f"{name}: {skipped:,} tasks are left out, which need more than text.")
+        why = getattr(environment, "skipped_because", "need more than text")
+        console.print(f"{name}: {skipped:,} tasks are left out, which {why}.", soft_wrap=True)
     if missed := getattr(environment, "skip_list", list)():
         said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
         console.print(f"{name}: {said} solution here: {' '.join(missed)}.", soft_wrap=True)
@@ -175,13 +183,14 @@ def _llb_os(config: StreamConfig, path: str) -> Environment:
 def _bcb(config: StreamConfig, path: str) -> Environment:
     from tasks.bcb import BCB
 
-    return BCB(_given(config, path), config.interpreter or sys.executable)
+    python = config.interpreter or sys.executable
+    return BCB(_given(config, path), python, skip=config.leave_out)
 
 
 def _alfworld(config: StreamConfig, path: str) -> Environment:
     from tasks.alf import ALFWorld
 
-    return ALFWorld(path)
+    return ALFWorld(path, config.few_shot)
 
 
 def _hle(config: StreamConfig, path: str) -> Environment:
@@ -200,4 +209,10 @@ ENVIRONMENTS: dict[str, Callable[[StreamConfig, str], Environment]] = {
     "hle": _hle,
 }
 # setting -> the environment that it is for
-OPTIONS = {"db_backend": "llb-db", "interpreter": "bcb", "judge": "hle"}
+OPTIONS = {
+    "db_backend": "llb-db",
+    "interpreter": "bcb",
+    "leave_out": "bcb",
+    "few_shot": "alfworld",
+    "judge": "hle",
+}

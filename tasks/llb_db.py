@@ -455,7 +455,8 @@ def quoted(name: str) -> str:
 
 # ---------------------------------------------------------------- actions
 
-BLOCK = re.compile(r"```(?:(?:sql|sqlite|mysql|mariadb)\b)?(.*?)```", re.I | re.S)
+# at the start of a line: what quotes the instructions is no statement
+BLOCK = re.compile(r"^[ \t>]*```(?:(?:sql|sqlite|mysql|mariadb)\b)?(.*?)```", re.I | re.S | re.M)
 ANSWER = re.compile(r"^[ \t>*_#]*(?:final +)?answer[ *_]*:[ *_]*(.*)", re.I | re.M | re.S)
 
 FORM = (

@@ -113,6 +113,15 @@ def test_what_is_not_solved_leaves_a_reflection(said, failure, steps):
     )
 
 
+def test_the_limit_of_responses_is_the_one_that_is_told():
+    for most, told in ((2, True), (STEPS, False), (0, False), (9, False)):
+        reader, engine = agent(max_steps=most), answering("perhaps")
+        trajectory = tried(reader, engine, Counting().task(0))
+        first = engine.prompts[0].text
+        assert ("you have 2 responses in all" in first) is told and "Say yes." in first
+        assert reader.tried(trajectory).steps == min(most or STEPS, STEPS)
+
+
 def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
     reader, world = agent(), Counting()
     trajectory = tried(reader, answering("yes"), world.task(99))

@@ -1,8 +1,11 @@
 import importlib.metadata
+import importlib.util
 
 from commands import doctor
 from commands.doctor import ROOT, findings, packages, pinned_versions
 from models.packaged import MADE_BY
+from tasks import alf, sandbox
+from tasks.environments import ENVIRONMENTS
 
 
 def states(checked):
@@ -76,3 +79,29 @@ def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
         (tmp_path / "models" / f"m{k}-0123456789abcdef-{MADE_BY}").mkdir()
     assert len([*doctor.models()]) == doctor.MODELS + 1
     assert doctor.bfloat16().item == "CPU in bfloat16"
+
+
+def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
+    two = [("bwrap", "apt-get install bubblewrap"), ("a range of ids", "usermod --add-subuids x")]
+    monkeypatch.setattr(sandbox, "lacking", lambda system=False: two if system else [])
+    find = importlib.util.find_spec
+    gone = {"fast_downward", "pymysql"}  # a package may be there without what it plans with
+    monkeypatch.setattr(
+        importlib.util, "find_spec",
+        lambda name: None if name in gone else True if name in alf.PACKAGES else find(name),
+    )  # fmt: skip
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.Path, "exists", lambda path: False)
+    rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
+    assert {*rows} == {*ENVIRONMENTS} - {"bandit"}
+    server = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
+    pip = "pip install -r requirements-environments.txt"
+    assert rows["llb-db"].state == "ok" and rows["llb-db"].advice == f"for MariaDB: {server}; {pip}"
+    assert (rows["llb-os"].state, rows["llb-os"].value, rows["llb-os"].advice) == (
+        "limit", "missing: bwrap, a range of ids", "; ".join(command for _, command in two),
+    )  # fmt: skip
+    assert rows["bcb"].state == "ok"  # what one environment lacks is no matter to another
+    assert (rows["alfworld"].state, rows["alfworld"].value, rows["alfworld"].advice) == (
+        "limit", "not installed: fast_downward", pip,
+    )  # fmt: skip
+    assert "--judge" in rows["hle"].advice

@@ -4,6 +4,7 @@ Where the packages are missing, a stand-in of twenty lines plays the games: what
 is the process and the protocol, not ALFWorld.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,13 +16,20 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import cli
+from agents.memrl import MemRL, MemRLConfig
 from commands.stream import run_stream
 from config.errors import UserError
 from config.options import StreamConfig
+from engines.scripted import ScriptedEngine
+from rollout import Sampling, rollout
 from tasks import alf as module
 from tasks.alf import OWN, STEPS, ALFWorld, _places, command_of, problem, read, write_own
+from tasks.alf_examples import TITLE, read_examples
 from tasks.environments import open_environment
+from tokens.codec import Characters
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("alfworld", "textworld", "fast_downward")
@@ -50,10 +58,18 @@ import json, os, time
 class State(dict):
     feedback = ""
 
+class Planner:
+    plan = ["x", "win"]
+    def replan(self, infos):
+        if self.plan == "bug": raise ValueError("a bug")
+        return self.plan
+
 class PddlEnv:
-    def __init__(self, infos): self._entity_infos, self.n = {}, 0
+    def __init__(self, infos): self._entity_infos, self._pddl_state, self.n = {}, Planner(), 0
     def load(self, path):
-        if json.load(open(path)).get("damaged"): raise KeyError("damaged", "a\\nb")
+        game = json.load(open(path))
+        if game.get("damaged"): raise KeyError("damaged", "a\\nb")
+        self._pddl_state.plan = game.get("plan", Planner.plan)
     def reset(self): return self.state("-= Welcome! =-\\n\\nA room.\\n\\nA task.")
     def state(self, text, won=False):
         state = State(admissible_commands=["win", "die", "hang"], won=won)
@@ -325,6 +341,93 @@ time.sleep(60)"""
     Path(folder.decode()).rmdir()
 
 
+# ---------------------------------------------------------------- few-shot dialogues
+
+
+def few_shot(tmp_path, folder, *words):
+    out = tmp_path / "few.json"
+    command = ["data", "few-shot", str(folder), str(out), *words]
+    return CliRunner().invoke(cli.app, command), out
+
+
+def test_the_planner_makes_dialogues_that_stand_before_other_tasks(stand_in, tmp_path):
+    put, heat = "pick_and_place_simple", "pick_heat_then_place_in_recep"
+    games = {
+        f"g{k}": {
+            "pddl_problem": f"(receptacleAtLocation Desk_bar_{k} loc1)"
+            f" (receptacleAtLocation Shelf_bar_{k} {'x' * k}))"
+        }
+        for k in range(3)
+    }
+    games |= {"h": {"task_type": heat}, "without": {"plan": []}, "lost": {"plan": ["x"]},
+              "bug": {"plan": "bug"}, "damaged": {"damaged": True},
+              "long": {"plan": ["x"] * STEPS + ["win"]}}  # fmt: skip
+    folder = tree(tmp_path / "games", **games)
+    result, out = few_shot(tmp_path, folder, "--per-kind", "9")
+    assert result.exit_code == 0, result.output
+    assert f"4 dialogues of 2 kinds are in {out}" in " ".join(result.output.split())
+    assert f"{put}: 3 of 9" in result.output
+    made = json.loads(out.read_text())
+    assert {(one["kind"], one["game"]) for one in made} == {
+        (heat, "h/trial"), *((put, f"g{k}/trial") for k in range(3)),
+    }  # fmt: skip
+    assert [(m["role"], m["content"]) for m in made[0]["dialogue"]] == [
+        ("user", "A room.\nA task."), ("assistant", "x"), ("user", "1: x"), ("assistant", "win"),
+        ("user", "2: win\nThe task is done."),
+    ]  # fmt: skip
+    result, _ = few_shot(tmp_path, folder)
+    assert f"2 dialogues of 2 kinds are in {out}" in " ".join(result.output.split())
+    with contextlib.closing(ALFWorld(folder)) as without:
+        plain = {task.id: task for task in without.tasks()}
+    with contextlib.closing(ALFWorld(folder, out)) as environment:
+        tasks = {task.id: task for task in environment.tasks()}
+    assert tasks["h/trial"].example == (
+        f"{TITLE}\nA room.\nA task.\n> x\n1: x\n> win\n2: win\nThe task is done."
+    )
+    assert tasks["h/trial"].instructions == (
+        f"{ALFWorld.instructions}\n\n{tasks['h/trial'].example}"
+    )
+    assert plain["h/trial"].instructions == ALFWorld.instructions
+    assert plain["h/trial"].digest != tasks["h/trial"].digest  # a bank belongs to its prompts
+
+
+def test_a_plan_that_is_not_there_is_one_sentence(stand_in, tmp_path):
+    result, out = few_shot(tmp_path, tree(tmp_path / "games", g={"plan": []}))
+    assert result.exit_code == 2 and "The planner has won no game" in " ".join(
+        result.output.split()
+    )
+    assert not out.exists()
+
+
+def test_an_example_stands_in_the_prompt_and_not_in_the_experience(stand_in, tmp_path):
+    few = tmp_path / "few.json"
+    said = [("user", "Elsewhere."), ("assistant", "jump"), ("user", "Done.")]
+    few.write_text(json.dumps([
+        {"kind": "heat", "dialogue": [{"role": r, "content": c} for r, c in said]}
+    ]))  # fmt: skip
+    config = StreamConfig(environment="alfworld", few_shot=str(few))
+    with contextlib.closing(open_environment(config, "")) as environment:
+        prompts = {}
+        for task in environment.tasks():
+            engine = ScriptedEngine(Characters(), lambda prompt: "win")
+            reader = MemRL(MemRLConfig(delta=0.0))
+            (trajectory,) = rollout(engine, reader, [(task, 0)], Sampling(0.0))
+            prompts[task.kind] = trajectory.turns[0].prompt.text
+            assert "jump" not in reader.tried(trajectory).experience
+    with_example = {kind for kind, text in prompts.items() if "Elsewhere.\n> jump\nDone." in text}
+    assert with_example == {"pick_heat_then_place_in_recep"}
+    text = prompts["pick_heat_then_place_in_recep"]
+    assert text.index("household") < text.index("jump") < text.index("Task:\n")
+
+
+def test_dialogues_are_for_alfworld_alone_and_checked_before_the_packages(tmp_path, monkeypatch):
+    config = StreamConfig(environment="llb-db", few_shot="few.json")
+    with pytest.raises(UserError, match="--few-shot is for alfworld alone"):
+        open_environment(config, "")
+    with pytest.raises(UserError, match="No file at"):
+        open_environment(StreamConfig(environment="alfworld", few_shot="none.json"), "")
+
+
 # ---------------------------------------------------------------- the real packages
 
 
@@ -361,6 +464,24 @@ def test_no_game_is_won_without_what_its_task_is_about(alfworld, kind, left_out)
     game = task.begin()
     assert not any(game.step(action).done for action in rest)
     game.close()
+
+
+@real
+def test_the_planner_wins_our_own_games_as_shortly_as_we_do(alfworld, tmp_path):
+    for task in alfworld.tasks():
+        game = task.begin()
+        assert len(game.plan()) == len(task.solution)
+        game.close()
+    result, out = few_shot(tmp_path, alfworld._own.name)
+    assert result.exit_code == 0, result.output
+    examples = read_examples(out)
+    assert {*examples} == {own.kind for own in OWN}
+    for (dialogue,) in examples.values():
+        assert dialogue[0].startswith("You are in the middle") and "Possible" not in str(dialogue)
+        assert dialogue[-1].endswith("The task is done.")
+    other = ALFWorld(few_shot=out)  # every game's only example is its own
+    assert not any(task.example for task in other.tasks())
+    other.close()
 
 
 @real

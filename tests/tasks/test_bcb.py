@@ -12,8 +12,10 @@ import venv
 import pytest
 
 from config.errors import UserError
+from config.options import StreamConfig
 from tasks import bcb
 from tasks.bcb import BCB, Interpreter, read
+from tasks.environments import open_environment
 from tasks.sandbox import fence, lacking
 
 LACKS = "; ".join(f"{what}: {command}" for what, command in lacking())
@@ -342,10 +344,13 @@ def test_tasks_carry_what_is_asked_and_a_fingerprint_of_the_tests(path):
 
 
 @needs_sandbox
-def test_tasks_of_a_missing_library_are_refused_or_left_out(path):
+def test_tasks_of_a_missing_library_are_refused_or_left_out(path, capsys):
     write(path, [ITEMS[0], {**ITEMS[1], "libs": "['csv', 'no_such_library']"}])
     with pytest.raises(UserError, match=r"lacks no_such_library, which 1 of 2 tasks need: .* pip"):
         BCB(path, sys.executable)
+    (ready,) = open_environment(StreamConfig(environment="bcb", leave_out=True), str(path)).tasks()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ready.id == "Own/0" and "bcb: 1 tasks are left out, which need no_such_library." in said
     environment = BCB(path, sys.executable, skip=True)
     assert environment.left_out == ["Own/1"] and len(environment.tasks()) == 1
     write(path, [{**ITEMS[1], "libs": ["no_such_library"]}])

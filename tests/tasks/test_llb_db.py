@@ -230,6 +230,7 @@ def test_order_counts_if_the_statement_itself_sorts(sql, ordered):
         ("It is so.\n**Final Answer:** [[1]]", ("answer", "[[1]]")),
         ("```\nAnswer: [[1]]\n```", ("answer", "[[1]]")),
         ("```sql\nSELECT 1", None),
+        ("A response must hold a block that begins with ```sql and ends with ```.", None),
         ("The answer is done", None),
         ("", None),
     ],

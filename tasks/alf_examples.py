@@ -1,0 +1,123 @@
+"""Examples for ALFWorld: dialogues of solved games, from a file, shown to tasks of their kind.
+
+Holds: `read_examples`, `shown_examples`, `make_examples` (by the package's planner). Leaves out:
+games (tasks/alf.py), the command that makes a file (commands/taskfiles.py).
+Exercise it: `pytest tests/tasks/test_alf_examples.py`. Read next: tasks/alf.py.
+
+A file is a JSON list of {kind, dialogue: [{role, content}, ...]}: a kind is one of ALFWorld's six,
+the user's messages are what the game says, the assistant's what was answered. The names task and
+example, and the short names of kinds, which other files of such dialogues have, are read as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.errors import UserError
+from tasks.readers import Record, read_json
+
+if TYPE_CHECKING:
+    from tasks.alf import ALFWorld
+    from tasks.environments import Work
+
+KINDS = {  # short name -> kind
+    "put": "pick_and_place_simple",
+    "examine": "look_at_obj_in_light",
+    "clean": "pick_clean_then_place_in_recep",
+    "heat": "pick_heat_then_place_in_recep",
+    "cool": "pick_cool_then_place_in_recep",
+    "puttwo": "pick_two_obj_and_place",
+}
+TITLE = "A task of this kind that was solved in another room, what was answered behind >:"
+Dialogue = tuple[str, ...]  # what the game said, what was answered, in turn
+
+
+def read_examples(path: str | Path) -> dict[str, list[Dialogue]]:
+    """Read a file: kind -> its dialogues, in the file's order.
+
+    UserError names the file, the place and what is wrong with it.
+    """
+    path, items = Path(path).expanduser(), read_json(Path(path).expanduser())
+    if not isinstance(items, list) or not items:
+        raise UserError(f"{path} must hold a JSON list of dialogues: `data few-shot` makes one.")
+    found: dict[str, list[Dialogue]] = {}
+    for k, item in enumerate(items):
+        record = Record(path, f"dialogue {k + 1}", k, item if isinstance(item, dict) else {})
+        kind = record.text("task" if "task" in record.fields else "kind")
+        if (kind := KINDS.get(kind, kind)) not in KINDS.values():
+            raise record.error(f"{kind!r} is no kind of task ({', '.join(KINDS.values())})")
+        found.setdefault(kind, []).append(_dialogue(record))
+    return found
+
+
+def _dialogue(record: Record) -> Dialogue:
+    name = "example" if "example" in record.fields else "dialogue"
+    said = []
+    for k, message in enumerate(record.get(name, list)):
+        one = record.inside(name, message)
+        role = one.text("role")
+        if role != ("user", "assistant")[k % 2]:
+            raise record.error(f"message {k + 1} is of {role!r}: user and assistant take turns")
+        said.append(one.text("content").strip())
+    if len(said) < 2:
+        raise record.error("nobody answers")
+    return tuple(said)
+
+
+def shown_examples(dialogues: Sequence[Dialogue], intent: str) -> str:
+    """Compose the examples of a task, "" without any.
+
+    One that begins as the task itself does is left out: it would tell what is to be done.
+    """
+    itself = " ".join(intent.split())
+    return "\n\n".join(
+        "\n".join([TITLE, *(f"> {text}" if k % 2 else text for k, text in enumerate(dialogue))])
+        for dialogue in dialogues
+        if itself not in " ".join(dialogue[0].split())
+    )
+
+
+def make_examples(environment: ALFWorld, per_kind: int = 1, seed: int = 0) -> list[dict]:
+    """Have the planner solve so many games of each kind, chosen by the seed; return a file's list.
+
+    What is possible is left out of what the game says. Games that the planner does not win within
+    the limit of actions are passed over.
+    """
+    tasks = [*environment.tasks()]
+    random.Random(seed).shuffle(tasks)
+    made: dict[str, list[dict]] = {kind: [] for kind in KINDS.values()}
+    for task in tasks:
+        if task.kind in made and len(made[task.kind]) < per_kind:
+            if dialogue := _solved(task):
+                made[task.kind].append({"kind": task.kind, "game": task.id, "dialogue": dialogue})
+    return [example for examples in made.values() for example in examples]
+
+
+def _solved(task: Work) -> list[dict]:
+    """Return the dialogue of a game that the planner has won; [] = it has not."""
+    try:
+        game = task.begin()
+    except UserError:  # a damaged game
+        return []
+    try:
+        said, messages = game.observation, []
+        for action in game.plan():
+            messages += [{"role": "user", "content": _without_list(said)},
+                         {"role": "assistant", "content": action}]  # fmt: skip
+            step = game.step(action)
+            if step.done:
+                last = [{"role": "user", "content": step.observation}]
+                return [*messages, *last] if step.reward > 0 else []
+            said = step.observation
+    except UserError:  # no plan
+        pass
+    finally:
+        game.close()
+    return []
+
+
+def _without_list(said: str) -> str:
+    return "\n".join(line for line in said.splitlines() if not line.startswith("Possible now:"))
