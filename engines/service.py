@@ -5,7 +5,7 @@ Holds: `Service`, `Reading`, and what happens to one: `Begun`, a `Turn`, `Ended`
 Exercise it: `pytest tests/engines/test_service.py`. Read next: commands/serve.py.
 
     any thread      submit, cancel ──> inbox ─┐
-    the service's   ..  take the inbox, step the engine, send turns to agents, tell what happened  ..
+    the service's   ..  take the inbox, step the engine, send turns to agents, tell who asked  ..
 
 The engine, the tokenizer and the agents belong to the service's thread alone. No reading waits for
 another one: each has a prompt in flight, and its next one follows as soon as that is answered.
@@ -27,6 +27,7 @@ from memagent import Agent, Finish, Turn
 from rollout import Engine, Sampling, advance, start
 from tokens.codec import Sections
 
+GREEDY = Sampling(0.0)
 MOMENT_S = 0.02
 """Longest wait for a server while new readings may come."""
 
@@ -67,7 +68,7 @@ class Reading:
     task: Task
     agent: Agent
     tell: Callable[[Begun | Turn | Ended], None]
-    sampling: Sampling = Sampling(0.0)
+    sampling: Sampling = GREEDY
     seed: int = 0
     key: int | None = None  # of its prompt in flight
     n_turns: int = 0

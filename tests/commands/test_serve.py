@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import openai
@@ -35,6 +36,7 @@ from tokens.codec import Codec
 
 AGENT, FULL = tiny.agent("memagent"), tiny.agent("full")
 NAME = "tiny-memagent"
+MEMORY = Path("/proc/self/statm")
 
 
 @contextmanager
@@ -76,12 +78,12 @@ def engine():
     """The embedded policy, with room for what it has read."""
     codec = Codec(tiny.make_tokenizer())
     model = load_model(EMBEDDED, "float32", "cpu")
-    return TransformersEngine(model, codec, max_rows=16, max_cache_tokens=1 << 15, remember=True)
+    return TransformersEngine(model, codec, max_rows=16, max_cache_tokens=1 << 13, remember=True)
 
 
 @pytest.fixture(scope="module")
 def server(engine):
-    with served(engine) as (url, service):
+    with served(engine) as (url, _):
         yield url
 
 
@@ -219,7 +221,10 @@ def test_past_a_bound_the_status_says_which(codec):
         httpx.Client(base_url=url, timeout=30) as http,
         ThreadPoolExecutor(4) as pool,
     ):
-        post = lambda **fields: http.post("/v1/chat/completions", json=chat(TASK, **fields))  # noqa: E731
+
+        def post(**fields):
+            return http.post("/v1/chat/completions", json=chat(TASK, **fields))
+
         two = [pool.submit(post) for _ in range(2)]
         until(lambda: service.load == (1, 1))
         third = post()
@@ -299,10 +304,8 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(tmp_path):
     assert "listened on" in refused("--port", "70000")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "in use" in refused("--port", str(taken.getsockname()[1]))
-    assert "ask" in refused("--agent", "nobody").lower() or True
-    assert "--timeout-s" in refused("--timeout-s", "0") or "timeout_s" in refused(
-        "--timeout-s", "0"
-    )
+    assert "nobody" in refused("--agent", "nobody")
+    assert "timeout" in refused("--timeout-s", "0")
 
 
 # ---------------------------------------------------------------- malformed
@@ -373,11 +376,10 @@ def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
 
 
 def megabytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+    return int(MEMORY.read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read from /proc")
+@pytest.mark.skipif(not MEMORY.exists(), reason="memory is read from /proc")
 def test_two_hundred_requests_of_twenty_clients_none_lost_none_mixed_up(engine):
     """Mixed lengths; every tenth client goes away in the middle; memory stays where it is."""
     rng = random.Random(1)
@@ -414,7 +416,7 @@ def test_two_hundred_requests_of_twenty_clients_none_lost_none_mixed_up(engine):
         assert answer and len(said) == len(AGENT.on(engine.codec).sections(task))
         if k in checked:
             assert (said, answer) == checked[k], k
-    assert grown < 40, f"{grown:.0f} MiB more after the second hundred"
+    assert grown < 24, f"{grown:.0f} MiB more after the second hundred"
 
 
 # ---------------------------------------------------------------- the command
@@ -452,7 +454,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path):
 
 
 def test_past_the_grace_time_the_rest_is_broken_off(tmp_path):
-    process, url, out = start(tmp_path, "--grace-s", "0.2")
+    process, url, _ = start(tmp_path, "--grace-s", "0.2")
     task = worlds.make_task(3, 3000, "one_fact")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client(url).chat.completions.create, **chat(task))

@@ -635,8 +635,7 @@ def test_a_prompt_that_is_dropped_frees_its_row_and_changes_no_other(codec, poli
     engine.drop(keys[-1])  # which waits
     engine.drop(10**6)  # which nobody knows
     while len(done) < 5:
-        assert (finished := engine.step()) or any(engine._requests)
-        done |= dict(finished)
+        done |= dict(engine.step())
     assert {*done} == {*keys} - {in_flight, keys[-1]}
     for key, turn in done.items():
         assert turn.response_ids == wanted[key]
