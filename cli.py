@@ -165,12 +165,19 @@ def export(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
+    push: Annotated[
+        str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
+    ] = "",
 ):
-    """Write a checkpoint as a model folder that transformers, peft and vLLM load."""
+    """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
 
     folder = run_export(run, step, out, dtype, best)
     typer.echo(f"The policy is in {folder}.")
+    if push:
+        from commands.push import push as run_push
+
+        typer.echo(f"It is at {run_push(folder, push)}.")
 
 
 @command(
