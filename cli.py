@@ -19,7 +19,7 @@ from agents import find
 from commands.groups import add_groups
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, command
+from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
     BaseConfig,
@@ -47,7 +47,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
 app.add_typer(data_app, name="data")
-add_groups(app, data_app)
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
@@ -75,14 +74,6 @@ Compat = Annotated[
         "prints "
         "what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
-    ),
-]
-AgentName = Annotated[
-    str,
-    typer.Option(
-        "--agent",
-        help="a name in agents/, or a file such as my_agent.py; default: the preset's, else the "
-        "model's",
     ),
 ]
 Model = Annotated[
@@ -174,12 +165,19 @@ def export(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
+    push: Annotated[
+        str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
+    ] = "",
 ):
-    """Write a checkpoint as a model folder that transformers, peft and vLLM load."""
+    """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
 
     folder = run_export(run, step, out, dtype, best)
     typer.echo(f"The policy is in {folder}.")
+    if push:
+        from commands.push import push as run_push
+
+        typer.echo(f"It is at {run_push(folder, push)}.")
 
 
 @command(
@@ -453,6 +451,8 @@ def get(
 
     run_get(name, out, revision, typer.echo)
 
+
+add_groups(app, data_app)
 
 if __name__ == "__main__":
     sys.exit(app())

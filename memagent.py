@@ -97,6 +97,7 @@ class Turn:
     finish: Finish
     response: Text  # without the end-of-sequence id
     error: str = ""
+    reused_tokens: int = 0  # of the prompt, taken from a cache
     notes: object = None  # what the agent keeps of the turn: a dataclass of its own, or None
     rewards: dict[str, float] = field(default_factory=dict)  # its own rewards by name, raw
 

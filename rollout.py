@@ -59,9 +59,11 @@ class Engine(Protocol):
     def step(self) -> list[tuple[int, Turn]]:
         """Do some work; return the turns that finished, none only while some are in flight."""
 
+    def drop(self, key: int) -> None:
+        """Give up a prompt that was added; its turn never comes back."""
+
     def awake(self, policy=None) -> AbstractContextManager:
-        """Hold the engine ready, with the policy's weights as they are now (None: with those it
-        has).
+        """Hold the engine ready with the policy's weights of now; None: with those that it has.
 
         On exit it may release its memory and drop the turns still in flight.
         """

@@ -29,7 +29,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, AskConfig, EvalConfig, hints_of
+from config.options import EMBEDDED, AskConfig, EvalConfig, ServeConfig, hints_of
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
@@ -244,7 +244,7 @@ def _evaluation(config: AskConfig) -> EvalConfig:
     return EvalConfig(**given | {"name": "ask", "in_flight": 1})
 
 
-def _made(name: str, config: AskConfig, how: How) -> Agent:
+def made(name: str, config: AskConfig | ServeConfig, how: How) -> Agent:
     """Make an agent with the settings of the model, of the preset and of the user."""
     policy = find.model_or_default(config.model, config.endpoint)
     theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})
@@ -262,7 +262,7 @@ def _candidates(config: AskConfig, how: How) -> list[Agent]:
     names = [how.agent or find.agent_of(how.preset, policy)]
     if not how.said:
         names += [name for _, name in find.best_by_length(policy)] or ["full"]
-    return [_made(name, config, how) for name in dict.fromkeys(names)]
+    return [made(name, config, how) for name in dict.fromkeys(names)]
 
 
 def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent]) -> None:
@@ -286,19 +286,24 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
         agent, why = named["full"], "since it fits half a window; nothing was measured"
     else:
         why = "since it is longer than half a window; nothing was measured"
-    c, room = agent.config, engine.window
-    if (
-        agent.by_section
-        and room
-        and agent.turn_tokens() > room
-        and "chunk_tokens" not in (how.settings)
-    ):
-        fitting = max(128, room - (agent.turn_tokens() - c.chunk_tokens))
-        agent = agent.with_settings(chunk_tokens=min(c.chunk_tokens, fitting))
-        why += f", in sections of {agent.config.chunk_tokens:,} tokens for its window of {room:,}"
+    agent, fits = fitted(agent, engine.window, how.settings)
+    why += fits
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
     reading.agent = agent
     reading.said += f", reading {way}with {agent.label}, {why}"
+
+
+def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str]:
+    """Return an agent whose turns fit a window, and words on it: in shorter sections, unless the
+    user has said how long they are."""
+    c, needed = agent.config, agent.turn_tokens()
+    if not agent.by_section or not window or needed <= window or "chunk_tokens" in settings:
+        return agent, ""
+    agent = agent.with_settings(
+        chunk_tokens=min(c.chunk_tokens, max(128, window - (needed - c.chunk_tokens)))
+    )
+    size = agent.config.chunk_tokens
+    return agent, f", in sections of {size:,} tokens for its window of {window:,}"
 
 
 def _say_notes(config: AskConfig) -> None:
@@ -399,7 +404,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):
                     continue  # it is tried again by --resume
-                if _begins(turn, section):
+                if begins(turn, section):
                     n_read, section = n_read + 1, turn.prompt.section
                 if number == len(recorded):
                     were = "was" if n_read == 1 else "were"
@@ -428,7 +433,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     _end(reading, agent, turn, trace)
 
 
-def _begins(turn: Turn, section: str | None) -> bool:
+def begins(turn: Turn, section: str | None) -> bool:
     """Tell whether a turn reads another section than the one before it, not only an equal one."""
     prompt = turn.prompt
     if prompt.final:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from agents import find
+from commands.card import write_card
 from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, RunConfig
@@ -71,8 +72,10 @@ def export(
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
+        write_card(temporary, stored, folder, step, adapter=False)
         if adapter.is_dir():
             _copy_about(temporary, adapter)
+            write_card(adapter, stored, folder, step, adapter=True)
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)

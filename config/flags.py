@@ -1,7 +1,7 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `AgentGroup`, `value_of`. Leaves out: the commands (cli.py), the settings
-(config/options.py).
+Holds: `command`, `AgentGroup`, `AgentName`, `value_of`. Leaves out: the commands (cli.py), the
+settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 A command's own parameters come first, then the fields of its settings classes: everyday ones in
@@ -35,6 +35,14 @@ Panels = Sequence[tuple[str, type]]  # (title, settings class)
 # stands in the help for a value of several: in full they are so wide that in 80 columns the
 # names of the flags beside them are cut
 CHOICE = "<choice>"
+AgentName = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        help="a name in agents/, or a file such as my_agent.py; default: the preset's, else the "
+        "model's",
+    ),
+]
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 

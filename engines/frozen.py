@@ -63,6 +63,13 @@ class WithFrozen:
         self._asked[key] = prompt
         return -1 - key
 
+    def drop(self, key: int) -> None:
+        """Give up a prompt of either engine."""
+        engine, keys = (self.engine, self._sampled) if key >= 0 else (self.frozen, self._asked)
+        key = key if key >= 0 else -1 - key
+        if keys.pop(key, None) is not None:
+            engine.drop(key)
+
     def _told(self, prompt: Prompt, frozen: bool) -> Prompt:
         """Return a prompt as the second engine (`frozen`) or the first is to read it.
 

@@ -85,6 +85,7 @@ class _Request:
     sampling: Sampling
     seed: int
     target: tuple[int, ...] = ()  # the response to be scored; (): one is sampled
+    reused: int = 0  # tokens that were copied from another row
     # one or two tokens of the prompt -> the position after their last occurrence
     _after: dict[int | tuple[int, int], int] = field(default_factory=dict)
 
@@ -364,6 +365,8 @@ class TransformersEngine:
     copy: the model is a copy of the trainer's, whose weights are sharded or of another dtype.
     max_rows: most turns in flight. max_cache_tokens: most rows x width of the key/value cache (one
     long prompt may exceed it, alone). max_prefill_tokens: most prompt tokens of a forward pass.
+    remember: fill `max_cache_tokens` with finished turns before any of them is overwritten, for
+    texts that are read again; else the cache has as many rows as were ever in flight.
     """
 
     def __init__(
@@ -374,8 +377,9 @@ class TransformersEngine:
         max_cache_tokens: int = 1 << 18,
         max_prefill_tokens: int = 1 << 14,
         copy: bool = False,
+        remember: bool = False,
     ):
-        self.model, self.codec, self.copy = model, codec, copy
+        self.model, self.codec, self.copy, self.remember = model, codec, copy, remember
         self.max_rows, self.max_cache_tokens = max_rows, max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
         self.window: int = getattr(model.config, "max_position_embeddings", 0)
@@ -477,6 +481,21 @@ class TransformersEngine:
         )
         return turn
 
+    def drop(self, key: int) -> None:
+        """Give up a turn that waits or is in flight; its row is free at once."""
+        self._refused = [(k, turn) for k, turn in self._refused if k != key]
+        self._waiting = deque(r for r in self._waiting if r.key != key)
+        for row, request in enumerate(self._requests):
+            if request is not None and request.key == key:
+                self._release(row)
+
+    def _release(self, row: int) -> None:
+        """Free a row; its prompt and what was sampled stay, to be copied from."""
+        request = self._requests[row]
+        # the last token was never read by the model
+        self._requests[row], self._cached[row] = None, request.ids + self._sampled[row][:-1]
+        self._free.append(row)
+
     @torch.no_grad()
     def step(self) -> list[tuple[int, Turn]]:
         done, self._refused = self._refused, []
@@ -511,14 +530,28 @@ class TransformersEngine:
         chosen, width = self._choose(len(active))
         rows = len(active) + len(chosen)
         all_rows, all_width = max(rows, len(self._requests)), max(width, self._cache.width)
+        if self.remember:
+            all_rows = max(all_rows, self._rows_to_remember(len(chosen), all_width))
         if all_rows * all_width <= self.max_cache_tokens:
-            if rows > len(self._requests) or width > self._cache.width:
+            if all_rows > len(self._requests) or width > self._cache.width:
                 self._arrange([*range(len(self._requests))], all_rows, all_width)
         else:  # no room for every finished turn that could be copied from: the latest stay
+            if self.remember and rows * all_width <= self.max_cache_tokens:
+                rows, width = self.max_cache_tokens // all_width, all_width
             latest = [*self._free][::-1][: rows - len(active)]
             self._arrange(active + latest, rows, width)
         batches = split_into_tries([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
         return (([chosen[i] for i in index], trie) for index, trie in batches)
+
+    def _rows_to_remember(self, n_new: int, width: int) -> int:
+        """Return how many rows spare all finished turns, as far as the cache's tokens reach.
+
+        Twice as many as there are, where they do not suffice: each growth copies the cache.
+        """
+        n = len(self._requests)
+        if sum(not self._cached[row] for row in self._free) >= n_new:
+            return n
+        return min(max(2 * n, n + n_new), max(n, self.max_cache_tokens // width))
 
     def _choose(self, n_active: int) -> tuple[list[_Request], int]:
         """Take waiting prompts as far as rows and cache reach; also return the width they need."""
@@ -577,7 +610,9 @@ class TransformersEngine:
     def _prefill(self, batch: list[_Request], trie: Trie) -> _Part:
         """Put prompts into free rows: copy cached prefixes, compute the rest of the trie once."""
         matches = self._match([r.ids for r in batch])
-        rows = [self._free.popleft() for _ in batch]
+        rows = [self._take_row(*match) for match in matches]
+        for request, (n, _) in zip(batch, matches, strict=True):
+            request.reused = n
         self._copy_prefixes(matches, rows)
         paths = [trie.path(leaf) for leaf in trie.leaf]
         new = _uncached(trie, paths, [n for n, _ in matches])
@@ -608,6 +643,17 @@ class TransformersEngine:
             last=np.array([x[-1] for x in tokens]),
             drafts=[[] for _ in rows],
         )
+
+    def _take_row(self, n: int, source: int) -> int:
+        """Take a free row for a prompt whose first n tokens are those of the row `source`.
+
+        Where turns are remembered that is the source itself, if the prefix is a third of it: a
+        section, not a template. The same section asked about anew takes no second row.
+        """
+        if self.remember and n and 3 * n >= len(self._cached[source]) and source in self._free:
+            self._free.remove(source)
+            return source
+        return self._free.popleft()
 
     def _copy_prefixes(self, matches: list[tuple[int, int]], rows: list[int]) -> None:
         """Copy the match of each prompt into its row."""
@@ -801,10 +847,9 @@ class TransformersEngine:
                 finish = Finish.STOP if stopped else Finish.LENGTH
                 response = Text(request.prompt.target, out) if target else self.codec.response(out)
                 logprobs = self._logprobs[row]
+                self._release(row)
                 turn = Turn(request.prompt, request.ids, out, logprobs, finish, response)
-                # the last token was never read by the model
-                self._requests[row], self._cached[row] = None, request.ids + out[:-1]
-                self._free.append(row)
+                turn.reused_tokens = request.reused
                 return turn
             if token != guess:
                 break

@@ -52,12 +52,14 @@ def open_engine(
     kv_gib: float = 0.0,
     beside: float = 0.0,
     constrained: Sequence[Agent] = (),
+    cache_tokens: int = 0,
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
     rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. beside: GiB of
     the GPU that vLLM leaves to something else. constrained: agents whose calls have to be
-    well-formed, which vLLM sees to.
+    well-formed, which vLLM sees to. cache_tokens: of our engine's cache, in which finished turns
+    stay as long as there is room, for texts that are read again; 0 = as an evaluation needs it.
     """
     import torch
 
@@ -90,7 +92,8 @@ def open_engine(
         )
     model = load_model(setup.folder, setup.dtype, setup.device, setup.trust_remote_code)
     settle_threads(model)
-    return TransformersEngine(model, codec, max_rows=rows)
+    room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
+    return TransformersEngine(model, codec, max_rows=rows, **room)
 
 
 def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
@@ -236,20 +239,22 @@ def open_reader(
     untrained: bool = False,
     window: int | None = None,
     terms: Terms | None = None,
+    cache_tokens: int = 0,
 ) -> Engine:
     """Open the engine that answers agents, with the one or the other weights of an evaluation.
 
     Another model may answer their frozen prompts (`EvalConfig.answerer`). window: of an endpoint
-    whose server does not say. terms: see `open_endpoint`.
+    whose server does not say. terms: see `open_endpoint`. cache_tokens: see `open_engine`.
     """
     give_embedder(agents)
     if not config.answerer:
-        return _open_reader(config, agents, untrained, window, terms)
+        return _open_reader(config, agents, untrained, window, terms, cache_tokens)
     setup = Setup.of_evaluation(config, agents, untrained)
     on_vllm = config.engine == "vllm" and not config.endpoint
     # first of all: a server that is not there, or a folder, is quickly refused
     other = open_answerer(config.answerer, setup, config.in_flight, config.dtype, on_vllm)
-    return _beside(_open_reader(config, agents, untrained, window, terms), other)
+    reader = _open_reader(config, agents, untrained, window, terms, cache_tokens)
+    return _beside(reader, other)
 
 
 def _open_reader(
@@ -258,6 +263,7 @@ def _open_reader(
     untrained: bool,
     window: int | None,
     terms: Terms | None,
+    cache_tokens: int,
 ) -> Engine:
     if config.engine == "extractive":
         from engines.extractive import ExtractiveEngine
@@ -276,7 +282,8 @@ def _open_reader(
     on_card = config.engine == "vllm" and setup.on_gpu
     beside = gib_of_answerer(config.answerer) if on_card else 0.0
     constrained = agents if config.grammar else ()
-    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, beside, constrained)
+    shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
+    return open_engine(setup, config.engine, *shared)
 
 
 # ---------------------------------------------------------------- for training

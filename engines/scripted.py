@@ -40,6 +40,9 @@ class ScriptedEngine:
         self._queue.append((self._keys, prompt))
         return self._keys
 
+    def drop(self, key: int) -> None:
+        self._queue = deque((k, prompt) for k, prompt in self._queue if k != key)
+
     def step(self) -> list[tuple[int, Turn]]:
         done = []
         for _ in range(min(self.per_step, len(self._queue))):

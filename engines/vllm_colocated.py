@@ -337,20 +337,31 @@ class ColocatedEngine:
         with preserve_rng():
             outputs = self._engine.step()
         for output in outputs:
-            if not output.finished:
+            if not output.finished or output.request_id not in self._prompts:  # given up
                 continue
             key, prompt, ids = self._prompts.pop(output.request_id)
             turn = (self._score if prompt.target else self._turn)(prompt, ids, output)
-            reused = output.num_cached_tokens or 0
+            turn.reused_tokens = reused = output.num_cached_tokens or 0
             self.reused_tokens += reused
             self.prefilled_tokens += len(ids) - reused
             self.generated_tokens += len(turn.response_ids)
             done.append((key, turn))
+        self._submit_waiting()
+        return done
+
+    def _submit_waiting(self) -> None:
         if self._waiting and not self._prompts:  # they are all of one kind
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self._submit(*request)
-        return done
+
+    def drop(self, key: int) -> None:
+        name = str(key)
+        self._refused = [(k, turn) for k, turn in self._refused if k != key]
+        self._waiting = [request for request in self._waiting if request[0] != name]
+        if self._prompts.pop(name, None):
+            self._engine.abort_request([name])
+            self._submit_waiting()
 
     def _turn(self, prompt: Prompt, ids: list[int], output) -> Turn:
         """Make a turn of what vLLM has drawn."""

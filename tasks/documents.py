@@ -302,10 +302,11 @@ def read(paths: Sequence[str | Path]) -> Document:
         else:
             raise UserError(f"No file at {path or repr(path)}.")
     remarks += [file.remark for _, _, file in found if file.remark]
-    return _together(found, remarks)
+    return together(found, remarks)
 
 
-def _together(found: Sequence[Named], remarks: Sequence[str]) -> Document:
+def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
+    """Put what files say into one document; the remarks are on what of them was not read."""
     names = _names([(path, shown) for path, shown, _ in found])
     files = [file for _, _, file in found]
     texts, parts, length = [], [], 0

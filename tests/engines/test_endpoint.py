@@ -701,3 +701,18 @@ def test_over_https_a_server_needs_a_certificate_that_is_trusted_and_is_not_trie
     done = list(rollout(engine, AGENT, [(task, 0) for task in tasks(3)], Sampling(0.0)))
     engine.close()
     assert len(done) == 3 and not any(t.error for t in done)
+
+
+def test_a_turn_that_is_given_up_frees_its_place_and_ends_its_connection(serve):
+    server = serve()
+    engine = serve.engine(server, concurrency=1)
+    server.faults = ["hang"]
+    with engine.awake():
+        first, waits, last = (engine.add(Prompt((("Anna", False),), 8)) for _ in range(3))
+        time.sleep(0.1)
+        engine.drop(first)
+        engine.drop(waits)
+        engine.drop(10**6)
+        ((key, turn),) = engine.step()
+    assert key == last and not turn.error
+    assert not engine._jobs and engine.step() == []

@@ -237,3 +237,14 @@ def test_with_one_tokenizer_the_very_tokens_are_asked(codec):
     engine = WithFrozen(*(ScriptedEngine(codec, lambda _: "Lima") for _ in range(2)))
     prompt = Prompt(((Text("Anna", [7, 8, 9]), False),), 4, frozen=True)
     assert turn_of(engine, prompt).prompt_ids == [7, 8, 9]
+
+
+def test_a_prompt_of_either_engine_can_be_given_up(codec):
+    engine = WithFrozen(*(ScriptedEngine(codec, lambda prompt: "Anna") for _ in range(2)))
+    prompts = [Prompt((("Where?", False),), 4, frozen=frozen) for frozen in (False, True) * 2]
+    keys = [engine.add(prompt, Sampling(0.0), 0) for prompt in prompts]
+    engine.drop(keys[0])
+    engine.drop(keys[1])
+    engine.drop(keys[1])
+    assert {key for key, _ in engine.step()} == {*keys[2:]}
+    assert not engine._sampled and not engine._asked

@@ -565,3 +565,87 @@ def test_few_queries_see_what_the_librarys_attention_sees(
     ]
     for a, b in zip((ours, *gradients[0]), (expected, *gradients[1]), strict=True):
         assert (a.float() - b.float()).norm() <= apart * b.float().norm()
+
+
+# ---------------------------------------------------------------- texts that are read again
+
+
+def read_again(codec, policy, questions, n_sections=12, **room):
+    """Read one document once per question; return the engine, and turns by question."""
+    engine = TransformersEngine(policy, codec, max_rows=4, **room)
+    (task,) = tasks(1, n_sections)
+    done = []
+    for question in questions:
+        asked = replace(task, question=question)
+        done.append([*follow(engine, MEMAGENT, asked, Sampling(0.0))])
+    return engine, done
+
+
+def test_a_second_question_computes_no_section_again(codec, policy):
+    questions = ["Where is Anna?", "Where is Boris?", "Where is Anna?"]
+    room = {"remember": True, "max_cache_tokens": 4096}
+    engine, done = read_again(codec, policy, questions, **room)
+    _, fresh = read_again(codec, policy, questions)
+    assert [[t.response_ids for t in turns] for turns in done] == [
+        [t.response_ids for t in turns] for turns in fresh
+    ]
+    assert worst_mismatch(policy, [turn for turns in done for turn in turns]) < 1e-5
+    for turns in done[1:]:
+        for turn in turns[:-1]:  # template and section at least, which stand before the question
+            assert turn.reused_tokens >= len(codec.encode(turn.prompt.section))
+    counts = [sum(turn.reused_tokens for turn in turns) for turns in fresh]
+    assert sum(turn.reused_tokens for turn in done[1]) > 2 * counts[1]
+    assert engine.reused_tokens == sum(t.reused_tokens for turns in done for t in turns)
+
+
+def test_questions_about_one_text_take_no_more_rows_than_one_does(codec, policy):
+    used = []
+    for n in (1, 6):
+        questions = [
+            f"Where is {name}?" for name in ("Anna", "Boris", "Clara", "David", "Elena", "Felix")
+        ]
+        engine, _ = read_again(
+            codec, policy, questions[:n], remember=True, max_cache_tokens=1 << 16
+        )
+        used.append(sum(bool(ids) for ids in engine._cached))
+    assert used[0] == 13 and used[1] <= used[0] + 6  # the final prompts differ
+
+
+def test_what_is_remembered_stays_within_its_tokens(codec, policy):
+    room = {"remember": True, "max_cache_tokens": 600}
+    engine, done = read_again(codec, policy, ["Where is Anna?"] * 3, 20, **room)
+    _, fresh = read_again(codec, policy, ["Where is Anna?"] * 3, 20)
+    assert [[t.response_ids for t in turns] for turns in done] == [
+        [t.response_ids for t in turns] for turns in fresh
+    ]
+    assert engine._cache.rows * engine._cache.width <= 600 and engine._cache.rows > 4
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_prompt_that_is_dropped_frees_its_row_and_changes_no_other(codec, policy, remember):
+    engine = TransformersEngine(policy, codec, max_rows=3, remember=remember)
+    prompts = [next(tiny.agent("full").on(codec).run(task)) for task in tasks(7)]
+    keys = [engine.add(prompt, Sampling(1.0), k) for k, prompt in enumerate(prompts)]
+    wanted = dict(
+        zip(keys, (sample(policy, codec, p, k) for k, p in enumerate(prompts)), strict=True)
+    )
+    done = dict(engine.step())
+    in_flight = next(r.key for r in engine._requests if r is not None)
+    engine.drop(in_flight)
+    engine.drop(keys[-1])  # which waits
+    engine.drop(10**6)  # which nobody knows
+    while len(done) < 5:
+        done |= dict(engine.step())
+    assert {*done} == {*keys} - {in_flight, keys[-1]}
+    for key, turn in done.items():
+        assert turn.response_ids == wanted[key]
+    assert len(engine._free) == len(engine._requests) and not engine.step()
+
+
+def sample(policy, codec, prompt, seed):
+    """Return the ids that an engine of its own draws for a prompt."""
+    engine = TransformersEngine(policy, codec)
+    engine.add(prompt, Sampling(1.0), seed)
+    while not (done := engine.step()):
+        pass
+    return done[0][1].response_ids

@@ -138,6 +138,29 @@ def test_the_same_policy_greedily_writes_the_same_as_the_transformers_engine(cod
     assert sorted(map(key, theirs)) == sorted(map(key, ours))
 
 
+def test_a_turn_that_is_given_up_never_comes_back_and_changes_no_other(codec, opened):
+    engine = opened(rows=2)
+    prompts = [next(tiny.agent("full").on(codec).run(task)) for task in tasks(6)]
+    with engine.awake():
+        keys = [engine.add(prompt, Sampling(0.0), 0) for prompt in prompts]
+        whole = {}
+        while len(whole) < 6:
+            whole |= dict(engine.step())
+        again = [engine.add(prompt, Sampling(0.0), 0) for prompt in prompts]
+        done = dict(engine.step())
+        left = [key for key in again if key not in done]
+        dropped = left[0], left[-1]  # of two rows one in flight, and one that waits
+        for key in (*dropped, 10**6):
+            engine.drop(key)
+        while len(done) < 4:
+            done |= dict(engine.step())
+        assert not engine._prompts and engine.step() == []
+    assert {*done} == {*again} - {*dropped}
+    for key, turn in done.items():
+        assert turn.response_ids == whole[keys[again.index(key)]].response_ids
+        assert 0 <= turn.reused_tokens <= len(turn.prompt_ids)
+
+
 def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
     policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
     engine = opened(lora_rank=4, sleep="1")

@@ -1,0 +1,490 @@
+"""The body of `serve`: an agent as a server of OpenAI's protocol, whatever the document's length.
+
+Holds: `serve` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: what a
+request is (tasks/chat_requests.py), how readings share an engine (engines/service.py), flags
+(commands/groups.py).
+Exercise it: `python cli.py serve`. Read next: engines/service.py.
+
+    client ──> app ──> Service ──> engine
+           <── memory after every section, as reasoning_content; the answer, as content <──
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+import typer
+
+from agents import find
+from commands.ask import PATIENCE_S, How, begins, fitted, made
+from config.errors import UserError, clean, clip
+from config.options import EMBEDDED, TINY, EvalConfig, ServeConfig
+from data import Task, extract_answer
+from engines.local import answerer
+from memagent import Agent, Finish, Turn
+from tasks.chat_requests import Asked, ChatRequest, Refused
+from tasks.pages import Places
+
+API_KEY = "MEMAGENT_API_KEY"
+"""Name of the environment variable with the key that clients must send."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ALIVE_S = 10.0
+"""Longest silence of a stream: a comment is sent then, so that nothing between gives it up."""
+HEADERS_S = 5.0
+"""How long a stream waits before its headers: until then an error has a status of its own."""
+
+
+# ---------------------------------------------------------------- what answers
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a server takes, and how it answers where a request says nothing."""
+
+    model: str  # as clients call it
+    key: str = field(default="", repr=False)  # "" = everybody may ask
+    body_bytes: int = 64 << 20
+    timeout_s: float = 3600.0
+    temperature: float = 0.0
+    log: Callable[[str], None] = lambda line: None
+
+
+def run(config: ServeConfig, how: How) -> None:
+    """Open the engine and answer until the process is told to stop. UserError: it cannot."""
+    key = key_of(config)
+    if not key and config.host not in LOOPBACK:
+        raise UserError(
+            f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
+            f"key that they must send, or set {API_KEY}."
+        )
+    import uvicorn
+
+    from engines import endpoint
+    from engines.open import open_reader
+    from engines.service import Service
+
+    listening = _listen(config)
+    who = answerer(config)
+    config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
+    policy = find.model_or_default(config.model, config.endpoint)
+    agent = made(how.agent or find.agent_of("default", policy), config, how)
+    terms = endpoint.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
+    evaluation = _evaluation(config)
+    opened = {"window": who.window, "terms": terms, "cache_tokens": config.cache_tokens}
+    engine = open_reader(evaluation, [agent], **opened)
+    agent, fits = fitted(agent, engine.window, how.settings)
+    service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
+    name = config.called or f"{_short(config)}-{agent.label}"
+    terms = Terms(
+        name, key, config.body_mib << 20, config.timeout_s, config.temperature, typer.echo
+    )
+    http = uvicorn.Config(
+        app(service, agent, terms),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=config.grace_s,
+    )
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"{who.said}, reading with {agent.label}{fits}")
+    typer.echo(f"The model {name} answers at http://{shown}:{port}/v1 (Ctrl-C ends it).")
+    # uvicorn passes the signal on when all is done: the process then ends by itself
+    before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        uvicorn.Server(http).run(sockets=[listening])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        service.close()
+        engine.close()
+        listening.close()
+
+
+def key_of(config: ServeConfig) -> str:
+    """Return the key that clients must send, "" if there is none."""
+    if config.api_key:
+        try:
+            key = Path(config.api_key).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "no text"
+            raise UserError(f"--api-key: {config.api_key} cannot be read: {why}.") from None
+        where = config.api_key
+    else:
+        key, where = os.environ.get(API_KEY, "").strip(), API_KEY
+    if config.api_key and not key:
+        raise UserError(f"--api-key: {config.api_key} is empty.")
+    if not re.fullmatch(r"[!-~]*", key):
+        raise UserError(f"{where} holds characters that no API key has.")
+    return key
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
+        raise UserError(f"{config.host}:{config.port} cannot be listened on: {why}.") from None
+
+
+def _evaluation(config: ServeConfig) -> EvalConfig:
+    names = {f.name for f in fields(EvalConfig)}
+    given = {name: value for name, value in asdict(config).items() if name in names}
+    return EvalConfig(**given | {"name": "serve"})
+
+
+def _short(config: ServeConfig) -> str:
+    """Return the model's own name without its folder."""
+    name = config.served_as or Path(config.model or "model").name
+    if config.model == str(EMBEDDED):
+        name = TINY
+    return re.sub(r"[^\w.:-]+", "-", name)
+
+
+# ---------------------------------------------------------------- errors, in OpenAI's form
+
+
+class Failure(Exception):
+    """A request that is not answered, with its HTTP status."""
+
+    def __init__(self, status: int, message: str, param=None, code=None):
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def plain(self) -> dict:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        said = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
+        return {"error": said | {"param": self.param, "code": self.code}}
+
+
+STOPPED = 503
+
+
+# ---------------------------------------------------------------- one request
+
+
+class Exchange:
+    """A request from its reading's submission to its answer."""
+
+    def __init__(self, request: ChatRequest, asked: Asked, agent: Agent, terms: Terms):
+        from engines.service import Reading
+        from rollout import Sampling
+
+        self.request, self.asked, self.terms = request, asked, terms
+        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self.began, self.until = time.monotonic(), time.monotonic() + terms.timeout_s
+        self.sections = self.section = self.last = None
+        self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
+        self.events: asyncio.Queue = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        document = asked.document
+        task = Task("asked", asked.question, (), document.text, kind="asked")
+        if most := request.most_tokens:
+            agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
+        warm = terms.temperature if request.temperature is None else request.temperature
+        sampling = Sampling(warm, request.top_p or 1.0)
+        self.reading = Reading(task, agent, self._tell, sampling, request.seed or 0)
+
+    def _tell(self, event: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    async def next(self, most_s: float) -> object | None:
+        """Return what happened next, None after `most_s` seconds. Failure: time, or an error."""
+        from engines.service import Begun, Ended
+
+        left = self.until - time.monotonic()
+        try:
+            event = await asyncio.wait_for(self.events.get(), max(0.0, min(most_s, left)))
+        except TimeoutError:
+            if left <= most_s:
+                limit = f"{self.terms.timeout_s:g} s"
+                raise Failure(503, f"The time limit of {limit} is over.", code="timeout") from None
+            return None
+        if isinstance(event, Begun):
+            self.sections = event.sections
+        elif isinstance(event, Ended) and event.error:
+            status = 413 if event.too_long else 503 if event.ours else 400
+            code = "context_length_exceeded" if event.too_long else None
+            raise Failure(status, event.error, code=code)
+        elif isinstance(event, Turn):
+            self._count(event)
+        return event
+
+    def _count(self, turn: Turn) -> None:
+        self.n_prompt += len(turn.prompt_ids)
+        self.n_reused += turn.reused_tokens
+        self.n_written += len(turn.response_ids)
+        self.n_thought += 0 if turn.prompt.final else len(turn.response_ids)
+        if begins(turn, self.section):
+            self.n_read, self.section = self.n_read + 1, turn.prompt.section
+        self.last = turn
+
+    def thought(self, turn: Turn) -> str:
+        """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
+        from report.records import record_turn
+
+        if turn.prompt.final or turn.prompt.frozen:
+            return ""
+        memory = self.reading.agent.memory_after(record_turn(turn)).strip()
+        return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"
+
+    def answer(self) -> str:
+        said = clean(self.last.response).strip()
+        return self.request.cut(extract_answer(said, self.reading.agent.config.form)[0])
+
+    def finish(self) -> str:
+        return "length" if self.last.finish is Finish.LENGTH else "stop"
+
+    def usage(self) -> dict:
+        """Count what was read and written, by all turns together."""
+        return {
+            "prompt_tokens": self.n_prompt,
+            "completion_tokens": self.n_written,
+            "total_tokens": self.n_prompt + self.n_written,
+            "prompt_tokens_details": {"cached_tokens": self.n_reused},
+            "completion_tokens_details": {"reasoning_tokens": self.n_thought},
+        }
+
+    def metadata(self, answer: str) -> dict[str, str]:
+        """Say in which sections the words of the answer stand; as in OpenAI's, all are strings."""
+        document, agent = self.asked.document, self.reading.agent
+        said = {"agent": agent.label, "sections_read": str(self.n_read)}
+        found = document.find(answer) if answer else None
+        if found is None:
+            return said
+        ranges, phrase = found
+        stands = "as a phrase" if phrase else "its words near each other"
+        said["answer_stands"] = stands if ranges else "nowhere"
+        # of its own: the service's thread reads the other one
+        own = type(self.sections)(
+            self.sections.ids, self.sections.n_tokens, self.sections.left_out, agent.codec.decode
+        )
+        places = Places(document.text, own, agent.codec.decode, agent.config.over)
+        at = [
+            k
+            for k, stretches in enumerate(places.ranges, 1)
+            if any(a < end and start < b for a, b in stretches for start, end in ranges)
+        ]
+        said |= {"sections": ", ".join(map(str, at))} if at else {}
+        where = document.where(ranges) if ranges else ""
+        return said | ({"where": where} if where else {})
+
+    def line(self, status: int, why: str = "") -> str:
+        """Return a line of the log: what was read, in what time; nothing of what was asked."""
+        seconds = f"{time.monotonic() - self.began:.1f} s"
+        n = len(self.sections) if self.sections is not None else 0
+        told = (
+            f"{n:,} sections, {self.n_prompt:,} tokens read ({self.n_reused:,} of them cached), "
+            f"{self.n_written:,} written, {seconds}"
+        )
+        return f"{self.id} {status}: {told}{why and f'; {clip(clean(why), 200)}'}"
+
+
+# ---------------------------------------------------------------- HTTP
+
+
+def app(service, agent: Agent, terms: Terms):
+    """Make the ASGI application that answers by a service."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    from engines.service import Busy, Ended, Stopped
+
+    card = {"id": terms.model, "object": "model", "created": int(time.time())}
+    card |= {"owned_by": "memagent"}
+
+    def failed(failure: Failure) -> Response:
+        headers = {"Retry-After": "5"} if failure.status in (429, 503) else {}
+        headers |= {"WWW-Authenticate": "Bearer"} if failure.status == 401 else {}
+        return JSONResponse(failure.plain(), failure.status, headers)
+
+    def check_key(request: Request) -> None:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
+            raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    async def body_of(request: Request) -> bytes:
+        most, found = terms.body_bytes, bytearray()
+        too_large = Failure(413, f"The body is larger than {most >> 20} MiB.", code="too_large")
+        if request.headers.get("content-length", "0").isdigit() and (
+            int(request.headers.get("content-length", "0")[:18]) > most
+        ):
+            raise too_large
+        async for piece in request.stream():
+            found += piece
+            if len(found) > most:
+                raise too_large
+        return bytes(found)
+
+    def parse(body: bytes) -> tuple[ChatRequest, Asked]:
+        try:
+            request = ChatRequest.parse(body)
+            if request.model != terms.model:
+                known = f"The model {clip(request.model, 100)!r} is not served: {terms.model} is."
+                raise Failure(404, known, "model", "model_not_found")
+            return request, Asked.of(request)
+        except Refused as refused:
+            raise Failure(400, str(refused), refused.param, refused.code) from None
+
+    async def health(request: Request) -> Response:
+        in_flight, waiting = service.load
+        said = {"status": service.stopped or "ok", "model": terms.model, "agent": agent.label}
+        status = STOPPED if service.stopped else 200
+        return JSONResponse(said | {"in_flight": in_flight, "waiting": waiting}, status)
+
+    async def models(request: Request) -> Response:
+        check_key(request)
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def model(request: Request) -> Response:
+        check_key(request)
+        if request.path_params["name"] != terms.model:
+            raise Failure(404, "There is no such model.", "model", "model_not_found")
+        return JSONResponse(card)
+
+    async def completions(request: Request) -> Response:
+        check_key(request)
+        try:
+            body = await body_of(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        asked = await run_in_threadpool(parse, body)
+        exchange = Exchange(*asked, agent, terms)
+        try:
+            service.submit(exchange.reading)
+        except Busy:
+            most = service.in_flight + service.waiting
+            busy = f"{most:,} requests are read or wait: try again later."
+            raise Failure(429, busy, code="queue_full") from None
+        except Stopped as stopped:
+            raise Failure(STOPPED, str(stopped)) from None
+        if exchange.request.stream:
+            return await streamed(exchange)
+        gone = asyncio.ensure_future(disconnected(request))
+        answer = asyncio.ensure_future(whole(exchange))
+        try:
+            await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return JSONResponse(answer.result())
+            terms.log(exchange.line(499, "the client is gone"))
+            return Response(status_code=499)
+        except Failure as failure:
+            terms.log(exchange.line(failure.status, str(failure)))
+            raise
+        finally:
+            service.cancel(exchange.reading)
+            for task in (gone, answer):
+                task.cancel()
+
+    async def disconnected(request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def whole(exchange: Exchange) -> dict:
+        thoughts = []
+        while not isinstance(event := await exchange.next(ALIVE_S), Ended):
+            if isinstance(event, Turn):
+                thoughts.append(exchange.thought(event))
+        answer, metadata = await ended(exchange)
+        message = {"role": "assistant", "content": answer}
+        if reasoning := "".join(thoughts):
+            message["reasoning_content"] = reasoning
+        choice = {"index": 0, "message": message, "finish_reason": exchange.finish()}
+        return head(exchange, "chat.completion") | {
+            "choices": [choice | {"logprobs": None}],
+            "usage": exchange.usage(),
+            "metadata": metadata,
+        }
+
+    async def ended(exchange: Exchange) -> tuple[str, dict]:
+        answer = exchange.answer()
+        metadata = await run_in_threadpool(exchange.metadata, answer)
+        terms.log(exchange.line(200))
+        return answer, metadata
+
+    def head(exchange: Exchange, kind: str) -> dict:
+        known = {"id": exchange.id, "object": kind, "created": exchange.created}
+        return known | {"model": terms.model}
+
+    async def streamed(exchange: Exchange) -> Response:
+        try:
+            first = await exchange.next(HEADERS_S)  # what cannot be read has a status of its own
+        except BaseException as error:
+            service.cancel(exchange.reading)
+            if isinstance(error, Failure):
+                terms.log(exchange.line(error.status, str(error)))
+            raise
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(
+            chunks(exchange, first), headers=headers, media_type="text/event-stream"
+        )
+
+    async def chunks(exchange: Exchange, event: object) -> AsyncIterator[str]:
+        def chunk(delta: dict, finish: str | None = None, **more: object) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+            known = head(exchange, "chat.completion.chunk")
+            return f"data: {json.dumps(known | {'choices': [choice]} | more)}\n\n"
+
+        try:
+            yield chunk({"role": "assistant", "content": ""})
+            while not isinstance(event, Ended):
+                if isinstance(event, Turn) and (thought := exchange.thought(event)):
+                    yield chunk({"reasoning_content": thought})
+                elif event is None:
+                    yield ": reading\n\n"
+                event = await exchange.next(ALIVE_S)
+            answer, metadata = await ended(exchange)
+            yield chunk({"content": answer})
+            yield chunk({}, exchange.finish(), metadata=metadata)
+            options = exchange.request.stream_options
+            if options and options.include_usage:
+                last = head(exchange, "chat.completion.chunk")
+                yield f"data: {json.dumps(last | {'choices': [], 'usage': exchange.usage()})}\n\n"
+            yield "data: [DONE]\n\n"
+        except Failure as failure:
+            terms.log(exchange.line(failure.status, str(failure)))
+            yield f"data: {json.dumps(failure.plain())}\n\n"
+        except asyncio.CancelledError:
+            terms.log(exchange.line(499, "the client is gone"))
+            raise
+        finally:
+            service.cancel(exchange.reading)
+
+    async def on_failure(request: Request, failure: Exception) -> Response:
+        return failed(failure)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        what = {404: "There is nothing at this path.", 405: "This path takes another method."}
+        return failed(Failure(error.status_code, what.get(error.status_code, error.detail)))
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return failed(Failure(500, f"The server has failed: {type(error).__name__}."))
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/chat/completions", completions, methods=["POST"]),
+        ],
+        exception_handlers={Failure: on_failure, HTTPException: on_http, Exception: on_error},
+    )

@@ -1,0 +1,233 @@
+"""Readings that begin and end at any time, on one engine: what a server needs.
+
+Holds: `Service`, `Reading`, and what happens to one: `Begun`, a `Turn`, `Ended`. Leaves out: HTTP
+(commands/serve.py), readings that are all known beforehand (rollout.py).
+Exercise it: `pytest tests/engines/test_service.py`. Read next: commands/serve.py.
+
+    any thread      submit, cancel ──> inbox ─┐
+    the service's   ..  take the inbox, step the engine, send turns to agents, tell who asked  ..
+
+The engine, the tokenizer and the agents belong to the service's thread alone. No reading waits for
+another one: each has a prompt in flight, and its next one follows as soon as that is answered.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from config.errors import AgentError, UserError
+from data import Task, seed_of
+from memagent import Agent, Finish, Turn
+from rollout import Engine, Sampling, advance, start
+from tokens.codec import Sections
+
+GREEDY = Sampling(0.0)
+MOMENT_S = 0.02
+"""Longest wait for a server while new readings may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A reading has begun."""
+
+    sections: Sections  # of the whole document, also where the agent reads it otherwise
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A reading is over; without an error its last turn has answered."""
+
+    error: str = ""  # one sentence
+    too_long: bool = False  # the document or a prompt does not fit
+    ours: bool = False  # a mistake of the program, not of who asks
+
+
+class Busy(Exception):
+    """As many readings wait as may."""
+
+
+class Stopped(Exception):
+    """No reading begins any more; the message says why."""
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """One task, read by one agent.
+
+    tell: called in the service's thread with `Begun`, with every `Turn`, and with `Ended` at last;
+    it must not block.
+    """
+
+    task: Task
+    agent: Agent
+    tell: Callable[[Begun | Turn | Ended], None]
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    key: int | None = None  # of its prompt in flight
+    n_turns: int = 0
+    steps: Generator | None = field(default=None, repr=False)
+
+
+class Service:
+    """An engine for readings that come one by one.
+
+    in_flight: most readings that are read side by side. waiting: most that wait for that; beyond,
+    `submit` refuses. most_tokens: of a document; a longer one ends before it is read.
+    """
+
+    def __init__(self, engine: Engine, in_flight: int = 16, waiting: int = 64, most_tokens=None):
+        self.engine, self.in_flight, self.waiting = engine, in_flight, waiting
+        self.most_tokens = most_tokens
+        self._known: set[Reading] = set()  # submitted and not over
+        self._lock = threading.Lock()  # guards `_known` and `_why`
+        self._why = ""  # why nothing is taken any more
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()  # (function, reading), None = close
+        self._queue: deque[Reading] = deque()
+        self._running: dict[int, Reading] = {}  # key of a prompt in flight -> reading
+        self._thread = threading.Thread(target=self._work, name="service", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ from any thread
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Return how many are read and how many wait."""
+        n = len(self._known)
+        return min(n, self.in_flight), max(0, n - self.in_flight)
+
+    @property
+    def stopped(self) -> str:
+        """Return why nothing is taken any more, "" if all is well."""
+        return self._why
+
+    def submit(self, reading: Reading) -> None:
+        """Begin a reading as soon as there is room. Raise Busy or Stopped if it never will."""
+        with self._lock:
+            if self._why:
+                raise Stopped(self._why)
+            if len(self._known) >= self.in_flight + self.waiting:
+                raise Busy
+            self._known.add(reading)
+        self._inbox.put((self._queue.append, reading))
+
+    def cancel(self, reading: Reading) -> None:
+        """Give up a reading, wherever it stands; its place is free at once. It hears no more."""
+        with self._lock:
+            known = reading in self._known
+            self._known.discard(reading)
+        if known:
+            self._inbox.put((self._drop, reading))
+
+    def close(self) -> None:
+        """Take no more readings and end those that are left."""
+        self._stop("The server is shutting down.")
+        self._inbox.put(None)
+        self._thread.join()
+
+    # ------------------------------------------------------------ in the service's thread
+
+    def _stop(self, why: str) -> list[Reading]:
+        with self._lock:
+            self._why = self._why or why
+            left, self._known = [*self._known], set()
+        for reading in left:
+            reading.tell(Ended(why, ours=True))
+        return left
+
+    def _work(self) -> None:
+        try:
+            with self.engine.awake():
+                while self._take():
+                    self._begin()
+                    if self._running:
+                        self._step()
+        except BaseException as error:  # the thread's last frame
+            traceback.print_exc(file=sys.stderr)
+            self._stop(f"The engine has failed ({type(error).__name__}); start the server again.")
+
+    def _take(self) -> bool:
+        """Do what the inbox says; wait for it if there is nothing else to do. False: close."""
+        idle = not self._running and not self._queue
+        while True:
+            try:
+                found = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if found is None:
+                return False
+            function, reading = found
+            function(reading)
+            idle = False
+
+    def _begin(self) -> None:
+        """Begin readings that wait, first come first served, as far as there is room."""
+        while self._queue and len(self._running) < self.in_flight:
+            reading = self._queue.popleft()
+            if reading in self._known:
+                self._guarded(reading, self._start)
+
+    def _start(self, reading: Reading) -> None:
+        agent = reading.agent = reading.agent.on(self.engine.codec, self.engine.window)
+        sections = agent.sections(reading.task)
+        tokens = len(sections.ids) + sections.left_out
+        if self.most_tokens and tokens > self.most_tokens:
+            most = f"the document has {tokens:,} tokens, and {self.most_tokens:,} are read at most"
+            return self._end(reading, Ended(f"T{most[1:]}.", too_long=True))
+        reading.tell(Begun(sections, tokens))
+        reading.steps = start(agent, reading.task)
+        self._send(reading, None)
+
+    def _send(self, reading: Reading, turn: Turn | None) -> None:
+        """Send the agent a turn and the engine its next prompt."""
+        prompt = advance(reading.agent, reading.steps, turn)
+        if turn is not None:
+            reading.tell(turn)  # with the agent's notes
+        if prompt is None:
+            return self._end(reading, Ended())
+        seed = seed_of(reading.seed, reading.task.id, 0) + reading.n_turns
+        reading.key = self.engine.add(prompt, reading.sampling.of(prompt), seed)
+        self._running[reading.key] = reading
+
+    def _step(self) -> None:
+        # a server is not waited for, or nothing else would begin meanwhile
+        polls = hasattr(type(self.engine), "poll")
+        for key, turn in self.engine.poll(MOMENT_S) if polls else self.engine.step():
+            reading = self._running.pop(key)
+            reading.key, reading.n_turns = None, reading.n_turns + 1
+            if turn.finish in (Finish.FULL, Finish.ERROR):
+                said = f"Turn {reading.n_turns} could not be made: {turn.error}."
+                self._end(reading, Ended(said, turn.finish is Finish.FULL, ours=True))
+            else:
+                self._guarded(reading, self._send, turn)
+
+    def _guarded(self, reading: Reading, function: Callable, *arguments: object) -> None:
+        """Call a function on a reading; an exception ends this one alone."""
+        try:
+            function(reading, *arguments)
+        except AgentError as error:
+            self._end(reading, Ended(str(error), ours=True))
+        except UserError as error:
+            self._end(reading, Ended(str(error)))
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._end(reading, Ended(f"The reading has failed: {type(error).__name__}.", ours=True))
+
+    def _end(self, reading: Reading, ended: Ended) -> None:
+        with self._lock:
+            known = reading in self._known
+            self._known.discard(reading)
+        if known:
+            reading.tell(ended)
+
+    def _drop(self, reading: Reading) -> None:
+        """Free the place of a reading that was given up."""
+        if reading.key is not None and self._running.pop(reading.key, None):
+            self.engine.drop(reading.key)
+        reading.steps = None

@@ -1,0 +1,180 @@
+"""The card of an export, and its upload to a stand-in of the hub."""
+
+import base64
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, metadata_load
+from typer.testing import CliRunner
+
+import cli
+from agents import find
+from commands import export, push, train
+from config.options import EMBEDDED, RunConfig
+from embedded import tiny
+from report.summary import wilson
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps with adapters and validation."""
+    fields = {"steps": 2, "tasks_per_step": (1,), "group_size": 2, "lora_rank": 2}
+    config, _ = find.resolve("demo", EMBEDDED, fields, {})
+    run = RunConfig(name="mine", runs=str(tmp_path_factory.mktemp("runs")), lengths=(2,),
+                    validation="world", validation_n=4)  # fmt: skip
+    return train.train(run, config, tiny.agent())
+
+
+def evaluation(folder, model, n=8, mean=0.5):
+    """Write what an evaluation of a model leaves behind, as far as a card reads it."""
+    folder.mkdir()
+    cell = {"agent": "memagent", "question": "one_fact", "temperature": "0.0", "length": 4}
+    low, high = wilson(mean, n)
+    cell |= {"n": n, "mean": mean, "low": low, "high": high}
+    other = cell | {"agent": "full", "mean": 0.25}
+    summary = {"unit": "sections", "metric": "exact", "cells": [cell, other]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"eval": {"model": str(model)}}))
+
+
+def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
+    evaluation(trained.parent / "seen", trained / "model")
+    evaluation(trained.parent / "others", trained.parent / "another", mean=1.0)
+    export.export(trained)
+    for name, library in (("model", "transformers"), ("adapter", "peft")):
+        card = ModelCard.load(trained / name / "README.md")
+        data, text = card.data, card.text
+        assert (data.library_name, data.license) == (library, "mit")
+        assert {"memagent", "grpo"} <= {*data.tags} and data.base_model is None
+        (result,) = data.eval_results  # of the agent itself; the other model's are not its own
+        assert (result.metric_type, result.metric_value) == ("exact", 0.5)
+        assert "n = 8" in result.metric_name and "one_fact, 4 sections" == result.dataset_name
+        low, high = wilson(0.5, 8)
+        row = f"| full | one_fact | 0.0 | 4 | 8 | 0.250 | {low:.2f}-{high:.2f} |"
+        assert row in text and "`others`" not in text
+        assert "Validation at this step, greedy" in text and "n = 4" in text
+        assert "step 2 of 2" in text and "| lora_rank | 2 |" in text
+        assert "licence of the base: mit" in text
+        assert str(trained.parent) not in (trained / name / "README.md").read_text()
+
+
+def test_a_card_without_results_says_so_and_names_no_folder(tmp_path, codec):
+    data = tmp_path / "train.jsonl"
+    row = {"id": "a", "question": "Where is Anna?", "answer": "Lima", "context": "Anna is in Lima."}
+    data.write_text(json.dumps(row))
+    config, _ = find.resolve(
+        "demo", EMBEDDED, {"steps": 1, "tasks_per_step": (1,), "group_size": 2}, {}
+    )
+    model = tmp_path / "base"
+    shutil.copytree(EMBEDDED, model)
+    (model / "README.md").write_text("---\nlicense: cc0-1.0\n---\n\n# base\n")
+    settings = json.loads((model / "config.json").read_text())
+    settings["_name_or_path"] = "someone/base"
+    (model / "config.json").write_text(json.dumps(settings))
+    run = RunConfig(name="plain", runs=str(tmp_path), data=str(data), model=str(model))
+    folder = train.train(run, config, tiny.agent())
+    text = (folder / "model" / "README.md").read_text()
+    known = metadata_load(folder / "model" / "README.md")
+    assert known["license"] == "cc0-1.0" and known["base_model"] == "someone/base"
+    assert "model-index" not in known
+    assert "Nothing: no validation" in text and "`train.jsonl`" in text
+    assert str(tmp_path) not in text
+
+
+# ---------------------------------------------------------------- the hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's API as an upload of small files takes."""
+
+    seen: dict = {}
+
+    def log_message(self, *_): ...
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        seen, status = type(self).seen, 200
+        seen.setdefault("keys", set()).add(self.headers.get("authorization"))
+        if self.path == "/api/repos/create":
+            seen["created"] = json.loads(body)
+            reply, status = {"url": f"{seen['url']}/me/mine"}, seen.get("status", 200)
+            reply = reply if status == 200 else {"error": f"refused {seen['keys']}"}
+        elif self.path.startswith("/api/validate-yaml"):
+            seen["card"], reply = json.loads(body)["content"], {"errors": [], "warnings": []}
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            reply = {"files": [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
+            ]}  # fmt: skip
+        elif "/commit/" in self.path:
+            lines = [json.loads(line) for line in body.splitlines()]
+            seen["files"] = {
+                line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                for line in lines if line["key"] == "file"
+            }  # fmt: skip
+            reply = {"commitOid": "0" * 40, "commitUrl": f"{seen['url']}/me/mine/commit/0",
+                     "hookOutput": ""}  # fmt: skip
+        else:
+            reply, status = {"error": self.path}, 404
+        raw = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_GET(self):
+        raw = json.dumps({"id": "me/mine", "siblings": [], "sha": "0" * 40}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Hub.seen = {"url": f"http://127.0.0.1:{server.server_port}"}
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", Hub.seen["url"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    yield Hub.seen
+    server.shutdown()
+    server.server_close()
+
+
+def small(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# mine\n")
+    (folder / "agent.yaml").write_text("agent: {}\n")
+    return folder
+
+
+def test_an_export_is_uploaded_whole_and_private(hub, tmp_path):
+    folder = small(tmp_path)
+    assert push.push(folder, "me/mine") == f"{hub['url']}/me/mine"
+    assert hub["files"] == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert (hub["created"]["visibility"], hub["created"]["name"]) == ("private", "mine")
+    assert hub["card"] == (folder / "README.md").read_text()  # the hub is asked about the card
+    assert hub["keys"] == {"Bearer hf_secret"}
+
+
+def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hub, monkeypatch):
+    def said(*words):
+        result = CliRunner().invoke(cli.app, ["export", str(trained), "--push", *words])
+        assert result.exit_code == 2 and "Traceback" not in result.output
+        assert "hf_secret" not in result.output
+        return result.output.splitlines()[-1]
+
+    assert "ORG/NAME" in said("mine")
+    hub["status"] = 400
+    assert "cannot be uploaded" in said("me/mine")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "HF_TOKEN" in said("me/mine")
