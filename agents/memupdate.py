@@ -800,7 +800,8 @@ def entries_of(memories: Sequence) -> list[Entry]:
     """Return a task's memories as entries of a new store."""
     return [
         Entry(
-            "", " ".join(m.text.split()), None, m.speaker, m.date, m.session, (*m.evidence,), "init"
+            *(m.id, " ".join(m.text.split()), m.kind, m.speaker, m.date, m.session),
+            *((*m.evidence,), "init"),
         )
         for m in memories
     ]
