@@ -138,8 +138,9 @@ class MemUpdateConfig(ReadConfig):
     pay: Literal["answer", "likelihood", "compat"] = "answer"
     """answer = how much better the probes are answered than at the start; likelihood = how much
     more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
-    the formula of the original's documentation, by shared words, times its efficiency. Probes about
-    sessions that did not fit the window are left out"""
+    the formula of the original's documentation, by shared words, times its efficiency; the last two
+    can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
+    out"""
     size_cap: Annotated[int, COUNT] = 100
     """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
