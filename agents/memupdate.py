@@ -342,6 +342,8 @@ class MemUpdate(Agent):
 
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
+        read = {session.number for session in self._sessions(editing.task)}
+        editing.unread |= {s.number for s in getattr(editing.task, "sessions", ())} - read
         pieces = iter(self._pieces(editing.task) if self.edits else ())
         for session, date, piece in pieces:
             stop = yield from self._edit(editing, session, date, piece)
@@ -412,14 +414,22 @@ class MemUpdate(Agent):
         if c.mode == "refine":
             yield None, None, ""
             return
-        sessions = getattr(task, "sessions", ())
-        if not sessions:
+        if not getattr(task, "sessions", ()):
             for k, section in enumerate(self.sections(task), 1):
                 yield k, None, section
-        for session in sessions:
+        for session in self._sessions(task):
             text = f"{session.when}\n{session.text}"
             for piece in self.codec.cut(text, c.chunk_tokens):
                 yield session.number, session.date or None, piece
+
+    def _sessions(self, task: Task) -> Sequence:
+        """Return the sessions that are read: of more than `max_sections` those that `over` keeps;
+        in `refine`, where none is, all of them."""
+        c, sessions = self.config, getattr(task, "sessions", ())
+        if c.mode == "refine" or not c.max_sections or len(sessions) <= c.max_sections:
+            return sessions
+        last = c.max_sections // 2 if c.over == "center" else 0
+        return (*sessions[: c.max_sections - last], *sessions[len(sessions) - last :])
 
     # ---- editing
 

@@ -13,6 +13,7 @@ from conftest import random_policy
 
 from agents import find, memupdate, pay, tools
 from agents.store import Entry, Store
+from commands.dryrun import _brief
 from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
@@ -200,6 +201,23 @@ def test_the_limits_are_those_of_one_piece_of_text_and_of_a_whole_refinement(cod
     assert left == [full, after] * len(pieces)
     (done,) = play(codec, refiner(**own), REFINED, script)
     assert [n.stop for n in noted(done)] == ["", limit]
+
+
+@pytest.mark.parametrize(("over", "kept"), [("center", [1, 2, 8]), ("head", [1, 2, 3])])
+def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(codec, over, kept):
+    agent = editor(max_sections=3, over=over, budget="none", max_turns=1, answer_k=9)
+    (done,) = play(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
+    assert [n.session for n in noted(done)] == kept
+    about = [p.question for p in TASK.probes if {*p.sessions} <= {*kept}]
+    assert 0 < len(about) < len(TASK.probes)
+    assert [a["question"] for a in noted(done)[-1].answers] == about
+    assert parts(done)["unread"] == len(TASK.probes) - len(about)
+
+
+def test_a_dry_run_reads_two_sessions_of_a_conversation(codec):
+    agent = _brief(editor(max_turns=1, budget="none"))
+    (done,) = play(codec, agent, TASK, lambda p: "")
+    assert [n.session for n in noted(done)] == [1, 8]
 
 
 def test_the_calls_of_the_last_turn_run_and_those_past_the_limit_get_an_error_each(codec):
