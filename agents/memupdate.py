@@ -138,8 +138,9 @@ class MemUpdateConfig(ReadConfig):
     pay: Literal["answer", "likelihood", "compat"] = "answer"
     """answer = how much better the probes are answered than at the start; likelihood = how much
     more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
-    the formula of the original's documentation, by shared words, times its efficiency. Probes about
-    sessions that did not fit the window are left out"""
+    the formula of the original's documentation, by shared words, times its efficiency; the last two
+    can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
+    out"""
     size_cap: Annotated[int, COUNT] = 100
     """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
@@ -341,6 +342,8 @@ class MemUpdate(Agent):
 
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
+        read = {session.number for session in self._sessions(editing.task)}
+        editing.unread |= {s.number for s in getattr(editing.task, "sessions", ())} - read
         pieces = iter(self._pieces(editing.task) if self.edits else ())
         for session, date, piece in pieces:
             stop = yield from self._edit(editing, session, date, piece)
@@ -411,14 +414,22 @@ class MemUpdate(Agent):
         if c.mode == "refine":
             yield None, None, ""
             return
-        sessions = getattr(task, "sessions", ())
-        if not sessions:
+        if not getattr(task, "sessions", ()):
             for k, section in enumerate(self.sections(task), 1):
                 yield k, None, section
-        for session in sessions:
+        for session in self._sessions(task):
             text = f"{session.when}\n{session.text}"
             for piece in self.codec.cut(text, c.chunk_tokens):
                 yield session.number, session.date or None, piece
+
+    def _sessions(self, task: Task) -> Sequence:
+        """Return the sessions that are read: of more than `max_sections` those that `over` keeps;
+        in `refine`, where none is, all of them."""
+        c, sessions = self.config, getattr(task, "sessions", ())
+        if c.mode == "refine" or not c.max_sections or len(sessions) <= c.max_sections:
+            return sessions
+        last = c.max_sections // 2 if c.over == "center" else 0
+        return (*sessions[: c.max_sections - last], *sessions[len(sessions) - last :])
 
     # ---- editing
 
@@ -800,7 +811,8 @@ def entries_of(memories: Sequence) -> list[Entry]:
     """Return a task's memories as entries of a new store."""
     return [
         Entry(
-            "", " ".join(m.text.split()), None, m.speaker, m.date, m.session, (*m.evidence,), "init"
+            *(m.id, " ".join(m.text.split()), m.kind, m.speaker, m.date, m.session),
+            *((*m.evidence,), "init"),
         )
         for m in memories
     ]

@@ -19,7 +19,6 @@ import codecs
 import copy
 import gzip
 import json
-import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +28,8 @@ from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file, replacing_output
-from tasks.conversations import is_day, text_fault
+from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 
-KINDS = ("episodic", "semantic", "procedural")
 RESTORE = "restore"  # the tool of the record that `Store.restore` makes
 FORMAT, VERSION = "memory store", 1
 GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
@@ -80,9 +78,6 @@ def number(entry_id: str) -> int:
     return int(entry_id[1:] or 0)
 
 
-ID = re.compile(r"m[1-9][0-9]{0,11}")
-
-
 def _brief(value: object) -> str:
     return clip(repr(value), 80)
 
@@ -92,7 +87,7 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, str) and bool(ID.fullmatch(value))
+    return isinstance(value, str) and bool(ENTRY_ID.fullmatch(value))
 
 
 # field -> (what it must be, whether it is), for all but the texts

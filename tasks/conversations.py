@@ -1,6 +1,6 @@
 """Conversations as data: dated sessions, and questions that are asked about them afterwards.
 
-Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `session_of`,
+Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `KINDS`, `ENTRY_ID`, `session_of`,
 `turns_as_memories`, `text_fault`, `is_day`, `read_samples`, `text_or_number`.
 Leaves out: the files of each data set (tasks/locomo.py, tasks/longmemeval.py, tasks/own.py),
 grading (tasks/locomo_score.py). No torch.
@@ -26,6 +26,10 @@ from tasks.readers import Record, read_json
 NOT_MENTIONED = "Not mentioned in the conversation"
 CHOOSE = "Choose one of the two answers"  # what comes after it in a question are the answers
 LETTER = re.compile(r"\(?([ab])\)?[.:]?")  # a response that names an answer by its letter
+
+
+KINDS = ("episodic", "semantic", "procedural")  # of memories
+ENTRY_ID = re.compile(r"m[1-9][0-9]{0,11}")
 
 
 def session_of(name: str) -> int | None:
@@ -81,6 +85,8 @@ class Memory:
     date: str | None = None  # ISO day of its session
     session: int | None = None
     evidence: tuple[str, ...] = ()  # ids of the turns, or of the session, that it was made from
+    kind: str | None = None  # of KINDS
+    id: str = ""  # that the entry gets, such as m17; "" = the next free one
 
 
 @dataclass(frozen=True, slots=True)

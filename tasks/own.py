@@ -9,8 +9,8 @@ One conversation a line (.gz too):
     {"id": "talk-1",
      "sessions": [{"date": "2024-01-03", "when": "in the evening of 3 January 2024",
                    "turns": [{"speaker": "Ada", "text": "I moved to Oslo."}, ...]}, ...],
-     "memories": [{"text": "Ada moved to Oslo.", "speaker": "Ada", "date": "2024-01-03",
-                   "session": 1, "evidence": ["D1:1"]}, ...],
+     "memories": [{"id": "m1", "text": "Ada moved to Oslo.", "kind": "episodic", "speaker": "Ada",
+                   "date": "2024-01-03", "session": 1, "evidence": ["D1:1"]}, ...],
      "qa": [{"question": "Where does Ada live?", "answer": "Oslo", "category": "where",
              "evidence": ["D1:1"]},
             {"question": "Where does Bo live?", "abstains": true, "distractor": "Oslo"}, ...]}
@@ -26,6 +26,8 @@ from pathlib import Path
 
 from config.errors import UserError, clip
 from tasks.conversations import (
+    ENTRY_ID,
+    KINDS,
     NOT_MENTIONED,
     Conversation,
     Memory,
@@ -73,6 +75,11 @@ def _conversation(r: Record) -> Conversation:
     known = {said.id for session in sessions for said in session.utterances}
     known |= {f"S{session.number}" for session in sessions}
     memories = tuple(_memory(part, known) for part in _parts(r, "memories"))
+    places = dict[str, int]()
+    for n, one in enumerate(memories, 1):
+        if one.id and (first := places.setdefault(one.id, n)) < n:
+            again = replace(r, place=f"{r.place}, memories {n}")
+            raise again.error(f"'id' is {one.id!r}, as in memories {first}")
     r.get("qa", list)
     probes = (_probe(part, f"{name}-q{n}", known) for n, part in enumerate(_parts(r, "qa"), 1))
     speakers = dict.fromkeys(said.speaker for s in sessions for said in s.utterances)
@@ -106,7 +113,7 @@ def _utterance(r: Record, name: str) -> Utterance:
 
 
 def _memory(r: Record, known: set[str]) -> Memory:
-    _only(r, "text", "speaker", "date", "session", "evidence")
+    _only(r, "id", "text", "kind", "speaker", "date", "session", "evidence")
     evidence = _evidence(r, known)
     session = r.maybe("session", int) if r.fields.get("session") is not None else None
     if session is not None and (session < 1 or (known and f"S{session}" not in known)):
@@ -114,7 +121,13 @@ def _memory(r: Record, known: set[str]) -> Memory:
     if session is None:  # it is known once all of its evidence has been said
         session = max({*map(session_of, evidence)} - {None}, default=None)
     speaker = _paragraph(r, "speaker", "") or None
-    return Memory(_paragraph(r, "text"), speaker, _day(r), session, evidence)
+    name, kind = r.fields.get("id"), r.fields.get("kind")
+    if name is not None and not (isinstance(name, str) and ENTRY_ID.fullmatch(name)):
+        raise r.error(f"'id' must be an id such as m17, not {clip(repr(name), 80)}")
+    if kind is not None and kind not in KINDS:
+        raise r.error(f"'kind' must be one of {', '.join(KINDS)}, not {clip(repr(kind), 80)}")
+    text = _paragraph(r, "text")
+    return Memory(text, speaker, _day(r), session, evidence, kind, name or "")
 
 
 def _probe(r: Record, name: str, known: set[str]) -> Probe:

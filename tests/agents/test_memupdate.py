@@ -13,17 +13,20 @@ from conftest import random_policy
 
 from agents import find, memupdate, pay, tools
 from agents.store import Entry, Store
+from commands.dryrun import _brief
 from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task, same_answer
 from embedded import keeper
+from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from grpo import GRPO, advantages_of, training_rows
 from memagent import Finish, Group, Turn
+from models.load import load_model
 from models.logprobs import logprobs, pack
 from models.setup import TrainingSetup
 from report.metrics import describe
@@ -198,6 +201,23 @@ def test_the_limits_are_those_of_one_piece_of_text_and_of_a_whole_refinement(cod
     assert left == [full, after] * len(pieces)
     (done,) = play(codec, refiner(**own), REFINED, script)
     assert [n.stop for n in noted(done)] == ["", limit]
+
+
+@pytest.mark.parametrize(("over", "kept"), [("center", [1, 2, 8]), ("head", [1, 2, 3])])
+def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(codec, over, kept):
+    agent = editor(max_sections=3, over=over, budget="none", max_turns=1, answer_k=9)
+    (done,) = play(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
+    assert [n.session for n in noted(done)] == kept
+    about = [p.question for p in TASK.probes if {*p.sessions} <= {*kept}]
+    assert 0 < len(about) < len(TASK.probes)
+    assert [a["question"] for a in noted(done)[-1].answers] == about
+    assert parts(done)["unread"] == len(TASK.probes) - len(about)
+
+
+def test_a_dry_run_reads_two_sessions_of_a_conversation(codec):
+    agent = _brief(editor(max_turns=1, budget="none"))
+    (done,) = play(codec, agent, TASK, lambda p: "")
+    assert [n.session for n in noted(done)] == [1, 8]
 
 
 def test_the_calls_of_the_last_turn_run_and_those_past_the_limit_get_an_error_each(codec):
@@ -537,6 +557,80 @@ def test_while_it_builds_no_exploit_earns_more_than_doing_nothing_or_than_honest
     assert reward <= right + 1e-9 and won["delta"] <= 1
     if calls[: len(WIPE)] == WIPE:
         assert won["score_after"] == won["delta"] == 0
+
+
+def each_session(*calls):
+    """Make the calls when a session is first shown, or at the start, and none in other turns."""
+    seen = []
+
+    def script(prompt):
+        section, known = str(prompt.section), [*seen]
+        seen.append(section)
+        # in a growing chat the replies to calls stand in prompts without a section
+        return "".join(calls) if section not in known and (section or not known) else ""
+
+    return script
+
+
+def earned(codec, mode, calls, answerer=None, **settings):
+    """Play an exploit; return the reward, its parts and the sums of the turns' gains so far."""
+    agent, task = (refiner, REFINED) if mode == "refine" else (streamer, STREAM)
+    if mode == "build":  # there is nothing to be wiped at the start
+        calls = [c for c in calls if c not in WIPE] or calls
+    agent, script = agent(**settings), each_session(*calls)
+    if answerer is None:
+        (done,) = play(codec, agent, task, script)
+    else:
+        (done,) = rollout(WithFrozen(ScriptedEngine(codec, script), answerer), agent, [(task, 0)])
+        assert not done.error, done.error
+    gains = [r["gain"] for r in agent.turn_rewards(done) or [] if r]
+    assert bool(gains) == settings["turn_credit"]
+    return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
+
+
+@pytest.mark.parametrize("turn_credit", [False, True])
+@pytest.mark.parametrize("target", ["hidden", "visible"])
+@pytest.mark.parametrize("history", ["append", "bounded"])
+@pytest.mark.parametrize("mode", ["refine", "build"])
+def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turns(
+    codec, mode, history, target, turn_credit
+):
+    """Than doing nothing and the term for valid calls; nor is any turn on the way paid for one."""
+    own = dict(history=history, target=target, turn_credit=turn_credit)
+    nothing, _, _ = earned(codec, mode, [], **own)
+    for name, calls in EXPLOITS.items():
+        reward, won, so_far = earned(codec, mode, calls, **own)
+        assert reward <= nothing + 0.05 + 1e-9 and won["delta"] <= 0, name
+        assert max(so_far, default=0) <= 0, name
+        assert sum(so_far[-1:]) == pytest.approx(won["delta"] * turn_credit), name
+        if mode == "refine" and calls[: len(WIPE)] == WIPE:
+            assert won["score_after"] == 0 and reward < -0.4, name
+    # what is known pays in all of them; a question that is visible is guessed by nobody
+    told = {"refine": [create("Dora reached Genoa.")], "build": [create("Anna reached Oslo.")]}
+    assert earned(codec, mode, told[mode], **own)[0] > nothing + 0.2
+    if target == "visible":  # beside its own probe all others count: unrelated entries are worth it
+        _, won, _ = earned(codec, mode, WIPE, **own)
+        assert won["delta"] == (-1.5 if mode == "refine" else 0)
+
+
+@pytest.mark.parametrize("turn_credit", [False, True])
+@pytest.mark.parametrize("target", ["hidden", "visible"])
+def test_likelihood_is_paid_for_exploits_and_that_is_why_it_is_no_default(
+    codec, target, turn_credit
+):
+    """By the embedded policy: how probable an answer is depends on what the prompt looks like, too.
+
+    What changes no entry earns nothing beyond the term for valid calls, whatever answers.
+    """
+    model = load_model(keeper.WEIGHTS, "float32", "cpu").requires_grad_(False)
+    answerer = TransformersEngine(model, codec)
+    own = dict(pay="likelihood", target=target, turn_credit=turn_credit, history="bounded")
+    rewards = {name: earned(codec, "refine", calls, answerer, **own)[0]
+               for name, calls in EXPLOITS.items()}  # fmt: skip
+    for name in ("invalid", "search", "noop"):
+        assert 0 <= rewards[name] <= 0.05, name
+    for name in ("wipe", "cheat sheet", "wipe, then a cheat sheet", "quotes"):
+        assert rewards[name] > 0.2, name
 
 
 def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(codec):

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from test_locomo import MISSING
 
+from agents import find
+from agents.search import Search
+from agents.store import Store
+from agents.tools import Scope, apply
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig, TrainConfig
 from tasks import episodes
@@ -18,6 +22,8 @@ from tasks.conversations import NOT_MENTIONED, Conversation, Memory, Probe, Utte
 from tasks.own import load_own
 from tasks.sources import training_tasks
 from tasks.suites import columns_of
+
+SCOPE = Scope(search=Search(), measure=len)
 
 
 def talk(name: str = "talk-1", **other) -> dict:
@@ -35,7 +41,7 @@ def talk(name: str = "talk-1", **other) -> dict:
             {"text": "Ada moved to Oslo.", "speaker": "Ada", "date": "2024-01-03", "session": 1,
              "evidence": ["D1:1"]},
             {"text": "Ada moved twice.", "evidence": ["D1:1", "S3"]},
-            {"text": "Bo is Ada's brother."},
+            {"text": "Bo is Ada's brother.", "kind": "semantic", "id": "m2"},
         ],
         "qa": [
             {"question": "Where does Ada live?", "answer": "Lima", "category": "where",
@@ -74,7 +80,7 @@ def told(c: Conversation) -> dict:
         ],
         memories=[
             whole(text=m.text, speaker=m.speaker, date=m.date, session=m.session,
-                  evidence=[*m.evidence])
+                  evidence=[*m.evidence], kind=m.kind, id=m.id or None)
             for m in c.memories["memories"]
         ],
         qa=[
@@ -102,7 +108,7 @@ def test_every_field_is_kept(tmp_path):
     assert c.memories["memories"] == (
         Memory("Ada moved to Oslo.", "Ada", "2024-01-03", 1, ("D1:1",)),
         Memory("Ada moved twice.", None, None, 3, ("D1:1", "S3")),  # known after session 3
-        Memory("Bo is Ada's brother."),
+        Memory("Bo is Ada's brother.", kind="semantic", id="m2"),
     )
     assert len(c.memories["sessions"]) == 4 and c.memories["empty"] == ()
     assert c.probes == (
@@ -130,6 +136,23 @@ def test_the_example_of_the_documentation_can_be_read(tmp_path):
     (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     (c,) = load_own(write(tmp_path / "own.jsonl", json.loads(example)))
     assert c.probes[0].answers == ("Oslo", "in Oslo") and len(c.probes[1].choices) == 2
+
+
+def test_kinds_and_ids_of_memories_are_those_of_the_store(tmp_path):
+    """What names no id gets the next one; the same ids in two conversations are two entries."""
+    talks = [talk(), talk("talk-2")]
+    path = write(tmp_path / "own.jsonl", *talks)
+    (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)[1]
+    for task in column.make():
+        store = Store(find.make("memupdate", {"mode": "refine"}).start(task))
+        lines = [(entry.id, entry.text, entry.kind) for entry in store.snapshot().entries]
+        assert lines == [
+            ("m2", "Bo is Ada's brother.", "semantic"),
+            ("m3", "Ada moved to Oslo.", None),
+            ("m4", "Ada moved twice.", None),
+        ]
+        op = apply(store, "search_memory", {"query": "Ada", "kind": "semantic"}, SCOPE)
+        assert op.message.startswith("1 of 3 memories:\n[m2] ")
 
 
 def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
@@ -206,7 +229,16 @@ BAD = [  # where in the conversation, what stands there, what the error says aft
     (["memories", 0, "session"], True, ", memories 1: 'session' must be a whole number"),
     (["memories", 0, "evidence"], ["D1:3"], ", memories 1: 'evidence' names 'D1:3', and there is"),
     (["memories", 0, "evidence"], "D1:1", ", memories 1: 'evidence' must be a list"),
-    (["memories", 0, "kind"], "semantic", ", memories 1: 'kind' is no field here"),
+    (
+        ["memories", 0, "kind"],
+        "fact",
+        ", memories 1: 'kind' must be one of episodic, semantic, proc",
+    ),
+    (["memories", 0, "kind"], ["episodic"], ", memories 1: 'kind' must be one of episodic"),
+    (["memories", 0, "id"], "17", ", memories 1: 'id' must be an id such as m17, not '17'"),
+    (["memories", 0, "id"], 17, ", memories 1: 'id' must be an id such as m17, not 17"),
+    (["memories", 0, "id"], "m2", ", memories 3: 'id' is 'm2', as in memories 1"),
+    (["memories", 0, "kinds"], "semantic", ", memories 1: 'kinds' is no field here"),
     (["qa"], MISSING, ": the field 'qa' is missing"),
     (["qa"], [], ": 'qa' is empty"),
     (["qa", 1], None, ", qa 2: this must be an object"),
