@@ -262,7 +262,7 @@ def found_by(adapter: Path | str) -> set[str]:
     """Return the ids of `QUESTIONS` that SmolLM2 answers with these adapters."""
     agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
     codec = Codec.load(packaged.ready(base_of(READER)))
-    engine = TransformersEngine(load_model(packaged.ready(adapter), "bfloat16", "cpu"), codec)
+    engine = TransformersEngine(load_model(packaged.ready(str(adapter)), "bfloat16", "cpu"), codec)
     jobs = ((task, 0) for task in QUESTIONS)
     done = rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0)
     return {t.task.id for t in done if t.task.answers[0] in t.answer}
@@ -322,20 +322,18 @@ def test_a_warm_start_teaches_a_damaged_reader_to_find_again(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     damaged = shutil.copytree(packaged.ready(READER), tmp_path / "damaged")
     weights = load_file(damaged / "adapter_model.safetensors")
-    weak = {name: w * SCALE if "lora_B" in name else w for name, w in weights.items()}
+    weak = {name: w * 0.1 if "lora_B" in name else w for name, w in weights.items()}
     save_file(weak, damaged / "adapter_model.safetensors", {"format": "pt"})
     before = found_by(damaged)
-    tasks = learnt(STEPS)
-    assert not {words for task in tasks for words in task.answers} & {
-        t.answers[0] for t in QUESTIONS
-    }
+    tasks = learnt(14)
+    assert not {task.answers for task in tasks} & {task.answers for task in QUESTIONS}
     writers.write(Path("tasks.jsonl"), tasks, "built")
     run = RunConfig(
         name="again", model="smollm2", data="tasks.jsonl", adapter=str(damaged), shuffle=False,
         device="cpu", dtype="bfloat16", save_every=99, keep_trajectories=0,
     )  # fmt: skip
-    settings = {"steps": STEPS, "tasks_per_step": (6,), "warmup": 2, "lora_rank": 16, "others": 1}
+    settings = {"steps": 14, "tasks_per_step": (6,), "warmup": 2, "lora_rank": 16, "others": 1}
     agent = find.resolve("default", READER, {}, {"max_sections": None, "chunk_tokens": 64})[1]
     again = train.train(run, SFTConfig(**settings, lr=1e-3), agent)
     after = found_by(again / "adapter")
-    assert len(before) <= FEW and len(after) >= MANY, (before, after)
+    assert len(before) <= 3 and len(after) >= 7, (before, after)
