@@ -768,7 +768,7 @@ def tried(monkeypatch, codec, n, rate, agent="full"):
     engine = ScriptedEngine(codec, script)
     document = commands_ask.Document("Anna reached Lima. " * n, (), "a")
     task = commands_ask.Reading(AskConfig(), document, "Where?", "", None).task
-    agent = tiny.agent(agent).on(codec)
+    agent = tiny.agent(agent, **({"window": 0} if agent == "full" else {})).on(codec)
     estimate = commands_ask._trial(engine, agent, task, agent.sections(task).ids)
     return estimate, asked, clock.now - 1
 
@@ -781,7 +781,8 @@ def test_one_prompt_is_estimated_from_its_end_in_less_than_a_second(monkeypatch,
         assert 0.95 * tokens / rate <= estimate <= 1.3 * tokens / rate + 24 / rate
         assert 2 <= len(asked) <= 7 and asked == sorted(asked) and max(asked) < 560
         assert seconds < max(1.0, 0.02 * estimate)
-    assert tried(monkeypatch, codec, 3000, 200, "memagent")[:2] == (None, asked[:1])
+    estimate, asked, _ = tried(monkeypatch, codec, 3000, 200, "memagent")
+    assert estimate is None and len(asked) == 1
 
 
 @pytest.mark.parametrize("way", ["memagent", "full", "bm25"])

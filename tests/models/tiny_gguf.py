@@ -17,6 +17,7 @@ from transformers import (
 
 TEXT = "The bridge was opened in 1936, and rebuilt twice. It is 2,737 m long; nobody's car crossed."
 SPECIAL = ["<unk>", "<|im_start|>", "<|im_end|>"]
+END = "<|endoftext|>"  # what Qwen's files have instead of the first: transformers adds it if absent
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -153,7 +154,9 @@ def write_gguf(
         adds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         adds[type(value)](key, value)
     user_defined = (more or {}).get("test.user_defined", "")
-    types = [3 if t in SPECIAL else 4 if t == user_defined else 1 for t in tokens]
+    if arch.startswith("qwen"):
+        tokens[0] = END
+    types = [3 if t in (*SPECIAL, END) else 4 if t == user_defined else 1 for t in tokens]
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
