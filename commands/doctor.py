@@ -194,10 +194,17 @@ def environments() -> Iterator[Finding]:
 
 
 def _for_mariadb() -> str:
-    if shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists():
-        return "MariaDB is there: --db-backend mariadb"
-    packages = "mariadb-server-core mariadb-client-core"
-    return f"for MariaDB: apt-get install --no-install-recommends {packages}"
+    """Return the commands that bring what is missing for MariaDB; that it is there if nothing is."""
+    missing = []
+    if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
+        packages = "mariadb-server-core mariadb-client-core"
+        missing.append(f"apt-get install --no-install-recommends {packages}")
+    if importlib.util.find_spec("pymysql") is None:
+        pins = pinned_versions(ROOT / "requirements.txt")
+        missing.append(f"pip install PyMySQL=={pins['PyMySQL']}")
+    if missing:
+        return f"for MariaDB: {'; '.join(missing)}"
+    return "MariaDB is there: --db-backend mariadb"
 
 
 def findings() -> list[Finding]:

@@ -76,3 +76,23 @@ def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
         (tmp_path / "models" / f"m{k}-0123456789abcdef-{MADE_BY}").mkdir()
     assert len([*doctor.models()]) == doctor.MODELS + 1
     assert doctor.bfloat16().item == "CPU in bfloat16"
+
+
+def test_what_mariadb_lacks_is_told_with_its_command(monkeypatch):
+    apt = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
+    pip = "pip install PyMySQL==1.2.4"
+
+    def said(server: bool, library: bool) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor.shutil, "which", lambda name: "/x/mariadbd" if server else None)
+            patch.setattr(doctor.Path, "exists", lambda self: False)
+            patch.setattr(
+                doctor.importlib.util, "find_spec", lambda name: object() if library else None
+            )
+            return doctor._for_mariadb()
+
+    assert said(True, True) == "MariaDB is there: --db-backend mariadb"
+    assert said(True, False) == f"for MariaDB: {pip}"
+    assert said(False, True) == f"for MariaDB: {apt}"
+    assert said(False, False) == f"for MariaDB: {apt}; {pip}"
+    assert "PyMySQL" not in pinned_versions(ROOT / "requirements-environments.txt")

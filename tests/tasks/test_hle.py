@@ -15,6 +15,7 @@ from agents.bank import Bank, BankConfig
 from commands.stream import run_stream
 from config.errors import UserError
 from config.options import StreamConfig
+from engines.rehearsed import RehearsedEngine
 from engines.scripted import ScriptedEngine
 from memagent import Trajectory
 from report.summary import calibration, wilson
@@ -465,6 +466,31 @@ def test_a_stream_runs_on_the_own_questions(server, tmp_path):
 
 
 # ---------------------------------------------------------------- accuracy and calibration
+
+
+class Sure(RehearsedEngine):
+    """It is 80 percent sure of each answer, but for those of one question, where it does not say."""
+
+    def respond(self, prompt):
+        said, asked = super().respond(prompt), prompt.text.rpartition("\n\nTask:\n")[2]
+        return said if "semitones" in asked or "Steps:" in asked else f"{said}\nConfidence: 80%"
+
+
+def test_the_report_of_a_stream_has_accuracy_and_calibration(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("engines.rehearsed.RehearsedEngine", Sure)
+    config = StreamConfig(
+        name="s", runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2, arms=("memrl",)
+    )  # fmt: skip
+    folder = run_stream(config, {})
+    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
+    assert {row["confidence"] for row in rows} == {80.0, None}
+    assert {row["id"] for row in rows if row["confidence"] is None} == {"own-5"}
+    for cell in json.loads((folder / "summary.json").read_text())["cells"]:
+        mine = [row for row in rows if row["epoch"] == cell["epoch"] - 1]
+        by_hand = calibration((row["confidence"], row["success"]) for row in mine)
+        assert (cell["sr"], cell["low"], cell["high"]) == by_hand[:3] and cell["n"] == 6
+        assert cell["calibration_error"] == by_hand.error is not None
+    assert "calibration error" in (folder / "report.html").read_text()
 
 
 def test_calibration_by_hand():
