@@ -297,6 +297,7 @@ class MemRL(Agent):
                 experiences=f"{block}\n\n" if block else "",
                 task=episode.observation,
             )
+            prompt = replace(prompt, images=task.images)
             most = min(c.max_steps or environment.most_steps, environment.most_steps)
             told, turn, step = [f"Task: {episode.observation}"], None, None
             for _ in range(most):

@@ -194,7 +194,7 @@ def environments() -> Iterator[Finding]:
 
 
 def _for_mariadb() -> str:
-    """Return the commands that bring what is missing for MariaDB; that it is there if nothing is."""
+    """Return the commands that bring what MariaDB lacks; that it is there if that is nothing."""
     missing = []
     if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
         packages = "mariadb-server-core mariadb-client-core"

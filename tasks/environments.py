@@ -1,7 +1,7 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each environment's
-own file (tasks/llb_db.py and others), who acts in them (agents/).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each
+environment's own file (tasks/llb_db.py and others), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
 An environment gives its tasks one after the other; an episode is one try of one of them. Several
@@ -101,6 +101,7 @@ class Work(Task):
     # actions that are known to lead to the reward, in the form that `step` takes; () = unknown
     solution: Sequence[str] = ()
     skills: tuple[str, ...] = ()  # that the task needs, as its source names them
+    images: tuple[str, ...] = ()  # data URLs of the pictures that belong to the question
     content: str = ""  # fingerprint of what the question does not tell: tables, checks
 
     @property
@@ -133,7 +134,7 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
     name = config.environment
     if name not in ENVIRONMENTS:
         raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
-    for option, of in (*OPTIONS.items(), ("hints", "bandit")):
+    for option, of in (*OPTIONS.items(), ("hints", "bandit"), ("images", "hle")):
         default = StreamConfig.__dataclass_fields__[option].default
         if name != of and getattr(config, option) != default:
             raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
@@ -141,7 +142,7 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
         raise UserError("The tasks of the bandit are generated: leave --path out.")
     environment = ENVIRONMENTS[name](config, path)
     if skipped := getattr(environment, "skipped", 0):
-        console.print(f"{name}: {skipped:,} tasks are left out, which need more than text.")
+        console.print(f"{name}: {skipped:,} tasks are left out, which have a picture.")
     if missed := getattr(environment, "skip_list", list)():
         said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
         console.print(f"{name}: {said} solution here: {' '.join(missed)}.", soft_wrap=True)
@@ -187,7 +188,7 @@ def _alfworld(config: StreamConfig, path: str) -> Environment:
 def _hle(config: StreamConfig, path: str) -> Environment:
     from tasks.hle import HLE
 
-    return HLE(path, config.judge)
+    return HLE(path, config.judge, config.images)
 
 
 # name -> what opens it; imports are late, for some of them need much

@@ -435,7 +435,8 @@ def test_the_page_and_the_summary_say_what_was_done(tmp_path):
     folder = run_stream(short(tmp_path, arms=("none", "rag", "memrl")), {})
     page = (folder / "report.html").read_text()
     for words in ("No model took part", "Success by epoch", "never shown", "Helped", "Hurt",
-                  "One task, epoch by epoch", "memrl - rag", "seconds", "q 10", "q 90"):  # fmt: skip
+                  "One task, epoch by epoch", "memrl - rag", "seconds", "q 10",
+                  "q 90"):  # fmt: skip
         assert words in page, words
     one_task = page[page.index("One task, epoch by epoch") :]
     assert one_task.count(" door.") >= 9  # the text of what was shown, in three epochs
