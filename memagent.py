@@ -42,8 +42,7 @@ class Finish(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """One message to the model, as pieces in order: constants of the template, and the texts of
-    its slots."""
+    """One message to the model: constants of a template and texts of its slots, in order."""
 
     pieces: tuple[tuple[str, bool], ...]  # (text, constant?)
     max_tokens: int
@@ -54,13 +53,12 @@ class Prompt:
     role: str = "user"  # of the message, as the model's chat template calls it
     system: str = ""  # a system message before it; a conversation has its first prompt's
     tools: tuple[dict, ...] = ()  # JSON schemas for the chat template; likewise
+    images: tuple[str, ...] = ()  # data URLs; only servers that take messages are sent them
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
-    # answered, greedily, by the policy as it was before training; never trained
-    frozen: bool = False
+    frozen: bool = False  # answered greedily by the policy before training; never trained
     target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
-    # turns of a group with the same place are compared with each other; None: the k-th turns are,
-    # and those that answer
+    # turns of a group with one place are compared; None: the k-th are, and those that answer
     place: Hashable = None
 
     @property
@@ -79,7 +77,9 @@ class Prompt:
         else:
             answer = {"role": "assistant", "content": str(self.after.response)}
             before = [*self.after.prompt.messages(), answer]
-        return [*before, {"role": self.role, "content": self.text}]
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        content = [{"type": "text", "text": self.text}, *parts] if parts else self.text
+        return [*before, {"role": self.role, "content": content}]
 
     def all_tools(self) -> tuple[dict, ...]:
         """Return the tools of the conversation: those of its first prompt."""

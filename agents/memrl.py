@@ -300,6 +300,7 @@ class MemRL(Agent):
                 experiences=f"{block}\n\n" if block else "",
                 task=episode.observation,
             )
+            prompt = replace(prompt, images=task.images)
             told, turn, step = [f"Task: {episode.observation}"], None, None
             for _ in range(most):
                 if self._too_long(prompt):

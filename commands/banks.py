@@ -1,7 +1,7 @@
 """The commands on banks of experiences: `bank show`, `stats`, `export`, `merge`, `forget`,
 `calibrate` and `check`.
 
-Holds: `bank_app`, with the flags of its commands. Leaves out: banks (agents/bank.py), streams
+Holds: `bank_app`, with the flags of its commands; `Which`. Leaves out: banks (agents/bank.py), streams
 (commands/stream.py).
 Exercise it: `python cli.py bank stats runs/stream/rag.db`. Read next: agents/bank.py.
 
@@ -11,14 +11,16 @@ Looking at a bank never writes to it, also while a stream goes on.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from config.errors import UserError, clean, clip
 from config.files import replacing_output
 from config.flags import command
+from config.options import NOT_NEGATIVE, check_fields
 
 if TYPE_CHECKING:
     from agents.bank import Bank, Entry, Filter
@@ -32,15 +34,39 @@ Namespace = Annotated[str, typer.Option(help="part of the bank")]
 EmbedderName = Annotated[
     str, typer.Option("--embedder", help="that of the bank: hf:FOLDER, openai:URL#MODEL, hash:256")
 ]
-QBelow = Annotated[float | None, typer.Option(help="only those with a lower utility")]
-QAbove = Annotated[float | None, typer.Option(help="only those with a higher utility")]
-Visits = Annotated[int, typer.Option(help="only those that were shown so often, or more")]
-Before = Annotated[int | None, typer.Option("--before", help="only those of epochs before this")]
-OfTask = Annotated[str, typer.Option("--task", help="only those that this task has left")]
-Kind = Annotated[str, typer.Option(help="only script, reflection or trajectory")]
-Outcome = Annotated[
-    bool | None, typer.Option("--solved/--failed", help="only those of solved or of failed tasks")
-]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Entries of a bank: all conditions that are given must hold."""
+
+    q_below: float | None = None
+    """only those with a lower utility"""
+    q_above: float | None = None
+    """only those with a higher utility"""
+    visits: Annotated[int, NOT_NEGATIVE] = 0
+    """only those that were shown so often, or more"""
+    before: int | None = None
+    """only those of epochs before this"""
+    task: str = ""
+    """only those that this task has left"""
+    kind: Literal["any", "script", "reflection", "trajectory"] = "any"
+    """only script, reflection or trajectory; any = all"""
+    outcome: Literal["any", "solved", "failed"] = "any"
+    """only those of solved or of failed tasks; any = all"""
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @property
+    def filter(self) -> Filter:
+        from agents.bank import Filter
+
+        # shown and given from 1 on, kept from 0 on
+        first = None if self.before is None else self.before - 1
+        kind = "" if self.kind == "any" else self.kind
+        solved = None if self.outcome == "any" else self.outcome == "solved"
+        return Filter(self.q_below, self.q_above, self.visits, first, self.task, kind, solved)
 
 
 def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: bool) -> Bank:
@@ -57,40 +83,21 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
     return Bank(path, config, embedder_of(embedder), namespace=namespace, **how)
 
 
-def _filter(
-    q_below: float | None,
-    q_above: float | None,
-    visits: int,
-    before: int | None,
-    task: str,
-    kind: str,
-    solved: bool | None,
-) -> Filter:
-    from agents.bank import Filter
-
-    first = None if before is None else before - 1  # shown and given from 1 on, kept from 0 on
-    return Filter(q_below, q_above, visits, first, task, kind, solved)
-
-
 def _say(text: str) -> None:
     typer.echo(clean(text))
 
 
-@command(bank_app)
+@command(bank_app, Which)
 def show(
     file: File,
     n: Annotated[int, typer.Option("--n", help="how many, the most useful first; 0 = all")] = 20,
     whole: Annotated[bool, typer.Option("--whole", help="the experiences uncut")] = False,
-    q_below: QBelow = None,
-    q_above: QAbove = None,
-    task: OfTask = "",
-    kind: Kind = "",
-    solved: Outcome = None,
     namespace: Namespace = "default",
+    which: dict = {},
 ):
     """Print experiences with their utility and where they came from."""
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(_filter(q_below, q_above, 0, None, task, kind, solved))
+    entries = bank.entries(Which(**which).filter)
     entries.sort(key=lambda entry: (-entry.q, -entry.visits, entry.id))
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
@@ -116,24 +123,18 @@ def stats(file: File, namespace: Namespace = "default"):
     typer.echo(json.dumps(_opened(file, namespace, frozen=True).stats(), indent=2))
 
 
-@command(bank_app)
+@command(bank_app, Which)
 def export(
     file: File,
     out: Annotated[Path, typer.Argument(help="file of JSON lines, one an entry")],
-    q_below: QBelow = None,
-    q_above: QAbove = None,
-    visits: Visits = 0,
-    before: Before = None,
-    task: OfTask = "",
-    kind: Kind = "",
-    solved: Outcome = None,
     namespace: Namespace = "default",
+    which: dict = {},
 ):
     """Write entries as JSON lines."""
     from dataclasses import asdict
 
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(_filter(q_below, q_above, visits, before, task, kind, solved))
+    entries = bank.entries(Which(**which).filter)
     with replacing_output(out) as temporary:
         lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
@@ -157,24 +158,18 @@ def merge(
     _say(f"{n} entries of {other} are in {file} too.")
 
 
-@command(bank_app)
+@command(bank_app, Which)
 def forget(
     file: File,
-    q_below: QBelow = None,
-    q_above: QAbove = None,
-    visits: Visits = 0,
-    before: Before = None,
-    task: OfTask = "",
-    kind: Kind = "",
-    solved: Outcome = None,
     namespace: Namespace = "default",
+    which: dict = {},
 ):
     """Let go of the entries that all given conditions hold for."""
-    where = _filter(q_below, q_above, visits, before, task, kind, solved)
+    where = Which(**which).filter
     if len(where.clause[1]) == 0:
         raise UserError(
-            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind, --solved "
-            "or --failed."
+            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind or "
+            "--outcome."
         )
     bank = _opened(file, namespace, upkeep=True)
     n = bank.forget(where)
@@ -201,7 +196,8 @@ def calibrate(
 
 @command(bank_app)
 def check(file: File):
-    """Look for damage: SQLite's own check, references, utilities. Exit code 1 if there is any."""
+    """Look for damage: SQLite's own check, references, utilities, sizes of embeddings. Exit code 1
+    if there is any."""
     wrong = _opened(file, frozen=True).check()
     for line in wrong:
         _say(line)

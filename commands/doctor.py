@@ -196,14 +196,17 @@ def environments() -> Iterator[Finding]:
 
 
 def _for_mariadb() -> str:
-    commands = []
+    """Return the commands that bring what MariaDB lacks; that it is there if that is nothing."""
+    missing = []
     if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
         packages = "mariadb-server-core mariadb-client-core"
-        commands.append(f"apt-get install --no-install-recommends {packages}")
+        missing.append(f"apt-get install --no-install-recommends {packages}")
     if importlib.util.find_spec("pymysql") is None:
-        commands.append(INSTALL)
-    said = f"for MariaDB: {'; '.join(commands)}"
-    return said if commands else "MariaDB is there: --db-backend mariadb"
+        pins = pinned_versions(ROOT / "requirements.txt")
+        missing.append(f"pip install PyMySQL=={pins['PyMySQL']}")
+    if missing:
+        return f"for MariaDB: {'; '.join(missing)}"
+    return "MariaDB is there: --db-backend mariadb"
 
 
 def findings() -> list[Finding]:

@@ -689,6 +689,9 @@ class StreamConfig:
     judge: str = ""
     """hle: the model that judges responses, openai:URL#MODEL; the key is read from
     OPENAI_API_KEY"""
+    images: bool = False
+    """hle: send pictures as data URLs, to an --endpoint with --chat whose model sees them; without,
+    questions with a picture are left out"""
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""
@@ -733,6 +736,8 @@ class StreamConfig:
         check_fields(self)
         if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
             raise UserError(f"arms has {twice[0]!r} twice.")
+        if self.images and not (self.endpoint and self.chat):
+            raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
         if self.model and self.engine == "rehearsed" and not self.endpoint:
             raise UserError(
                 f"The engine rehearsed asks no model: leave --model {self.model} out, or give "

@@ -1,7 +1,7 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each environment's
-own file (tasks/llb_db.py and others), who acts in them (agents/).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each
+environment's own file (tasks/llb_db.py and others), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
 An environment gives its tasks one after the other; an episode is one try of one of them. Several
@@ -101,6 +101,7 @@ class Work(Task):
     # actions that are known to lead to the reward, in the form that `step` takes; () = unknown
     solution: Sequence[str] = ()
     skills: tuple[str, ...] = ()  # that the task needs, as its source names them
+    images: tuple[str, ...] = ()  # data URLs of the pictures that belong to the question
     content: str = ""  # fingerprint of what the question does not tell: tables, checks
     example: str = ""  # how other tasks of its kind were solved, as the user's file tells it
 
@@ -140,7 +141,7 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
     name = config.environment
     if name not in ENVIRONMENTS:
         raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
-    for option, of in (*OPTIONS.items(), ("hints", "bandit")):
+    for option, of in (*OPTIONS.items(), ("hints", "bandit"), ("images", "hle")):
         default = StreamConfig.__dataclass_fields__[option].default
         if name != of and getattr(config, option) != default:
             raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
@@ -196,7 +197,7 @@ def _alfworld(config: StreamConfig, path: str) -> Environment:
 def _hle(config: StreamConfig, path: str) -> Environment:
     from tasks.hle import HLE
 
-    return HLE(path, config.judge)
+    return HLE(path, config.judge, config.images)
 
 
 # name -> what opens it; imports are late, for some of them need much

@@ -7,8 +7,8 @@ Exercise it: `pytest tests/tasks/test_hle.py`. Read next: tasks/judge.py.
 The form is that of the data set cais/hle, parquet or JSON lines {id, question, answer, category,
 answer_type, image}. Access to it is granted to each user by its authors, who ask that it be not
 published again: it is read from the user's path, and without one there are six questions of ours,
-which are easy. The engines here read text alone: questions with a picture are left out and counted,
-or their pictures kept as data URLs for an engine that could show them.
+which are easy. Questions with a picture are left out and counted, or their pictures kept as data
+URLs, for a server whose model sees them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class HLE:
     """Questions with one response each, which a judge calls right or wrong.
 
     path: "" = our own six. judge: openai:URL#MODEL, or a function. images: keep the questions with
-    a picture (`images` has their data URLs by id) instead of leaving them out (`skipped`).
+    a picture (their data URLs are with the tasks) instead of leaving them out (`skipped`).
     UserError: the file is of another form, the judge is not there, no question is left.
     """
 
@@ -120,9 +120,8 @@ class HLE:
         items = read(path) if path else _own()
         kept = [item for item in items if images or not item.image]
         if not kept:
-            raise UserError(f"All questions of {path} have a picture, which no engine here shows.")
+            raise UserError(f"All questions of {path} have a picture: --images sends them.")
         self.skipped = len(items) - len(kept)
-        self.images = {item.id: item.image for item in kept if item.image}
         self._items = {item.id: item for item in kept}
         self.judge = judge_of(judge) if isinstance(judge, str) else judge
 
@@ -139,6 +138,7 @@ class HLE:
                 environment=self,
                 solution=(item.answer,),
                 skills=(item.category,),
+                images=(item.image,) if item.image else (),
                 content=blake2b(
                     repr((item.answer_type, item.image)).encode(), digest_size=8
                 ).hexdigest(),

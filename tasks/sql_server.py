@@ -79,7 +79,7 @@ def _library():
         import pymysql
     except ImportError as error:
         raise UserError(
-            "MariaDB and MySQL need PyMySQL: pip install -r requirements-environments.txt."
+            "MariaDB and MySQL need PyMySQL: pip install -r requirements.txt."
         ) from error
     import pymysql.cursors
 

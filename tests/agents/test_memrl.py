@@ -5,8 +5,10 @@ import pytest
 from agents.bank import Bank
 from agents.memrl import ARMS, CONSTANTS, FAILURES, SHOWN, SUCCESSES, MemRL, MemRLConfig, Tried
 from config.errors import UserError
+from config.options import GRPOConfig
 from data import Task
 from engines.scripted import ScriptedEngine
+from grpo import training_rows
 from memagent import Group, MemAgent
 from rollout import Sampling, rollout
 from tasks.environments import Step, Work
@@ -262,6 +264,37 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
         == plain.prompts[0].text
     )
     assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
+
+
+def test_experiences_above_a_document_have_a_budget_and_their_end_is_cut():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 20)
+    engine, reader = answering("\\boxed{Oslo}"), agent(chunk_tokens=40, update="none")
+    story = "Task: Where is Bob?\nScript: begin well\n" + "step " * 3000 + "the very end"
+    reader.opened().write("Where is Bob?", story, success=True, task_id="x")
+    notes = reader.tried(tried(reader, engine, task))
+    block = engine.prompts[0].text.partition("\n\nYou read")[0]
+    used = len(Characters().encode(block))
+    assert 400 < used <= 512 and "begin well" in block and "the very end" not in block
+    assert [each["id"] for each in notes.shown] == [1]  # it is credited as one that was shown
+    assert reader.limits().shown == reader.config.memory_tokens + 512
+    assert agent(context_tokens=64).limits().shown == reader.config.memory_tokens + 64
+    assert agent(recall="none").limits().shown == reader.config.memory_tokens
+    # a task of an environment has no budget unless one is set
+    engine, reader = answering("yes"), agent()
+    reader.opened().write("task 5 to be done", story, success=True, task_id="x")
+    tried(reader, engine, Counting().task(0))
+    assert "the very end" in engine.prompts[0].text
+
+
+def test_no_token_of_an_experience_or_of_a_lesson_is_trained():
+    world, reader = Counting(), filled()
+    engine = answering("yes", lesson="LESSON")
+    trajectories = [tried(reader, engine, world.task(0), k) for k in range(2)]
+    trajectories[0].reward = 1.0
+    rows = training_rows([Group(world.task(0), trajectories)], GRPOConfig(group_size=2))
+    responses = [engine.codec.response(row.response_ids) for row in rows]
+    assert len(rows) == 2 and all(text == "yes" for text in responses)
+    assert all("how 5 went" in engine.codec.response(row.prompt_ids) for row in rows)
 
 
 def test_graded_rewards_are_mapped_to_the_range_of_utilities():

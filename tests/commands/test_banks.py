@@ -61,14 +61,14 @@ def test_forget_needs_a_condition(path):
 
 
 def test_entries_are_chosen_by_what_became_of_their_task(path, tmp_path):
-    assert "1 of 2 entries" in said("show", path, "--failed")
-    said("export", path, tmp_path / "e.jsonl", "--solved")
+    assert "1 of 2 entries" in said("show", path, "--outcome", "failed")
+    said("export", path, tmp_path / "e.jsonl", "--outcome", "solved")
     (row,) = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
     assert row["success"] is True
     said("export", path, tmp_path / "f.jsonl", "--before", "2")  # as `show` counts
     (row,) = map(json.loads, (tmp_path / "f.jsonl").read_text().splitlines())
     assert row["epoch"] == 0
-    assert "1 entries are forgotten" in said("forget", path, "--failed")
+    assert "1 entries are forgotten" in said("forget", path, "--outcome", "failed")
     assert "[1]" in said("show", path) and "1 of 1 entries" in said("show", path)
 
 

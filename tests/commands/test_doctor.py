@@ -95,8 +95,9 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
     rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
     assert {*rows} == {*ENVIRONMENTS} - {"bandit"}
     server = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
+    mariadb = f"for MariaDB: {server}; pip install PyMySQL==1.2.4"
     pip = "pip install -r requirements-environments.txt"
-    assert rows["llb-db"].state == "ok" and rows["llb-db"].advice == f"for MariaDB: {server}; {pip}"
+    assert rows["llb-db"].state == "ok" and rows["llb-db"].advice == mariadb
     assert (rows["llb-os"].state, rows["llb-os"].value, rows["llb-os"].advice) == (
         "limit", "missing: bwrap, a range of ids", "; ".join(command for _, command in two),
     )  # fmt: skip
@@ -105,3 +106,23 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
         "limit", "not installed: fast_downward", pip,
     )  # fmt: skip
     assert "--judge" in rows["hle"].advice
+
+
+def test_what_mariadb_lacks_is_told_with_its_command(monkeypatch):
+    apt = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
+    pip = "pip install PyMySQL==1.2.4"
+
+    def said(server: bool, library: bool) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor.shutil, "which", lambda name: "/x/mariadbd" if server else None)
+            patch.setattr(doctor.Path, "exists", lambda self: False)
+            patch.setattr(
+                doctor.importlib.util, "find_spec", lambda name: object() if library else None
+            )
+            return doctor._for_mariadb()
+
+    assert said(True, True) == "MariaDB is there: --db-backend mariadb"
+    assert said(True, False) == f"for MariaDB: {pip}"
+    assert said(False, True) == f"for MariaDB: {apt}"
+    assert said(False, False) == f"for MariaDB: {apt}; {pip}"
+    assert "PyMySQL" not in pinned_versions(ROOT / "requirements-environments.txt")

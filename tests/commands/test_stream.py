@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
-from report.streams import epochs_of, read_summary
+from report.streams import _worth, epochs_of, read_summary
 from tasks.bandit import Bandit
 from tasks.environments import Work
 from tasks.llb_db import LLBDB
@@ -434,13 +435,50 @@ def test_the_page_and_the_summary_say_what_was_done(tmp_path):
     folder = run_stream(short(tmp_path, arms=("none", "rag", "memrl")), {})
     page = (folder / "report.html").read_text()
     for words in ("No model took part", "Success by epoch", "never shown", "Helped", "Hurt",
-                  "One task, epoch by epoch", "memrl - rag"):  # fmt: skip
+                  "One task, epoch by epoch", "memrl - rag", "seconds", "q 10",
+                  "q 90"):  # fmt: skip
         assert words in page, words
+    one_task = page[page.index("One task, epoch by epoch") :]
+    assert one_task.count(" door.") >= 9  # the text of what was shown, in three epochs
     summary = read_summary(folder)
     assert {cell["arm"] for cell in summary["cells"]} == {"none", "rag", "memrl"}
     assert len(summary["cells"]) == 9 and summary["cells"][0]["n"] == 20
+    assert all(cell["seconds"] > 0 for cell in summary["cells"])
+    assert all(cell["calibration_error"] is None for cell in summary["cells"])
     rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
     assert len(rows) == 60 and all(len(row["shown"]) == 3 for row in rows)
+    known = {"id", "experience", "success", "task", "epoch", "sim", "sim_z", "q", "q_z", "score",
+             "by_chance"}  # fmt: skip
+    assert {*rows[0]["shown"][0]} == known
+    assert all(row["interaction"] == [[row["action"], seen]] for row in rows
+               for seen in [row["interaction"][0][1]])  # fmt: skip
+
+
+def test_what_helped_and_what_hurt_is_told_by_share_then_by_how_often():
+    shown = [(1, 0), (9, 0), (9, 9), (2, 2), (4, 3), (5, 2)]  # (visits, wins)
+    bank = [
+        {"id": k, "q": 0.0, "visits": visits, "wins": wins, "task": "t", "epoch": 0,
+         "kind": "script", "experience": f"<experience {k}>"}
+        for k, (visits, wins) in enumerate(shown)
+    ]  # fmt: skip
+    html = _worth({"bank": bank})
+    tables = [re.findall(r"<tr><th>(\d+)</th>", part) for part in html.split("<caption>")[1:]]
+    assert tables == [["2", "3", "4", "5"], ["1", "0", "5", "4"]]
+    assert "&lt;experience 1&gt;" in html and "9 of 9" in html
+
+
+def test_the_demo_of_both_worlds_is_made_in_seconds(tmp_path):
+    begun = time.process_time()
+    words = ["demo", "--agent", find.learner().name, "--short", "--name", "d"]
+    result = CliRunner().invoke(cli.app, [*words, "--runs", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert time.process_time() - begun < 60
+    for world, n in (("bandit", 60), ("llb-db", 8)):
+        summary = read_summary(tmp_path / "d" / world)
+        assert {cell["arm"] for cell in summary["cells"]} == {*find.learner().arms}
+        assert {cell["n"] for cell in summary["cells"]} == {n} and summary["rule"]
+        page = (tmp_path / "d" / world / "report.html").read_text()
+        assert "Success by epoch" in page and "<svg" in page
 
 
 def test_a_stream_of_the_agent_of_this_folder_keeps_its_place():

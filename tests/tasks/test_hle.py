@@ -15,6 +15,7 @@ from agents.bank import Bank, BankConfig
 from commands.stream import run_stream
 from config.errors import UserError
 from config.options import StreamConfig
+from engines.rehearsed import RehearsedEngine
 from engines.scripted import ScriptedEngine
 from memagent import Trajectory
 from report.summary import calibration, wilson
@@ -65,7 +66,7 @@ def test_a_file_is_read_in_its_order(tmp_path, form):
     assert [item.id for item in read(path)] == ["a", "b", "c"]
     environment = HLE(path, by_word)
     assert [task.id for task in environment.tasks()] == ["a", "b"]
-    assert environment.skipped == 1 and not environment.images
+    assert environment.skipped == 1 and not any(task.images for task in environment.tasks())
     task = environment.tasks()[1]
     assert (task.question, task.kind, task.solution) == (
         ROWS[1]["question"],
@@ -74,7 +75,8 @@ def test_a_file_is_read_in_its_order(tmp_path, form):
     )
     assert task.intent == task.question == task.begin().observation
     seen = HLE(path, by_word, images=True)
-    assert len(seen.tasks()) == 3 and seen.skipped == 0 and seen.images == {"c": PNG}
+    assert len(seen.tasks()) == 3 and seen.skipped == 0
+    assert [task.images for task in seen.tasks()] == [(), (), (PNG,)]
 
 
 def test_a_task_with_another_answer_is_another_task(tmp_path):
@@ -465,6 +467,67 @@ def test_a_stream_runs_on_the_own_questions(server, tmp_path):
 
 
 # ---------------------------------------------------------------- accuracy and calibration
+
+
+class Sure(RehearsedEngine):
+    """It is 80 percent sure of each answer, but does not say it of one question."""
+
+    def respond(self, prompt):
+        said, asked = super().respond(prompt), prompt.text.rpartition("\n\nTask:\n")[2]
+        return said if "semitones" in asked or "Steps:" in asked else f"{said}\nConfidence: 80%"
+
+
+def test_the_report_of_a_stream_has_accuracy_and_calibration(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("engines.rehearsed.RehearsedEngine", Sure)
+    config = StreamConfig(
+        name="s", runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2,
+        arms=("memrl",),
+    )  # fmt: skip
+    folder = run_stream(config, {})
+    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
+    assert {row["confidence"] for row in rows} == {80.0, None}
+    assert {row["id"] for row in rows if row["confidence"] is None} == {"own-5"}
+    for cell in json.loads((folder / "summary.json").read_text())["cells"]:
+        mine = [row for row in rows if row["epoch"] == cell["epoch"] - 1]
+        by_hand = calibration((row["confidence"], row["success"]) for row in mine)
+        assert (cell["sr"], cell["low"], cell["high"]) == by_hand[:3] and cell["n"] == 6
+        assert cell["calibration_error"] == by_hand.error is not None
+    assert "calibration error" in (folder / "report.html").read_text()
+
+
+def test_pictures_go_to_a_model_that_sees_them_as_data_urls(server, tmp_path, capsys):
+    """One server is model and judge; without --images the question is left out and counted."""
+    path, asked = jsonl(tmp_path, ROWS), []
+
+    def answer(h):
+        if h.command == "GET":
+            return server.send(h, 200, b'{"data": [{"id": "seer"}]}')
+        body = json.loads(h.rfile.read(int(h.headers["Content-Length"])))
+        asked.append(body["messages"])
+        choice = {"message": {"content": "Answer: a cat\nConfidence: 60%"}, "finish_reason": "stop"}
+        server.send(h, 200, json.dumps({"choices": [choice]}).encode())
+
+    with serving(answer) as url:
+        settings = dict(runs=str(tmp_path), environment="hle", path=str(path), judge=server.spec,
+                        epochs=1, arms=("none",), endpoint=(url,), chat=True)  # fmt: skip
+        folder = run_stream(StreamConfig(name="seen", images=True, **settings), {})
+        rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
+        assert {row["id"]: row["success"] for row in rows} == {"a": False, "b": False, "c": True}
+        contents = [message["content"] for (message,) in asked]
+        (seen,) = [content for content in contents if not isinstance(content, str)]
+        assert [part["type"] for part in seen] == ["text", "image_url"]
+        assert ROWS[2]["question"] in seen[0]["text"] and PNG not in seen[0]["text"]
+        assert seen[1] == {"type": "image_url", "image_url": {"url": PNG}}
+        assert PNG not in (folder / "none.jsonl").read_text()
+        capsys.readouterr()
+        folder = run_stream(StreamConfig(name="unseen", **settings), {})
+        assert len((folder / "none.jsonl").read_text().splitlines()) == 2
+        assert "1 tasks are left out, which have a picture" in capsys.readouterr().out
+        assert all(isinstance(m["content"], str) for messages in asked[3:] for m in messages)
+    with pytest.raises(UserError, match="give --endpoint URL and --chat"):
+        StreamConfig(environment="hle", images=True)
+    with pytest.raises(UserError, match="--images is for hle alone"):
+        open_environment(StreamConfig(images=True, endpoint=("http://h",), chat=True), "")
 
 
 def test_calibration_by_hand():

@@ -48,8 +48,8 @@ MISSING = [
     if not there
 ]
 with_mariadb = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {' and '.join(MISSING)}: pip install -r "
-    "requirements-environments.txt, apt-get install mariadb-server-core mariadb-client-core",
+    bool(MISSING), reason=f"needs {' and '.join(MISSING)}: pip install -r requirements.txt, "
+    "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core",
 )  # fmt: skip
 
 
@@ -624,6 +624,16 @@ def test_random_hostile_statements_never_raise(monkeypatch):
     assert 50 < ran < 950  # neither all refused nor all run
 
 
+def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
+    env, opened = LLBDB(), []
+    real = env.backend.open
+    monkeypatch.setattr(env.backend, "open", lambda item: opened.append(item.id) or real(item))
+    task = env.tasks()[1]
+    assert (task.digest, task.intent, opened) == (task.digest, env.intent("own-2"), [])
+    assert task.solution[0].startswith("```sql") and len(task.solution) == 2
+    assert [*task.solution][1].startswith("Answer: [[10.458") and opened == ["own-2"]
+
+
 # ---------------------------------------------------------------- the published file
 
 
@@ -663,7 +673,7 @@ def test_what_is_missing_for_mariadb_is_said(monkeypatch):
         with pytest.raises(UserError, match="must be sqlite, mariadb or mysql://"):
             LLBDB(backend=name)
     monkeypatch.setitem(sys.modules, "pymysql", None)
-    with pytest.raises(UserError, match=r"pip install -r requirements-environments\.txt"):
+    with pytest.raises(UserError, match=r"pip install -r requirements\.txt"):
         LLBDB(backend="mariadb")
     monkeypatch.setattr(sql_server, "_library", lambda: None)
     monkeypatch.setattr(sql_server.shutil, "which", lambda *args, **named: None)
