@@ -334,7 +334,7 @@ def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
                 x, y, *band = zip(*points, strict=True)
                 (line,) = axes.plot(x, y, **style, markersize=4, linewidth=1.5)
                 if band:
-                    axes.fill_between(x, *band, color=style["color"], alpha=0.1, linewidth=0)
+                    axes.fill_between(x, *band, color=style["color"], alpha=0.06, linewidth=0)
                 entries.append((line, clean(name)[:32]))
             below = any(point[1] < 0 for points in lines.values() for point in points)
             axes.set(ylim=(None if below else 0, None), title=clean(title)[:48])

@@ -226,10 +226,10 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
             "mean utility": _lines(summary, _of_bank("q_mean")),
             "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
         }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _words(_worth(o)),
+        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
-        Section("One task, epoch by epoch", _words("".join(map(_one_task, learning)))),
+        Section("One task, epoch by epoch", _texts("".join(map(_one_task, learning)))),
     ]  # fmt: skip
     return page(f"Stream {config.name}", lead, [s for s in sections if s.body])
 
@@ -241,9 +241,9 @@ def _long(text: str) -> str:
     return folded if rest else esc(text)
 
 
-def _words(tables: str) -> str:
+def _texts(tables: str) -> str:
     """Set tables whose cells are sentences."""
-    return tables and f'<div class="words">{tables}</div>'
+    return tables and f'<div class="texts">{tables}</div>'
 
 
 def _epochs(summary: dict) -> str:

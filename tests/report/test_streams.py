@@ -81,9 +81,9 @@ def test_nothing_is_said_of_utilities_where_no_arm_has_any(drawn):
     assert "Utilities" not in page(outcome("none", None)) and "mean utility" not in drawn
 
 
-def test_sentences_are_set_as_words_and_differences_as_a_table(drawn):
+def test_sentences_are_set_as_texts_and_differences_as_a_table(drawn):
     text = page(outcome("rag", 0.0), outcome("memrl", 0.0))
-    tables = re.findall(r'<div class="words">.*?</section>', text, re.S)
+    tables = re.findall(r'<div class="texts">.*?</section>', text, re.S)
     assert len(tables) == 3  # what helped and hurt of each, and one task
     assert all("Step one." in table for table in tables[:2]) and "last action" in tables[2]
     assert "<th>memrl - rag</th><th></th><td>+0.00 (" in text
