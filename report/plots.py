@@ -45,7 +45,7 @@ STYLE = {
     "legend.frameon": False,
 }
 
-Points = Sequence[tuple[float, float]]
+Points = Sequence[tuple[float, ...]]
 Entries = list[tuple[object, str]]  # of a legend: (handle, label)
 
 # ---------------------------------------------------------------- parts of a plot
@@ -317,7 +317,10 @@ def occupancy(summary: dict) -> str:
 
 
 def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
-    """Draw a panel per title, with a line per name, over whole numbers."""
+    """Draw a panel per title, with a line per name, over whole numbers.
+
+    A point may be (x, y, low, high): an interval, shown as a band. A name may have no points.
+    """
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     figures = []
     for title, lines in panels.items():
@@ -325,12 +328,16 @@ def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
         def draw(axes, title=title, lines=lines):
             entries: Entries = []
             for name, points in lines.items():
+                if not points:  # its colour is still its own
+                    continue
                 style = _line_style(names.index(name), names.index(name), greedy=False)
-                (line,) = axes.plot(
-                    *zip(*points, strict=True), **style, markersize=4, linewidth=1.5
-                )
+                x, y, *band = zip(*points, strict=True)
+                (line,) = axes.plot(x, y, **style, markersize=4, linewidth=1.5)
+                if band:
+                    axes.fill_between(x, *band, color=style["color"], alpha=0.06, linewidth=0)
                 entries.append((line, clean(name)[:32]))
-            axes.set(ylim=(0, None), title=clean(title)[:48])
+            below = any(point[1] < 0 for points in lines.values() for point in points)
+            axes.set(ylim=(None if below else 0, None), title=clean(title)[:48])
             axes.xaxis.get_major_locator().set_params(integer=True)
             _legend(axes, entries, columns=3)
 

@@ -28,6 +28,7 @@ from report.transcripts import esc
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 EXCERPT = 100  # characters of an experience that a task was shown
+FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -150,9 +151,12 @@ def write_stream_report(
     console.print(f"Rows, banks and report.html are in {folder}.", markup=False, soft_wrap=True)
 
 
+def _difference(d: dict) -> str:
+    return f"{d['mean']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
+
+
 def _said(d: dict) -> str:
-    low, high = f"{d['low']:+.2f}", f"{d['high']:+.2f}"
-    return f"{d['arm']} - {d['than']}, last epoch: {d['mean']:+.2f} ({low} to {high}, n {d['n']})"
+    return f"{d['arm']} - {d['than']}, last epoch: {_difference(d)[:-1]}, n {d['n']})"
 
 
 def _share(cell: dict) -> str:
@@ -191,11 +195,21 @@ def _first_and_last(summary: dict) -> list[tuple[dict, dict]]:
     return [(cells[0], cells[-1]) for cells in by_arm.values()]
 
 
-def _lines(summary: dict, value: Callable[[dict], float]) -> dict[str, list[tuple[float, float]]]:
-    lines: dict[str, list[tuple[float, float]]] = {}
+def _lines(
+    summary: dict, *values: Callable[[dict], float | None]
+) -> dict[str, list[tuple[float, ...]]]:
+    """Return the points of every arm; a value of None has none."""
+    lines: dict[str, list[tuple[float, ...]]] = {}
     for cell in summary["cells"]:
-        lines.setdefault(cell["arm"], []).append((cell["epoch"], value(cell)))
+        points = lines.setdefault(cell["arm"], [])
+        point = (cell["epoch"], *(value(cell) for value in values))
+        points += [point] if None not in point else []
     return lines
+
+
+def _of_bank(name: str) -> Callable[[dict], float | None]:
+    """Return what reads a figure of a cell's bank; None: it has no entries."""
+    return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
 
 
 def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
@@ -210,32 +224,48 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
         Section(
             "Success by epoch",
             plots.curves({
-                "tasks solved in an epoch": _lines(summary, lambda c: c["sr"]),
+                "tasks solved in an epoch": _lines(
+                    summary, lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
+                ),
                 "tasks solved so far": _lines(summary, lambda c: c["csr"]),
             }),
-            "Share of all tasks; what crashed or timed out was not solved.",
+            "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
+            "intervals; lines that are alike lie on each other.",
         ),
         Section("Every epoch", _epochs(summary), "95 % intervals are Wilson's."),
-        Section("Compared task by task", "".join(
-            f"<p>{esc(_said(d))}</p>" for d in summary["differences"]
-        ), "In the last epoch; 95 % intervals by bootstrap over the tasks."),
+        Section("Compared task by task", as_table(
+            "Share solved in the last epoch, minus that of another arm",
+            ["", "", "difference", "n"],
+            [[esc(f"{d['arm']} - {d['than']}"), "", _difference(d), f"{d['n']:,}"]
+             for d in summary["differences"]],
+        ), "95 % intervals by bootstrap over the tasks."),
         Section("Other tasks, with the bank as it was", as_table(
             "Held-out tasks", ["", "", "solved", "n", "calibration error"],
             [[esc(h["arm"]), "", _share(h), f"{h['n']:,}", _error(h)]
              for h in summary["held_out"]],
         )),
         Section("Utilities", plots.curves({
-            "mean utility": _lines(summary, lambda c: c["bank"].get("q_mean", 0.0)),
-            "never shown, share of entries": _lines(
-                summary, lambda c: c["bank"].get("never_shown", 0.0)
-            ),
-        }) + _utilities(summary), "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _worth(o),
+            "mean utility": _lines(summary, _of_bank("q_mean")),
+            "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
+        }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
+        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
-        Section("One task, epoch by epoch", "".join(map(_one_task, learning))),
+        Section("One task, epoch by epoch", _texts("".join(map(_one_task, learning)))),
     ]  # fmt: skip
     return page(f"Stream {config.name}", lead, [s for s in sections if s.body])
+
+
+def _long(text: str) -> str:
+    """Return a text whose end is folded away."""
+    begin, rest = text[:FOLDED], text[FOLDED:]
+    folded = f"<details><summary>{esc(begin)} ...</summary>{esc(rest)}</details>"
+    return folded if rest else esc(text)
+
+
+def _texts(tables: str) -> str:
+    """Set tables whose cells are sentences."""
+    return tables and f'<div class="texts">{tables}</div>'
 
 
 def _epochs(summary: dict) -> str:
@@ -278,7 +308,7 @@ def _worth(outcome: dict) -> str:
     for title, chosen in (("Helped", helped), ("Hurt", hurt)):
         rows = [
             [str(e["id"]), esc(e["task"]), f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
-             esc(e["experience"])]
+             _long(e["experience"])]
             for e in chosen[:MOST_SHOWN]
         ]  # fmt: skip
         parts.append(as_table(title, ["entry", "of task", "succeeded", "Q", "experience"], rows))

@@ -1,0 +1,89 @@
+"""The page of a stream: what is drawn, and that sentences can be read."""
+
+import re
+
+import pytest
+
+from config.options import StreamConfig
+from report import plots, streams
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the axes of every picture by its title, as they are drawn."""
+    from matplotlib.figure import Figure
+
+    found = {}
+
+    def draw_only(draw, name, label):
+        draw(axes := Figure().add_subplot())
+
+        found[label] = axes
+        return "<svg></svg>"
+
+    monkeypatch.setattr(plots, "_svg", draw_only)
+    return found
+
+
+def lines_of(axes) -> dict[str, list[float]]:
+    names = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    return {name: [*line.get_ydata()] for name, line in zip(names, axes.get_lines(), strict=True)}
+
+
+def outcome(arm: str, mean: float | None) -> dict:
+    """A stream of two tasks and two epochs; mean: of its bank's utilities, None = it has none."""
+    rows = [
+        {"epoch": epoch, "id": id, "success": id == "a", "error": "", "failure": "", "steps": 1,
+         "shown": [], "action": "act", "read_tokens": 5, "written_tokens": 2}
+        for epoch in (0, 1) for id in ("a", "b")
+    ]  # fmt: skip
+    names = ("q_negative", "q_zero", "q_positive", "q_min", "q_median", "q_max")
+    stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
+    entry = {"id": 1, "q": -0.5, "visits": 2, "wins": 1, "task": "a", "epoch": 0, "kind": "script",
+             "experience": "Task: a\nStep one. " * 20}  # fmt: skip
+    return {
+        "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
+        "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
+        "bank": [] if mean is None else [entry],
+    }  # fmt: skip
+
+
+def page(*outcomes) -> str:
+    config = StreamConfig(epochs=2, arms=tuple(o["arm"] for o in outcomes))
+    summary = streams.summarise_stream(config, outcomes)
+    return streams._page(summary, config, outcomes)
+
+
+def test_negative_utilities_are_in_the_picture_and_an_arm_without_a_bank_is_not(drawn):
+    page(outcome("none", None), outcome("memp", 0.0), outcome("memrl", -0.25))
+    utility = drawn["mean utility"]
+    assert lines_of(utility) == {"memp": [0.0, 0.0], "memrl": [-0.25, -0.25]}
+    assert utility.get_ylim()[0] < -0.25
+    solved = drawn["tasks solved in an epoch"]
+    assert solved.get_ylim()[0] == 0 and [*lines_of(solved)] == ["none", "memp", "memrl"]
+    # an arm has one colour in all pictures
+    colours = [dict(zip(lines_of(axes), [line.get_color() for line in axes.get_lines()],
+                        strict=True)) for axes in (solved, utility)]  # fmt: skip
+    assert colours[1].items() <= colours[0].items()
+
+
+def test_success_has_its_intervals_as_bands(drawn):
+    page(outcome("rag", 0.0), outcome("memrl", 0.0))
+    bands = drawn["tasks solved in an epoch"].collections
+    low, high = streams.wilson(0.5, 2)
+    assert len(bands) == 2
+    heights = {round(float(y), 6) for band in bands for y in band.get_paths()[0].vertices[:, 1]}
+    assert {round(low, 6), round(high, 6)} == heights
+    assert not drawn["tasks solved so far"].collections
+
+
+def test_nothing_is_said_of_utilities_where_no_arm_has_any(drawn):
+    assert "Utilities" not in page(outcome("none", None)) and "mean utility" not in drawn
+
+
+def test_sentences_are_set_as_texts_and_differences_as_a_table(drawn):
+    text = page(outcome("rag", 0.0), outcome("memrl", 0.0))
+    tables = re.findall(r'<div class="texts">.*?</section>', text, re.S)
+    assert len(tables) == 3  # what helped and hurt of each, and one task
+    assert all("Step one." in table for table in tables[:2]) and "last action" in tables[2]
+    assert "<th>memrl - rag</th><th></th><td>+0.00 (" in text
