@@ -3,7 +3,8 @@
 Holds: `push`. Leaves out: what is uploaded (commands/export.py, commands/card.py).
 Exercise it: `pytest tests/commands/test_card.py`. Read next: commands/card.py.
 
-The token is read from HF_TOKEN, or from where the hub's own login keeps it; it stands in no message.
+The token is read from HF_TOKEN, or from where the hub's own login keeps it, and stands in no
+message.
 """
 
 from __future__ import annotations
