@@ -1,5 +1,11 @@
-"""Share among the tests: a tiny random policy, the embedded tokenizer, one thread a process."""
+"""Share among the tests: a tiny random policy, the embedded tokenizer, one thread a process.
 
+torch is imported where it is used: the process that hands out the tests to others needs none.
+"""
+
+from __future__ import annotations
+
+import functools
 import gc
 import multiprocessing
 import os
@@ -7,17 +13,21 @@ import signal
 import sys
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
-import torch
+import typer.main
+import typer.testing
 
-from embedded import tiny
-from tokens.codec import Codec
+if TYPE_CHECKING:
+    from tokens.codec import Codec
 
-torch.set_num_threads(1)
+# A command's flags are the same whenever it is called: without this every call in a test would
+# make those of all commands anew, which takes longer than most of what is tested so.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 # Imported modules are half a million objects that stay to the end, and each search for cycles
 # looks through all of them: 7 of the 18 s that collecting the tests took.
 # `pytest_collection_finish` takes them out of the search and lets it go on.
@@ -44,6 +54,7 @@ def parts_of(summary: dict, name: str, **fields) -> list:
 
 def random_policy(codec: Codec, window: int = 4096, **other):
     """Make a two-layer Llama with grouped heads and random weights, the same in every test."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -64,6 +75,9 @@ def random_policy(codec: Codec, window: int = 4096, **other):
 
 @pytest.fixture(scope="session")
 def codec() -> Codec:
+    from embedded import tiny
+    from tokens.codec import Codec
+
     return Codec(tiny.make_tokenizer())
 
 
@@ -106,6 +120,21 @@ def forked(words, out=os.devnull, cwd=None):
 # ---------------------------------------------------------------- the suite
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep the tests of a file in one process, and in one those that start ranks.
+
+    What ranks are forked from takes seconds to start, and stays as long as the process.
+    """
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 def pytest_collection_finish():
+    import torch
+
+    torch.set_num_threads(1)
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # tests make many objects and few cycles
     gc.enable()

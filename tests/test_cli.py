@@ -109,9 +109,12 @@ def test_help_answers_within_a_second():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    ours = min(seconds("cli.py", "train", "--help") for _ in range(3))
-    library = min(seconds("-c", "import typer.rich_utils, rich.markdown") for _ in range(3))
-    assert ours < max(1, 5 * library)
+    ours = seconds("cli.py", "train", "--help")
+    for _ in range(2):  # the best of three, which is known to be below 1 once one of them is
+        ours = ours if ours < 1 else min(ours, seconds("cli.py", "train", "--help"))
+    if ours >= 1:
+        library = min(seconds("-c", "import typer.rich_utils, rich.markdown") for _ in range(3))
+        assert ours < 5 * library
 
 
 def test_every_setting_is_a_flag_with_its_docstring():
@@ -545,6 +548,7 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
     assert parts_of(summary, "length", agent="memagent") == [12, 20]
 
 
+@pytest.mark.xdist_group("ranks")
 def test_demo_in_its_short_form(tmp_path, monkeypatch):
     """With even fewer questions: continuous integration runs the short form as it is."""
     monkeypatch.chdir(tmp_path)
@@ -606,6 +610,13 @@ SMALL = {
 def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
+    left = [
+        Path("runs/demo-rememr1", name) for name in (".demo", "rows/0.jsonl", "old/config.yaml")
+    ]
+    left += [Path("runs/demo-rememr1/rememr1-0", name) for name in ("config.yaml", "metrics.csv")]
+    for path in left:  # by an earlier demo of this name: it goes over that
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
     out = run("demo", "--agent", "rememr1", "--short")
     assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
     folder = Path("runs/demo-rememr1")
@@ -648,7 +659,7 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
         ).exists()
     page = (folder / "report.html").read_text()
     assert "Seed by seed" in page and "What the agents did" in page
-    run("demo", "--agent", "rememr1", "--short")  # and again, over it
+    assert not (folder / "old").exists()
 
 
 def test_ablations_are_trained_where_a_size_says_so_with_the_first_seed(tmp_path):

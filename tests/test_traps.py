@@ -7,11 +7,13 @@ Traps of one agent are tested beside it; those of the plumbing around it, here.
 
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -281,6 +283,24 @@ def dotted(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
+@cache
+def found_by_ruff() -> list[dict]:
+    """Check all modules in one call, for every process takes longer to start than to look."""
+    words = "check --isolated --select F821,F401,F811,F841 --output-format json".split()
+    command = [sys.executable, "-m", "ruff", *words, *map(str, MODULES)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert done.returncode == bool(found), done.stderr
+    assert {Path(one["filename"]) for one in found} <= {*MODULES}  # or none would be told apart
+    return found
+
+
+@cache
+def texts() -> dict[Path, str]:
+    paths = [*MODULES, *ROOT.glob("bench/*.py")]
+    return {path: path.read_text(encoding="utf-8") for path in paths}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_every_module_can_be_imported_and_names_nothing_undefined(path):
     """Ruff's rule F821, which `make lint` applies to all files, here to each module.
@@ -288,33 +308,15 @@ def test_every_module_can_be_imported_and_names_nothing_undefined(path):
     And a module that nothing imports is noticed; an agent's is imported by its name.
     """
     importlib.import_module(dotted(path))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ruff",
-            "check",
-            "--isolated",
-            "--select",
-            "F821,F401,F811,F841",
-            str(path),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    others = "\n".join(
-        other.read_text(encoding="utf-8")
-        for other in [*MODULES, *ROOT.glob("bench/*.py")]
-        if other != path
-    )
+    assert not [one for one in found_by_ruff() if Path(one["filename"]) == path]
+    others = "\n".join(text for other, text in texts().items() if other != path)
     room, _, name = dotted(path).rpartition(".")
     imports = rf"^\s*(from|import) {dotted(path)}\b"
     if room:
         imports += rf"|^\s*from {room} import [\w, ]*\b{name}\b"
     by_name = room == "agents" and name in find.names() and find.find(name).name == name
     # cli.py, and what `python -m` runs
-    script = 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    script = 'if __name__ == "__main__":' in texts()[path]
     assert by_name or script or re.search(imports, others, re.M)
 
 

@@ -78,6 +78,11 @@ def run_config(model, runs, name, **kwargs):
     )
 
 
+def reader():
+    """Return an agent that writes little: most tests here are of what stays the same then."""
+    return tiny.agent(memory_tokens=6, final_tokens=6)
+
+
 def rows_of(folder):
     with (folder / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -144,7 +149,7 @@ def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp
 
 def test_killed_at_every_step_boundary(model, tmp_path):
     expected = outcome(
-        train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, tiny.agent())
+        train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, reader())
     )
 
     class Stop(Exception):
@@ -164,21 +169,21 @@ def test_killed_at_every_step_boundary(model, tmp_path):
             train.train(
                 run,
                 GRPO,
-                tiny.agent(),
+                reader(),
                 resume=(tmp_path / "killed").exists(),
                 callbacks=[StopAt(step)],
             )
-    assert_same(outcome(train.train(run, GRPO, tiny.agent(), resume=True)), expected)
+    assert_same(outcome(train.train(run, GRPO, reader(), resume=True)), expected)
     assert_same(
-        outcome(train.train(run, GRPO, tiny.agent(), resume=True)), expected
+        outcome(train.train(run, GRPO, reader(), resume=True)), expected
     )  # a finished run stays as it is
 
 
 def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
     """Its numbers are those of a run that does, and its validations are made."""
     run = run_config(model, tmp_path, "kept", validation="world", validation_n=2)
-    kept = train.train(run, GRPO, tiny.agent())
-    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, tiny.agent())
+    kept = train.train(run, GRPO, reader())
+    none = train.train(replace(run, name="none", keep_checkpoints=0), GRPO, reader())
     metrics = [
         [{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(folder)]
         for folder in (kept, none)
@@ -206,14 +211,12 @@ def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypat
         train.train(
             run_config(model, tmp_path, "a"),
             replace(GRPO, steps=2),
-            tiny.agent(),
+            reader(),
             callbacks=[Fail()],
         )
-    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), tiny.agent())
+    train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=2), reader())
     with pytest.raises(UserError, match="has done 2 steps"):
-        train.train(
-            run_config(model, tmp_path, "b"), replace(GRPO, steps=1), tiny.agent(), resume=True
-        )
+        train.train(run_config(model, tmp_path, "b"), replace(GRPO, steps=1), reader(), resume=True)
     assert len(closed) == 3
 
 
@@ -222,7 +225,7 @@ def test_the_export_loads_with_from_pretrained_and_is_the_policy(model, tmp_path
     folder = train.train(
         run_config(model, tmp_path, "a"),
         replace(GRPO, steps=2, warmup=0, lora_rank=lora_rank),
-        tiny.agent(),
+        reader(),
     )
     exported = AutoModelForCausalLM.from_pretrained(folder / "model")
     ids = torch.arange(10, 40)[None]
@@ -250,7 +253,7 @@ def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_samp
 ):
     """The temperature of their own step, not of the one that the tasks have grown to since."""
     config = replace(GRPO, steps=4, temperature=(1.5, 1.25), grow_at=0.0, grow_steps=2)
-    folder = train.train(run_config(model, tmp_path, "a"), config, tiny.agent())
+    folder = train.train(run_config(model, tmp_path, "a"), config, reader())
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         found = {(r["step"], r["temperature"], r["form"]) for r in map(json.loads, file)}
     assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
@@ -290,7 +293,7 @@ def test_training_on_a_file_of_the_users(model, tmp_path):
     folder = train.train(
         run_config(model, tmp_path, "own", data=str(tmp_path / "own.jsonl")),
         replace(GRPO, steps=2),
-        tiny.agent(),
+        reader(),
     )
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         assert {json.loads(line)["question"] for line in file} <= {
@@ -314,7 +317,7 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     if change.get("device") and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match=message):
-        train.train(replace(run_config(model, tmp_path, "wrong"), **change), GRPO, tiny.agent())
+        train.train(replace(run_config(model, tmp_path, "wrong"), **change), GRPO, reader())
     assert not (tmp_path / "wrong").exists()
 
 
@@ -323,31 +326,31 @@ def test_corrupt_weights_are_one_sentence(model, tmp_path):
     shutil.copytree(model, broken)
     (broken / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="safetensors"):
-        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.agent())
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, reader())
     (broken / "model.safetensors").unlink()
     torch.save({}, broken / "pytorch_model.bin")  # pickles are not loaded
     with pytest.raises(UserError, match="cannot be loaded"):
-        train.train(run_config(broken, tmp_path, "wrong"), GRPO, tiny.agent())
+        train.train(run_config(broken, tmp_path, "wrong"), GRPO, reader())
     assert not (tmp_path / "wrong").exists()
 
 
 def test_a_run_is_never_overwritten(model, tmp_path):
-    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.agent())
+    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), reader())
     with pytest.raises(UserError, match="there already"):
-        train.train(run_config(model, tmp_path, "a"), GRPO, tiny.agent())
+        train.train(run_config(model, tmp_path, "a"), GRPO, reader())
     with pytest.raises(UserError, match="no run"):
-        train.train(run_config(model, tmp_path, "b"), GRPO, tiny.agent(), resume=True)
+        train.train(run_config(model, tmp_path, "b"), GRPO, reader(), resume=True)
 
 
 def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
     whole, config = replace(GRPO, steps=5), replace(GRPO, steps=2)
-    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, tiny.agent()))
+    expected = outcome(train.train(run_config(model, tmp_path, "whole"), whole, reader()))
     run = run_config(model, tmp_path, "more")
-    folder = train.train(run, config, tiny.agent())
-    assert_same(outcome(train.train(run, whole, tiny.agent(), resume=True)), expected)
+    folder = train.train(run, config, reader())
+    assert_same(outcome(train.train(run, whole, reader(), resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == 5
     with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
-        train.train(run, config, tiny.agent(), resume=True)
+        train.train(run, config, reader(), resume=True)
     assert_same(outcome(folder), expected)
     totals = runlog.summary(folder)
     assert totals["steps"] == 5 and totals["reward"] == pytest.approx(
@@ -360,13 +363,13 @@ def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_p
 
 def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=2)
-    folder = train.train(run, config, tiny.agent())
+    folder = train.train(run, config, reader())
     before = outcome(folder), (folder / "config.yaml").read_bytes()
     for other in (
-        (run, replace(config, steps=4, lr=0.5, seed=9), tiny.agent()),
-        (run, replace(config, steps=4, lora_rank=2), tiny.agent()),
+        (run, replace(config, steps=4, lr=0.5, seed=9), reader()),
+        (run, replace(config, steps=4, lora_rank=2), reader()),
         (run, replace(config, steps=4), tiny.agent(memory_tokens=9)),
-        (replace(run, lengths=(1, 3)), replace(config, steps=4), tiny.agent()),
+        (replace(run, lengths=(1, 3)), replace(config, steps=4), reader()),
     ):
         with pytest.raises(UserError, match="began with other settings"):
             train.train(*other, resume=True)
@@ -376,9 +379,9 @@ def test_a_run_is_resumed_with_its_own_settings_or_not_at_all(model, tmp_path):
 
 def test_a_run_out_of_memory_goes_on_with_smaller_batches(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    train.train(run, config, tiny.agent())
+    train.train(run, config, reader())
     folder = train.train(
-        run, replace(config, steps=2, micro_tokens=64, in_flight=3), tiny.agent(), resume=True
+        run, replace(config, steps=2, micro_tokens=64, in_flight=3), reader(), resume=True
     )
     assert find.begun(folder)["grpo"]["micro_tokens"] == 64 and len(outcome(folder)[1]) == 2
 
@@ -399,24 +402,24 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_pa
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with pytest.raises(UserError, match=r"step-2 cannot be written, the one before it is kept"):
-            train.train(run, config, tiny.agent(), callbacks=[Full()])
+            train.train(run, config, reader(), callbacks=[Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-1"]
-    once = train.train(replace(run, name="once"), config, tiny.agent())
-    assert_same(outcome(train.train(run, config, tiny.agent(), resume=True)), outcome(once))
+    once = train.train(replace(run, name="once"), config, reader())
+    assert_same(outcome(train.train(run, config, reader(), resume=True)), outcome(once))
 
 
 def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    folder = train.train(run, config, tiny.agent())
+    folder = train.train(run, config, reader())
     path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
     names = {".metadata", "__0_0.distcp", "state.json"}
     assert {file.name for file in path.iterdir()} == names
 
     def refused(what):
         with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
-            train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
+            train.train(run, replace(config, steps=2), reader(), resume=True)
         assert "\n" not in str(error.value), what
         assert (folder / "config.yaml").read_bytes() == stored
 
@@ -429,17 +432,15 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
         refused(name)
         (path / name).write_bytes(good)
     shutil.move(path, tmp_path / "good")
-    module = train.build(
-        run_config(model, tmp_path, "b"), replace(config, lora_rank=2), tiny.agent()
-    )
+    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), reader())
     checkpoints.save_checkpoint(path, module.model, module.configure_optimizers(), {})
     refused("adapters")
     shutil.rmtree(path)
     shutil.move(tmp_path / "good", path)
-    train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
+    train.train(run, replace(config, steps=2), reader(), resume=True)
     (folder / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
-        train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
+        train.train(run, replace(config, steps=2), reader(), resume=True)
 
 
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
@@ -468,7 +469,7 @@ def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model,
         train.train(
             run_config(model, tmp_path, "a"),
             GRPO,
-            tiny.agent(),
+            reader(),
             callbacks=[train.TrainingProgress(7), Early()],
         )
 
@@ -511,9 +512,9 @@ def test_tensorboard_has_every_step_once(model, tmp_path):
 
     run, config = run_config(model, tmp_path, "a", save_every=9), replace(GRPO, steps=3)
     with pytest.raises(Stop):
-        train.train(run, config, tiny.agent(), callbacks=[Late()])
+        train.train(run, config, reader(), callbacks=[Late()])
     time.sleep(1.1)  # the names of its files count seconds
-    folder = train.train(run, config, tiny.agent(), resume=True)
+    folder = train.train(run, config, reader(), resume=True)
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
 
@@ -524,11 +525,11 @@ def test_a_run_lies_in_a_folder_inside_runs(model, tmp_path):
     for name in ("..", ".", "../x"):
         for resume in (False, True):
             with pytest.raises(UserError, match="must be the name of a folder inside"):
-                train.train(run_config(model, tmp_path / "runs", name), GRPO, tiny.agent(), resume)
+                train.train(run_config(model, tmp_path / "runs", name), GRPO, reader(), resume)
     with pytest.raises(UserError, match=r"cannot be (made|there)"):
-        train.train(run_config(model, tmp_path / "file", "a"), GRPO, tiny.agent())
+        train.train(run_config(model, tmp_path / "file", "a"), GRPO, reader())
     with pytest.raises(UserError, match=r"cannot be (made|there)"):
-        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, tiny.agent())
+        train.train(run_config(model, tmp_path / "runs", "a" * 300), GRPO, reader())
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -576,7 +577,7 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     share = {"ruler": 2 / 3, "own": 0.0}
     for dataset, expected in share.items():
         task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
-        assert REWARD(tiny.agent(), Trajectory(task, [turn])) == pytest.approx(expected)
+        assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -594,7 +595,7 @@ def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, wor
     ):
         turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
         trajectory = Trajectory(Task("1", "q", ("Old Town",), text="t"), [turn])
-        assert REWARD(tiny.agent(), trajectory, outcome) == pytest.approx(expected)
+        assert REWARD(reader(), trajectory, outcome) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -673,7 +674,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     run = run_config(
         model, tmp_path, "a", save_every=1, keep_checkpoints=2, validation="world", validation_n=4
     )
-    folder = train.train(run, GRPO, tiny.agent())
+    folder = train.train(run, GRPO, reader())
     assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
     assert [row["score"] for row in checkpoints.validations(folder)] == [
         0.5,
@@ -711,7 +712,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     shutil.rmtree(folder / "checkpoints" / "step-4")
     scores = iter([0.25, 0.125])
     monkeypatch.setattr(grpo.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
-    train.train(run, GRPO, tiny.agent(), resume=True)
+    train.train(run, GRPO, reader(), resume=True)
     assert [row["step"] for row in checkpoints.validations(folder)] == [
         1,
         2,
@@ -731,7 +732,7 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
         and {task.kind for task in tasks} == {"one_fact", "two_hop"}
         and all("-dev-2-" in task.id for task in tasks)
     )
-    module = train.build(run, GRPO, tiny.agent())
+    module = train.build(run, GRPO, reader())
     first, second = module.validate(), module.validate()
     assert first == second and first["n"] == 5 and 0 < first["score"] < 1
     (tmp_path / "own.jsonl").write_text(
@@ -742,7 +743,7 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
         for t in sources.validation_tasks(replace(run, validation=str(tmp_path / "own.jsonl")))
     ] == ["Where?"]
     with pytest.raises(UserError, match="nowhere"):
-        train.train(replace(run, validation="nowhere.jsonl"), GRPO, tiny.agent())
+        train.train(replace(run, validation="nowhere.jsonl"), GRPO, reader())
     assert not (tmp_path / "a").exists()
 
 
@@ -750,7 +751,7 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
     copy = tmp_path / "base"
     shutil.copytree(model, copy)
     run, config = run_config(copy, tmp_path, "a"), replace(GRPO, steps=1, lora_rank=2)
-    folder = train.train(run, config, tiny.agent())
+    folder = train.train(run, config, reader())
     weights = load_file(copy / "model.safetensors")
     save_file(
         {name: w + 0.05 for name, w in weights.items()},
@@ -759,7 +760,7 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
     )
     for again in (
         lambda: export.export(folder),
-        lambda: train.train(run, replace(config, steps=2), tiny.agent(), resume=True),
+        lambda: train.train(run, replace(config, steps=2), reader(), resume=True),
     ):
         with pytest.raises(UserError, match="its adapters belong to other base weights"):
             again()
@@ -773,11 +774,11 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
 
 def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
-    folder = train.train(run, config, tiny.agent())
+    folder = train.train(run, config, reader())
     shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
     (folder / "checkpoints" / ".step-9.tmp").mkdir()
     (folder / "trajectories.jsonl.gz").unlink()
-    train.train(run, replace(config, steps=2), tiny.agent(), resume=True)
+    train.train(run, replace(config, steps=2), reader(), resume=True)
     with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
         assert {json.loads(line)["step"] for line in file} == {1}
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
@@ -791,7 +792,7 @@ def test_an_export_that_cannot_be_written_is_one_sentence(
     model, tmp_path, monkeypatch, out, message
 ):
     monkeypatch.chdir(tmp_path)
-    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), tiny.agent())
+    folder = train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), reader())
     Path("a.txt").write_text("mine")
     with pytest.raises(UserError, match=message):
         export.export(folder, out=Path(out))

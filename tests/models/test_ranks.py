@@ -43,6 +43,8 @@ from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 CONFIG = GRPOConfig(
     tasks_per_step=(4,), group_size=3, max_mismatch=99, grad_clip=1e9, kl=0.05, micro_tokens=300
 )
@@ -340,7 +342,10 @@ def outcome_of_training(folder):
 
 
 def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
-    arguments = "train --preset demo --steps 500 --name a --devices 2 --device cpu --runs"
+    arguments = (
+        "train --preset demo --steps 500 --tasks-per-step 2 --group-size 2 --max-sections 2 "
+        "--name a --devices 2 --device cpu --runs"
+    )
     process = subprocess.Popen(
         [sys.executable, "cli.py", *arguments.split(), str(tmp_path)],
         cwd=Path(__file__).parents[2],
