@@ -1,8 +1,8 @@
 """The commands on banks of experiences: `bank show`, `stats`, `export`, `merge`, `forget`,
 `calibrate` and `check`.
 
-Holds: `bank_app`, with the flags of its commands; `Which`. Leaves out: banks (agents/bank.py), streams
-(commands/stream.py).
+Holds: `bank_app`, with the flags of its commands; `Which`. Leaves out: banks (agents/bank.py),
+streams (commands/stream.py).
 Exercise it: `python cli.py bank stats runs/stream/rag.db`. Read next: agents/bank.py.
 
 Looking at a bank never writes to it, also while a stream goes on.
@@ -196,8 +196,7 @@ def calibrate(
 
 @command(bank_app)
 def check(file: File):
-    """Look for damage: SQLite's own check, references, utilities, sizes of embeddings. Exit code 1
-    if there is any."""
+    """Look for damage: SQLite's own check, references, utilities, embeddings. With any: exit 1."""
     wrong = _opened(file, frozen=True).check()
     for line in wrong:
         _say(line)
