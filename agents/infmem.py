@@ -83,11 +83,11 @@ class InfMem(memagent.MemAgent):
         c, codec, sections, evidence = self.config, self.codec, self.sections(task), Evidence(task)
         size, n, chunk = c.passage_tokens or c.chunk_tokens, len(sections), c.chunk_tokens
         passages = Sections(sections.ids, size, 0, codec.decode)
-        search, known = DocumentSearch(passages), dict(problem=task.question, cut=sections.left_out)
-        memory, read, queries = codec.text(NO_MEMORY), 0, []
+        search, read, queries = DocumentSearch(passages), 0, []
+        base = dict(problem=task.question, cut=sections.left_out, memory=codec.text(NO_MEMORY))
         for k, section in enumerate(sections):
             history = f"{k} of {n} sections read; looked for: {'; '.join(queries[-8:]) or '-'}"
-            turn = yield self.prompt("plan", c.plan_tokens, history=history, memory=memory, **known)
+            turn = yield self.prompt("plan", c.plan_tokens, history=history, **base)
             query, said = read_plan(turn.response, task.question)
             here = range(k * chunk // size, -(-(k + 1) * chunk // size))
             found = [i for i, _ in search.top_k(query, c.passages_k, here)]
@@ -96,22 +96,22 @@ class InfMem(memagent.MemAgent):
             if said == "stop":
                 break
             queries += [query[:100]] * (said == "search")
-            texts = "\n\n".join(passages[i] for i in found)
-            slots = known | dict(section=section, memory=memory, passages=texts)
-            turn = yield self.prompt("write" if found else "update", c.memory_tokens, **slots)
-            old, text, read = memory, codec.after_thinking(turn.response), k + 1
-            memory = overwrite(old, text, NO_MEMORY, c.empty)
-            cut = turn.finish is Finish.LENGTH
-            held = evidence.in_text(memory) == "answer"
-            turn.notes = Notes(dict(updates=1, writes=memory != old, unfinished=cut, held=held))
-        turn = yield self.prompt("final", c.final_tokens, final=True, memory=memory, **known)
+            more = dict(section=section, passages="\n\n".join(passages[i] for i in found))
+            turn = yield self.prompt("write" if found else "update", c.memory_tokens, **more | base)
+            old, text, read = base["memory"], codec.after_thinking(turn.response), k + 1
+            base["memory"] = new = overwrite(old, text, NO_MEMORY, c.empty)
+            cut, held = turn.finish is Finish.LENGTH, evidence.in_text(new) == "answer"
+            turn.notes = Notes(dict(updates=1, writes=new != old, unfinished=cut, held=held))
+        turn = yield self.prompt("final", c.final_tokens, final=True, **base)
         saved = len(sections.ids[read * chunk :])
         turn.notes = Notes(dict(ends=1, stopped=read < n, to_read=n, unread=n - read, saved=saved))
 
+    def prompt(self, *args, **slots) -> Prompt:  # late places may have one turn alone
+        return replace(super().prompt(*args, **slots), place="any")
+
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
         """Reward each turn for no fault, and a stop: STOP * GAMMA ** sections read after the first
-        memory with an accepted answer. The code compares the sum of these and 0.6 * right; without
-        STOP it forgets the very first memory."""
+        memory with an accepted answer. (The code compares the sum of these and 0.6 * right.)"""
         counts = [turn.notes.counts for turn in trajectory.turns if turn.notes]
         held = [n["held"] for n in counts if "held" in n]
         stop = STOP * GAMMA ** (len(held) - 1 - held.index(True)) if True in held else 0.0
