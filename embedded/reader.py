@@ -240,6 +240,7 @@ def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> l
         words += ["--data", sources[source]]
         words += ["--filler", sources["extra"], "--source-split", *HELD_OUT[suite].split()]
         words += ["--lengths", documents, "--agents", agents, "--n", "128", "--temperatures", "0"]
+        words += ["--top-k", "2"] if "bm25" in agents else []  # sections that it reads
         words += ["--runs", str(out)]
         found.append(Stage(name, (*words, "--name", name), (out / name / "summary.json",)))
     return found
