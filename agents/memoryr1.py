@@ -1,4 +1,4 @@
-"""Memory-R1: a manager that adds, updates, deletes or leaves memories, and an answerer that distils.
+"""Memory-R1: a manager adds, updates, deletes or leaves memories; an answerer distils them.
 
 arXiv 2508.19828, on MemUpdate's tools: ADD, UPDATE and NOOP are manage_memory, DELETE is
 delete_memory. Both learn from the exact match of answers, in two stages: first the answerer, from
