@@ -87,8 +87,10 @@ class MemoryR1(MemUpdate):
     def check(self, task: Task) -> None:
         """Refuse to train the answerer on a task without memories too."""
         if self._answers_train(task) and not getattr(task, "memories", ()):
-            raise UserError("The answerer learns from memories that are given: there are none in "
-                            f"{task.id}; train the manager, or give --data with memories.")  # fmt: skip
+            reason = (
+                f"The answerer learns from memories that are given: there are none in {task.id}"
+            )
+            raise UserError(f"{reason}; train the manager, or give --data with memories.")
         super().check(task)
 
     def _answers_train(self, task: Task) -> bool:
