@@ -87,10 +87,7 @@ class MemoryR1(MemUpdate):
     def check(self, task: Task) -> None:
         """Refuse to train the answerer on a task without memories too."""
         if self._answers_train(task) and not getattr(task, "memories", ()):
-            reason = (
-                f"The answerer learns from memories that are given: there are none in {task.id}"
-            )
-            raise UserError(f"{reason}; train the manager, or give --data with memories.")
+            raise UserError(f"{task.id} gives the answerer no memories: train --stage manager.")
         super().check(task)
 
     def _answers_train(self, task: Task) -> bool:

@@ -208,7 +208,7 @@ def test_members_of_a_group_answer_side_by_side_each_for_itself(codec):
 def test_the_answerer_needs_memories_that_are_given(codec):
     agent = agent_of(stage="answerer").on(codec)
     agent.check(GIVEN)
-    with pytest.raises(UserError, match="memories that are given: there are none in built"):
+    with pytest.raises(UserError, match="built gives the answerer no memories"):
         agent.check(BUILT)
     agent_of().on(codec).check(BUILT)
 
