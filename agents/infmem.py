@@ -75,8 +75,8 @@ class InfMem(memagent.MemAgent):
     Config, presets = InfMemConfig, {"infmem": PUBLISHED}
     prompts = memagent.MemAgent.prompts | {"plan": PLAN, "write": WRITE}
     rates = {"writes": ("writes", "updates"), "unfinished": ("unfinished", "updates"),
-             "search_hits": ("hits", "searches"), "stopped": ("stopped", "ends"),
-             "sections_unread": ("unread", "to_read"), "tokens_saved": ("saved", "ends")}  # fmt: skip
+             "search_hits": ("hits", "searches"), "sections_unread": ("unread", "to_read"),
+             "stopped": ("stopped", "ends"), "tokens_saved": ("saved", "ends")}  # fmt: skip
     splits, tallies = ("stopped",), {"What the plans say": "plan_"}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:

@@ -1,4 +1,4 @@
-"""Memory-R1: a manager that adds, updates, deletes or leaves memories, and an answerer that distils.
+"""Memory-R1: a manager adds, updates, deletes or leaves memories; an answerer distils them.
 
 arXiv 2508.19828, on MemUpdate's tools: ADD, UPDATE and NOOP are manage_memory, DELETE is
 delete_memory. Both learn from the exact match of answers, in two stages: first the answerer, from
@@ -87,8 +87,7 @@ class MemoryR1(MemUpdate):
     def check(self, task: Task) -> None:
         """Refuse to train the answerer on a task without memories too."""
         if self._answers_train(task) and not getattr(task, "memories", ()):
-            raise UserError("The answerer learns from memories that are given: there are none in "
-                            f"{task.id}; train the manager, or give --data with memories.")  # fmt: skip
+            raise UserError(f"{task.id} gives the answerer no memories: train --stage manager.")
         super().check(task)
 
     def _answers_train(self, task: Task) -> bool:
