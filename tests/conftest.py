@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,9 +106,13 @@ def forked(words, out=os.devnull, cwd=None):
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
     """
+    from tqdm import tqdm
+
     import cli
 
     def run():
+        # tqdm's own lock is one for all processes: with a child that is killed it is held for ever
+        tqdm.set_lock(threading.RLock())
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
         cli.app([str(word) for word in words])

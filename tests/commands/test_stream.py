@@ -134,7 +134,9 @@ def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
         process = forked([*words, "--name", folder.name], in_memory / "log")
         instant = rng.uniform(0, most_s) if kills < KILLS else 600.0
         with contextlib.suppress(OSError):  # it has ended
+            late = time.monotonic() + 300
             while process.exitcode is None and cpu_seconds(process.pid) < instant:
+                assert time.monotonic() < late, (in_memory / "log").read_text()
                 time.sleep(0.0005)
         if process.exitcode is None:
             os.kill(process.pid, signal.SIGKILL)
