@@ -798,6 +798,9 @@ def test_presets_are_the_published_settings():
     grpo, agent = find.resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     check_fields(grpo, group_size=8, credit="split", aggregation="turn_mean", clip_high=0.3, lr=1.0)
     check_fields(agent.config, chunk_tokens=7, final_tokens=256, over="head", empty="keep")
-    with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
+    with pytest.raises(
+        UserError, match="default, demo, infmem, mem1, paper, vime, memoryr1, rememr1"
+    ):
         find.resolve("papre", "", {}, {})
-    assert set(find.presets()) == {"default", "demo", "paper", "vime", "rememr1"}
+    theirs = {"infmem", "mem1", "memoryr1", "paper", "rememr1", "vime"}
+    assert set(find.presets()) == {"default", "demo"} | theirs

@@ -165,6 +165,8 @@ def test_what_was_stopped_goes_on_to_the_same_store(monkeypatch, codec):
 
     def opened(config, agents, **_):
         def script(prompt):
+            if prompt.max_tokens == 1:  # warms the engine up, and is no turn
+                return ""
             if len(again) == 7:
                 raise KeyboardInterrupt
             return keeper(again)(prompt)
