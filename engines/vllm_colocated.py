@@ -263,6 +263,12 @@ class ColocatedEngine:
             settings["enable_sleep_mode"] = self.level != "never"
         else:
             settings |= {"enforce_eager": True, "block_size": 32}
+            # vLLM 0.31 turns a prompt's random generator back after a part of it, which that of a
+            # CPU refuses: "CPU Generator does not use offset". A batch therefore holds whole ones.
+            settings |= {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(4096, self.window),
+            }
         return settings
 
     # ------------------------------------------------------------ turns

@@ -117,6 +117,27 @@ def test_after_every_step_and_sleep_it_samples_from_the_trainers_weights(codec, 
     assert engine.reused_tokens > 0 and engine.prefilled_tokens > 0
 
 
+def test_prompts_that_do_not_fit_one_batch_have_seeds_of_their_own(codec, opened):
+    """On a CPU vLLM cannot go on with a seeded prompt of which a batch held a part."""
+    engine, rng = opened(), random.Random(0)
+    words = ["Anna", "Boris", "Oslo", "joined", "toured"]
+    with engine.awake():
+        for seed in range(16):
+            text = " ".join(rng.choices(words, k=470))
+            engine.add(Prompt(((text, False),), 8, final=True), Sampling(1.0), seed)
+        turns = [turn for _, turn in finished(engine, 16)]
+    assert sum(len(turn.prompt_ids) for turn in turns) > 4096
+    assert not any(turn.error for turn in turns) and all(turn.response_ids for turn in turns)
+
+
+def finished(engine, n):
+    """Step until n turns are there."""
+    done = []
+    while len(done) < n:
+        done += engine.step()
+    return done
+
+
 def test_what_vllm_changes_for_the_process_is_restored(opened):
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     expected = torch.rand(3).tolist(), random.random(), np.random.rand()
