@@ -1,5 +1,11 @@
-"""Share among the tests: a tiny random policy, the embedded tokenizer, one thread a process."""
+"""Share among the tests: a tiny random policy, the embedded tokenizer, one thread a process.
 
+torch is imported where it is used: the process that hands out the tests to others needs none.
+"""
+
+from __future__ import annotations
+
+import functools
 import gc
 import multiprocessing
 import os
@@ -7,17 +13,21 @@ import signal
 import sys
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
-import torch
+import typer.main
+import typer.testing
 
-from embedded import tiny
-from tokens.codec import Codec
+if TYPE_CHECKING:
+    from tokens.codec import Codec
 
-torch.set_num_threads(1)
+# A command's flags are the same whenever it is called: without this every call in a test would
+# make those of all commands anew, which takes longer than most of what is tested so.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 # Imported modules are half a million objects that stay to the end, and each search for cycles
 # looks through all of them: 7 of the 18 s that collecting the tests took.
 # `pytest_collection_finish` takes them out of the search and lets it go on.
@@ -44,6 +54,7 @@ def parts_of(summary: dict, name: str, **fields) -> list:
 
 def random_policy(codec: Codec, window: int = 4096, **other):
     """Make a two-layer Llama with grouped heads and random weights, the same in every test."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -64,6 +75,9 @@ def random_policy(codec: Codec, window: int = 4096, **other):
 
 @pytest.fixture(scope="session")
 def codec() -> Codec:
+    from embedded import tiny
+    from tokens.codec import Codec
+
     return Codec(tiny.make_tokenizer())
 
 
@@ -106,6 +120,30 @@ def forked(words, out=os.devnull, cwd=None):
 # ---------------------------------------------------------------- the suite
 
 
+# what ranks are forked from takes seven seconds to start, and stays as long as the process
+START_RANKS = (
+    "tests/models/test_ranks.py",
+    "tests/test_recipes.py",
+    "tests/test_cli.py::test_demo_in_its_short_form",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Do as --dist loadfile does, but keep the tests that start ranks in one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "ranks" if nodeid.startswith(START_RANKS) else super()._split_scope(nodeid)
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_finish():
+    import torch
+
+    torch.set_num_threads(1)
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # tests make many objects and few cycles
     gc.enable()

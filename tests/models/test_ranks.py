@@ -340,7 +340,10 @@ def outcome_of_training(folder):
 
 
 def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
-    arguments = "train --preset demo --steps 500 --name a --devices 2 --device cpu --runs"
+    arguments = (
+        "train --preset demo --steps 500 --tasks-per-step 2 --group-size 2 --max-sections 2 "
+        "--name a --devices 2 --device cpu --runs"
+    )
     process = subprocess.Popen(
         [sys.executable, "cli.py", *arguments.split(), str(tmp_path)],
         cwd=Path(__file__).parents[2],
