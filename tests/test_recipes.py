@@ -44,7 +44,6 @@ def test_the_recipes_are_these_seven():
     ]
 
 
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_everything_and_can_be_dry_run(path):
     stored = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -43,8 +43,6 @@ from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 CONFIG = GRPOConfig(
     tasks_per_step=(4,), group_size=3, max_mismatch=99, grad_clip=1e9, kl=0.05, micro_tokens=300
 )
