@@ -95,9 +95,8 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
     rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
     assert {*rows} == {*ENVIRONMENTS} - {"bandit"}
     server = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
-    mariadb = f"for MariaDB: {server}; pip install PyMySQL==1.2.4"
     pip = "pip install -r requirements-environments.txt"
-    assert rows["llb-db"].state == "ok" and rows["llb-db"].advice == mariadb
+    assert rows["llb-db"].state == "ok" and server in rows["llb-db"].advice
     assert (rows["llb-os"].state, rows["llb-os"].value, rows["llb-os"].advice) == (
         "limit", "missing: bwrap, a range of ids", "; ".join(command for _, command in two),
     )  # fmt: skip
