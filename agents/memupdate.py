@@ -458,11 +458,12 @@ class MemUpdate(Agent):
             turn = yield prompt
             turns += 1
             _, _, calls = self.format.parse(str(turn.response))
+            run = calls[: min(c.max_calls, c.max_ops - ops)]  # the others are not looked at
             done = self._execute(store, scope, calls, c.max_ops - ops)
             ops = min(c.max_ops, ops + len(done))
             valid = sum(op.ok for op in done)
             editing.calls.update(ok=valid, failed=len(done) - valid)
-            malformed = calls and not any(self._has_form(call, scope) for call in calls)
+            malformed = calls and not any(self._has_form(call, scope) for call in run)
             editing.invalid = editing.invalid + 1 if malformed else 0
             replies = [op.message for op in done]
             snapshot = store.snapshot()

@@ -164,6 +164,8 @@ def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(c
         (dict(max_turns=5, max_ops=3), create("a") + create("b"), "ops", 4),  # one is not run
         (dict(max_turns=2, max_calls=1), create("a"), "turns", 2),
         (dict(max_turns=9, max_invalid=3), "<tool_call>{", "invalid", 3),
+        # what is past the limit is not run, whatever its form
+        (dict(max_turns=9, max_calls=1), "<tool_call>{</tool_call>" + create("a"), "invalid", 6),
     ],
 )
 def test_why_editing_stops(codec, settings, says, stop, ops):
