@@ -125,22 +125,28 @@ def forked(words, out=os.devnull, cwd=None):
 # ---------------------------------------------------------------- the suite
 
 
-# what ranks are forked from takes seven seconds to start, and stays as long as the process
-START_RANKS = (
-    "tests/models/test_ranks.py",
-    "tests/test_recipes.py",
-    "tests/test_cli.py::test_demo_in_its_short_form",
-)
+# What is handed out as one. What ranks are forked from takes five seconds to start, and stays as
+# long as the process. The others are few and long: files of few tests are handed out last, and one
+# process would be at them when the other has ended.
+UNITS = {
+    "ranks": (
+        "tests/models/test_ranks.py",
+        "tests/test_recipes.py",
+        "tests/test_cli.py::test_demo_in_its_short_form",
+    ),
+    "few and long": ("tests/bench/", "tests/test_threads.py", "tests/embedded/test_reader.py"),
+}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Do as --dist loadfile does, but keep the tests that start ranks in one process."""
+    """Do as --dist loadfile does, but for `UNITS`."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            return "ranks" if nodeid.startswith(START_RANKS) else super()._split_scope(nodeid)
+            units = (unit for unit, starts in UNITS.items() if nodeid.startswith(starts))
+            return next(units, super()._split_scope(nodeid))
 
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 

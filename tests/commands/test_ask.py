@@ -475,7 +475,7 @@ def ollama(monkeypatch, tags, loaded=()):
         def log_message(self, *args): ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv(local.HOST, f"127.0.0.1:{server.server_port}")
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"

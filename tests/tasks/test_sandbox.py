@@ -454,6 +454,9 @@ def test_a_system_ends_with_the_process_that_holds_it(who, ordinary):
     holder = inside.start("stay", f"setsid perl -e 'sleep 60' {inside.mark} & true")
     with holder:
         assert holder.stdout.readline() == "[]\n"
+        until = time.monotonic() + 5  # what was put in the background may not have begun yet
+        while not inside.left() and time.monotonic() < until:
+            time.sleep(0.01)
         assert inside.left()
         os.kill(holder.pid, signal.SIGKILL)
     until = time.monotonic() + 5
