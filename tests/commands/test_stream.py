@@ -129,10 +129,11 @@ def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
     expected = numbers(in_memory / "whole")
     assert numbers(in_memory / "again") == expected
     rng, kills, streams, moments = random.Random(0), 0, 0, set()
-    while kills < KILLS or (in_memory / f"s{streams}").exists():
+    enough = False  # kills, at places enough: those before the first batch are all one
+    while not enough or (in_memory / f"s{streams}").exists():
         folder = in_memory / f"s{streams}"
         process = forked([*words, "--name", folder.name], in_memory / "log")
-        instant = rng.uniform(0, most_s) if kills < KILLS else 600.0
+        instant = 600.0 if enough else rng.uniform(0, most_s)
         with contextlib.suppress(OSError):  # it has ended
             late = time.monotonic() + 300
             while process.exitcode is None and cpu_seconds(process.pid) < instant:
@@ -143,6 +144,7 @@ def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
         process.join()
         if process.exitcode == -signal.SIGKILL:
             kills += 1
+            assert kills < 3 * KILLS, f"only {len(moments)} places"
             moments.add((streams, *(p.stat().st_size for p in sorted(folder.glob("*.jsonl")))))
             for path in folder.glob("*.db"):
                 try:
@@ -153,8 +155,9 @@ def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
             assert process.exitcode == 0, (in_memory / "log").read_text()
             assert numbers(folder) == expected
             streams += 1
+        enough = kills >= KILLS and len(moments) >= 15
     print(f"{kills} kills in {streams} streams, at {len(moments)} places")
-    assert streams and len(moments) >= 6  # of what chance gives: 12 in the poorest run so far
+    assert streams and len(moments) >= 15
 
 
 @pytest.mark.parametrize("moment", ["before its end", "after it"])
