@@ -29,7 +29,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, AskConfig, EvalConfig, ServeConfig, hints_of
+from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, hints_of
 from config.realmodels import PACKAGED
 from config.terminal import bar, console
 from data import ANSWER_FORMS, Task, extract_answer
@@ -137,7 +137,8 @@ def _answer(reading: Reading, how: How) -> None:
         keyed=reading.keyed,
         tell=lambda words: _say(words, "yellow"),
     )
-    engine = open_reader(_evaluation(reading.config), agents, window=reading.window, terms=terms)
+    asked = evaluation_of(reading.config, name="ask", in_flight=1)
+    engine = open_reader(asked, agents, window=reading.window, terms=terms)
     with contextlib.closing(engine):
         if reading.agent is None:
             _choose(reading, how, engine, agents)
@@ -237,14 +238,14 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
     return Reading(config, document, question, said, window, bool(keyed), agent, folder)
 
 
-def _evaluation(config: AskConfig) -> EvalConfig:
-    """Return what `open_reader` wants to know."""
+def evaluation_of(config: AnsweringConfig, **fixed: object) -> EvalConfig:
+    """Return what `open_reader` wants to know: what answers, and further fields."""
     names = {f.name for f in fields(EvalConfig)}
     given = {name: value for name, value in asdict(config).items() if name in names}
-    return EvalConfig(**given | {"name": "ask", "in_flight": 1})
+    return EvalConfig(**given | fixed)
 
 
-def made(name: str, config: AskConfig | ServeConfig, how: How) -> Agent:
+def made(name: str, config: AnsweringConfig, how: How) -> Agent:
     """Make an agent with the settings of the model, of the preset and of the user."""
     policy = find.model_or_default(config.model, config.endpoint)
     theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})

@@ -22,15 +22,15 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import typer
 
 from agents import find
-from commands.ask import PATIENCE_S, How, begins, fitted, made
+from commands.ask import PATIENCE_S, How, begins, evaluation_of, fitted, made
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, TINY, EvalConfig, ServeConfig
+from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
@@ -81,7 +81,7 @@ def run(config: ServeConfig, how: How) -> None:
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
     terms = endpoint.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
-    evaluation = _evaluation(config)
+    evaluation = evaluation_of(config, name="serve")
     opened = {"window": who.window, "terms": terms, "cache_tokens": config.cache_tokens}
     engine = open_reader(evaluation, [agent], **opened)
     agent, fits = fitted(agent, engine.window, how.settings)
@@ -140,12 +140,6 @@ def _listen(config: ServeConfig) -> socket.socket:
         raise UserError(f"{config.host}:{config.port} cannot be listened on: {why}.") from None
 
 
-def _evaluation(config: ServeConfig) -> EvalConfig:
-    names = {f.name for f in fields(EvalConfig)}
-    given = {name: value for name, value in asdict(config).items() if name in names}
-    return EvalConfig(**given | {"name": "serve"})
-
-
 def _short(config: ServeConfig) -> str:
     """Return the model's own name without its folder."""
     name = config.served_as or Path(config.model or "model").name
@@ -169,9 +163,6 @@ class Failure(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         said = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
         return {"error": said | {"param": self.param, "code": self.code}}
-
-
-STOPPED = 503
 
 
 # ---------------------------------------------------------------- one request
@@ -348,7 +339,7 @@ def app(service, agent: Agent, terms: Terms):
     async def health(request: Request) -> Response:
         in_flight, waiting = service.load
         said = {"status": service.stopped or "ok", "model": terms.model, "agent": agent.label}
-        status = STOPPED if service.stopped else 200
+        status = 503 if service.stopped else 200
         return JSONResponse(said | {"in_flight": in_flight, "waiting": waiting}, status)
 
     async def models(request: Request) -> Response:
@@ -376,7 +367,7 @@ def app(service, agent: Agent, terms: Terms):
             busy = f"{most:,} requests are read or wait: try again later."
             raise Failure(429, busy, code="queue_full") from None
         except Stopped as stopped:
-            raise Failure(STOPPED, str(stopped)) from None
+            raise Failure(503, str(stopped)) from None
         if exchange.request.stream:
             return await streamed(exchange)
         gone = asyncio.ensure_future(disconnected(request))

@@ -578,13 +578,9 @@ SUITE_SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class AskConfig:
-    """What answers in `ask`, and where the reading is kept."""
+class AnsweringConfig:
+    """What answers in `ask` and `serve`."""
 
-    name: str = ""
-    """name of the reading, kept in RUNS/NAME; empty = ask-DATE"""
-    runs: str = "runs"
-    """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
     = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
@@ -609,7 +605,17 @@ class AskConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class AskConfig(AnsweringConfig):
+    """What answers in `ask`, and where the reading is kept."""
+
+    name: str = ""
+    """name of the reading, kept in RUNS/NAME; empty = ask-DATE"""
+    runs: str = "runs"
+    """folder of all runs"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig(AnsweringConfig):
     """What answers in `serve`, where it listens, and what it takes."""
 
     host: Annotated[str, NOT_EMPTY] = "127.0.0.1"
@@ -620,9 +626,6 @@ class ServeConfig:
     """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
     called: str = ""
     """name of the model for clients; empty = the model's own and the agent's"""
-    model: str = ""
-    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
-    = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """where a request names none; 0 is greedy"""
     in_flight: Annotated[int, COUNT] = 16
@@ -639,25 +642,9 @@ class ServeConfig:
     """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
     cache_tokens: Annotated[int, COUNT] = 1 << 16
     """transformers: tokens of sections that stay in memory, so that another question about a
-    document is quickly read; 1.5 GB for the SmolLM2 reader"""
-    device: Device = "auto"
-    """where the model computes"""
-    engine: EngineName = "transformers"
-    """what answers"""
+    document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
     """vllm: GiB of the key/value cache; 0 = what it takes by itself on a GPU, 1 on a CPU"""
-    endpoint: tuple[str, ...] = ()
-    """let a server of OpenAI's protocol answer, such as http://127.0.0.1:8000/v1; --model is its
-    tokenizer, without it lengths are estimated; its key is read from OPENAI_API_KEY"""
-    served_as: str = ""
-    """endpoint: the model's name there"""
-    chat: bool = False
-    """endpoint: send text, for servers that take no token ids"""
-    trust_remote_code: bool = False
-    """run code that comes with the model"""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

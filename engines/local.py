@@ -14,7 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 from config.errors import UserError, clean
-from config.options import EMBEDDED, READER, READER_TITLE, TINY, AskConfig, ServeConfig
+from config.options import EMBEDDED, READER, READER_TITLE, TINY, AnsweringConfig
 
 BASE_URL = "OPENAI_BASE_URL"
 """Name of the environment variable with the URL of a server, as OpenAI's own clients read it."""
@@ -31,7 +31,7 @@ TIMEOUT_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """What answers: fields of AskConfig, and who that is for a person."""
+    """What answers: fields of AnsweringConfig, and who that is for a person."""
 
     said: str
     model: str = ""
@@ -41,7 +41,7 @@ class Answerer:
     keyed: bool = False  # a server that the user named, which may have the API key
 
 
-def answerer(config: AskConfig | ServeConfig) -> Answerer:
+def answerer(config: AnsweringConfig) -> Answerer:
     """Return who answers: --endpoint, --model, OPENAI_BASE_URL, a running Ollama, our reader.
 
     UserError: a server's settings are given, and no server answers.
@@ -64,7 +64,7 @@ def answerer(config: AskConfig | ServeConfig) -> Answerer:
     return Answerer(f"{READER_TITLE} on this machine ({missing})", READER)
 
 
-def _check_no_server(config: AskConfig | ServeConfig, why: str) -> None:
+def _check_no_server(config: AnsweringConfig, why: str) -> None:
     """Raise a UserError for a setting that only a server could heed."""
     given = {"--served-as": config.served_as, "--chat": config.chat}
     if flag := next((name for name, value in given.items() if value), ""):

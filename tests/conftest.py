@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,19 @@ def random_policy(codec: Codec, window: int = 4096, **other):
         eos_token_id=1,
     )
     return LlamaForCausalLM(LlamaConfig(**config | other))
+
+
+def counted(agent, trajectory) -> Counter:
+    """Return what an agent counts of a trajectory, summed over its turns."""
+    n: Counter = Counter()
+    for turn in trajectory.turns:
+        n.update(agent.count(trajectory.task, turn))
+    return n
+
+
+def slots_of(prompt) -> list[str]:
+    """Return the texts of a prompt's slots; the tokenizer puts a blank before a word."""
+    return [piece.strip() for piece, constant in prompt.pieces if not constant]
 
 
 @pytest.fixture(scope="session")

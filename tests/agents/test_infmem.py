@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import pytest
+from conftest import counted, slots_of
 from typer.testing import CliRunner
 
 import cli
@@ -44,18 +45,6 @@ def play(codec, script, task=TASK, n=1, **settings):
     done = [*rollout(ScriptedEngine(codec, script), agent, [(task, k) for k in range(n)])]
     assert not any(trajectory.error for trajectory in done)
     return agent, done if n > 1 else done[0]
-
-
-def counted(agent, trajectory) -> Counter:
-    n: Counter = Counter()
-    for turn in trajectory.turns:
-        n.update(agent.count(trajectory.task, turn))
-    return n
-
-
-def slots_of(prompt) -> list[str]:
-    """The texts of a prompt; the tokenizer puts a blank before a word."""
-    return [piece.strip() for piece, constant in prompt.pieces if not constant]
 
 
 # ---------------------------------------------------------------- one trajectory

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import pytest
+from conftest import counted, slots_of
 from typer.testing import CliRunner
 
 import cli
@@ -43,18 +44,6 @@ def play(codec, responses, task=TASK, **settings):
     (done,) = rollout(ScriptedEngine(codec, lambda prompt: next(left)), agent, [(task, 0)])
     assert not done.error and not [*left], done.error
     return agent, done
-
-
-def counted(agent, trajectory) -> Counter:
-    n: Counter = Counter()
-    for turn in trajectory.turns:
-        n.update(agent.count(trajectory.task, turn))
-    return n
-
-
-def slots_of(prompt) -> list[str]:
-    """The texts of a prompt; the tokenizer puts a blank before a word."""
-    return [piece.strip() for piece, constant in prompt.pieces if not constant]
 
 
 # ---------------------------------------------------------------- what is read, kept and pruned

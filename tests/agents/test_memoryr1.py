@@ -2,9 +2,9 @@
 
 import csv
 import json
-from collections import Counter
 
 import pytest
+from conftest import counted
 from test_memupdate import call, create
 from typer.testing import CliRunner
 
@@ -72,13 +72,6 @@ def play(codec, agent, task, edits=(), answer=lambda prompt: "-", n=1):
         assert not trajectory.error, trajectory.error
         trajectory.reward = agent.reward(trajectory)
     return done
-
-
-def counted(agent, trajectory) -> Counter:
-    n: Counter = Counter()
-    for turn in trajectory.turns:
-        n.update(agent.count(trajectory.task, turn))
-    return n
 
 
 def place_of(prompt) -> str:

@@ -823,6 +823,6 @@ def test_a_turn_that_fails_is_not_recorded(monkeypatch, codec):
 
 def test_ask_uses_the_settings_of_an_evaluation_with_one_task():
     config = AskConfig(model="m", device="cpu", endpoint=("http://127.0.0.1:1/v1",))
-    made = commands_ask._evaluation(config)
+    made = commands_ask.evaluation_of(config, name="ask", in_flight=1)
     assert isinstance(made, EvalConfig) and made.in_flight == 1
     assert (made.model, made.device, made.endpoint) == ("m", "cpu", config.endpoint)

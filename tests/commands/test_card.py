@@ -175,6 +175,13 @@ def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hu
     assert "ORG/NAME" in said("mine")
     hub["status"] = 400
     assert "cannot be uploaded" in said("me/mine")
+    with monkeypatch.context() as patch:  # whoever quotes the token
+
+        def refuses(*_, **__):
+            raise OSError("the token hf_secret is not known")
+
+        patch.setattr("huggingface_hub.HfApi.create_repo", refuses)
+        assert "the token *** is not known" in said("me/mine")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "HF_TOKEN" in said("me/mine")
