@@ -28,6 +28,7 @@ from report.transcripts import esc
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 EXCERPT = 100  # characters of an experience that a task was shown
+FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -253,9 +254,6 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
         Section("One task, epoch by epoch", _texts("".join(map(_one_task, learning)))),
     ]  # fmt: skip
     return page(f"Stream {config.name}", lead, [s for s in sections if s.body])
-
-
-FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def _long(text: str) -> str:

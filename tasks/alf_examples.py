@@ -1,7 +1,7 @@
 """Examples for ALFWorld: dialogues of solved games, from a file, shown to tasks of their kind.
 
 Holds: `read_examples`, `shown_examples`, `make_examples` (by the package's planner). Leaves out:
-games (tasks/alf.py), the command that makes a file (commands/taskfiles.py).
+games (tasks/alf.py), the command that makes a file (commands/fewshot.py).
 Exercise it: `pytest tests/tasks/test_alf_examples.py`. Read next: tasks/alf.py.
 
 A file is a JSON list of {kind, dialogue: [{role, content}, ...]}: a kind is one of ALFWorld's six,
