@@ -120,13 +120,9 @@ def forked(words, out=os.devnull, cwd=None):
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
     """
-    from tqdm import tqdm
-
     import cli
 
     def run():
-        # tqdm's own lock is one for all processes: with a child that is killed it is held for ever
-        tqdm.set_lock(threading.RLock())
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
         cli.app([str(word) for word in words])
@@ -165,9 +161,22 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def own_lock_for_bars() -> None:
+    """Give tqdm a lock of this process alone, and each forked child one of its own.
+
+    tqdm's own is one for a process and all of its children: a child that is killed while it holds
+    the lock would leave it held for ever.
+    """
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+
+
 def pytest_collection_finish():
     import torch
 
+    own_lock_for_bars()
+    os.register_at_fork(after_in_child=own_lock_for_bars)
     torch.set_num_threads(1)
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # tests make many objects and few cycles
