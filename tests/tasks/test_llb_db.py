@@ -865,6 +865,7 @@ def test_the_server_ends_with_its_process(end):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
     )
+    assert done.stdout, done.stderr  # the server did not start
     pid, folder = done.stdout.split()
     assert gone(int(pid), Path(folder), 10)
 
