@@ -1,9 +1,12 @@
 """Bars on terminals of every width: what gives way is text, never a number."""
 
 import io
+import os
+import signal
 
 import pytest
 from rich.console import Console
+from tqdm import tqdm
 
 from config.terminal import WIDE, bar
 
@@ -44,3 +47,22 @@ def test_a_note_is_shown_as_it_is_and_steers_no_terminal(note):
     console.print(progress.make_tasks_table(progress.tasks))
     shown = console.file.getvalue()
     assert f"{note} \ufffd[31m\ufffd2J" in shown and "\x1b[31m" not in shown
+
+
+def test_a_child_that_is_killed_in_the_middle_of_a_bar_leaves_no_lock_held():
+    """Libraries draw bars of tqdm's, and several tests kill forked children."""
+    tqdm.get_lock()  # made at first use: what is made before the fork is shared
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        tqdm.get_lock().acquire()
+        os.write(theirs, b"held")
+        signal.pause()
+    assert os.read(ours, 4) == b"held"
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    os.close(ours)
+    os.close(theirs)
+    for lock in getattr(tqdm.get_lock(), "locks", [tqdm.get_lock()]):
+        assert lock.acquire(timeout=5)
+        lock.release()
