@@ -19,7 +19,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
@@ -40,6 +40,7 @@ from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
 from models.setup import TrainingSetup
+from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
 from rollout import advance
 from rollout import start as begin
@@ -66,6 +67,8 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         name = setup.agent.label
         raise UserError(f"The agent {name} makes no turn that could be trained: name another one.")
     check_answerer(setup)
+    for place in run.logger:
+        logger_class(place)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
         if here and run.device == "cpu" and torch.cuda.is_available():
@@ -284,8 +287,12 @@ def _train(
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:
-    section = {find.section_of(setup.training): setup.training}
-    files.dump(folder / "config.yaml", run=setup.run, **section, agent=setup.agent.config)
+    files.dump(folder / "config.yaml", **_sections(setup))
+
+
+def _sections(setup: TrainingSetup) -> dict[str, object]:
+    section = find.section_of(setup.training)
+    return {"run": setup.run, section: setup.training, "agent": setup.agent.config}
 
 
 def _fit(
@@ -295,8 +302,8 @@ def _fit(
     first = ranks.rank() == 0
     if first:
         _make_run_folder(folder, resume)
-    trainer = _trainer(setup, folder, start, callbacks if first else ())
     try:
+        trainer = _trainer(setup, folder, start, callbacks if first else ())
         trainer.fit(module, Steps(module))
     except UserError:
         if first and not resume and not module.done_steps:
@@ -338,22 +345,32 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         # trained on is ever asked for in an evaluation
         run.data not in GENERATED,
     )
-    loggers = [
-        StepCSV(folder / "metrics.csv", start),
-        TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-    ]
     return lightning.Trainer(
         accelerator="cuda" if setup.on_gpu else "cpu",
         devices=run.devices,
         num_nodes=run.num_nodes,
         strategy=strategy,
         max_epochs=1,
-        logger=loggers if ranks.rank() == 0 else False,
+        logger=_loggers(setup, folder, start) if ranks.rank() == 0 else False,
         callbacks=[recorder, *callbacks],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
+    """Make all loggers of a run that has done `start` steps; metrics.csv is told first."""
+    settings = {
+        f"{section}.{name}": value
+        for section, values in _sections(setup).items()
+        for name, value in asdict(values).items()
+    }
+    return [
+        StepCSV(folder / "metrics.csv", start),
+        TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+        *open_loggers(setup.run.logger, folder, settings),
+    ]
 
 
 # ---------------------------------------------------------------- in the terminal
