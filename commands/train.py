@@ -30,7 +30,7 @@ from config.errors import UserError
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.realmodels import base_of
-from config.terminal import bar
+from config.terminal import bar, fitting
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
 from grpo import GRPO
@@ -176,10 +176,8 @@ def run_and_report(
         write_report(folder, title=f"Training {folder.name}")
     report = folder / "report.html"
     if run.keep_checkpoints:
-        say(
-            f"The policy is in {folder / 'model'}, its training in {report} and the files beside "
-            "it."
-        )
+        say(f"The policy is in {folder / 'model'}.")
+        say(f"Its training is in {report} and the files beside it.")
     else:
         say(f"Neither checkpoint nor policy was kept; see {report}.")
 
@@ -377,7 +375,8 @@ def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
 
 
 class TrainingProgress(lightning.Callback):
-    """One bar for the steps, and every `every` steps a line that stays."""
+    """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
+    and a line every step."""
 
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
@@ -394,25 +393,24 @@ class TrainingProgress(lightning.Callback):
         self.progress.start()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        m = module.metrics
+        m, done = module.metrics, module.done_steps
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
-        self.progress.update(self.task, completed=module.done_steps, note=note)
         for step, found in module.proofs[self.proofs :]:
             new, old = found.new**0.5, found.old**0.5
-            self.progress.print(
-                f"step {step:>4}  weights reach the sampler: {new:.1g} off, the old ones {old:.1g}"
-            )
+            self.say(step, f"weights reach the sampler: {new:.1g} off, the old ones {old:.1g}")
         self.proofs = len(module.proofs)
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
-            self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
-        if module.done_steps % self.every == 0:
-            self.progress.print(
-                f"step {module.done_steps:>4}  {module.progress}  rollout {m['rollout_s']:.1f} s  "
-                f"update {m['update_s']:.1f} s"
-            )
+            self.say(done, f"validation {score:.3f} (n {n})")
+        if done % self.every == 0 or not self.progress.console.is_terminal:
+            times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
+            self.say(done, module.progress, *times)
+        self.progress.update(self.task, completed=done, note=note)
+
+    def say(self, step: int, *parts: str) -> None:
+        self.progress.print(fitting((f"step {step:>4}", *parts), self.progress.console))
 
     def on_train_end(self, trainer, module) -> None:
         self.progress.stop()

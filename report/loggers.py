@@ -25,7 +25,7 @@ from config.errors import UserError, clean, clip
 from config.files import replacing
 from config.options import without_url
 from config.plugins import load_function
-from config.terminal import console
+from config.terminal import say
 from models.checkpoints import validations
 
 FLAG, MARKS = "--logger", "loggers.json"
@@ -125,7 +125,7 @@ class Guarded(Logger):
         except Exception as error:
             self.inner = None
             said = f"{FLAG} {self.place} has failed and is told nothing more: {_said(error)}."
-            console.print(said, style="bold red", markup=False)
+            say(said, "bold red")
 
     def _marks(self) -> dict[str, dict[str, int]]:
         path = self.folder / MARKS
