@@ -9,13 +9,13 @@ Each of the five returns HTML: one <figure> a panel, "" where there is nothing t
 
 from __future__ import annotations
 
-import html
 import io
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from config.errors import clean
+from report.markup import Markup, fill, joined
 from report.published import Published
 from report.rows import Cell
 from report.summary import cells
@@ -51,7 +51,7 @@ Entries = list[tuple[object, str]]  # of a legend: (handle, label)
 # ---------------------------------------------------------------- parts of a plot
 
 
-def _svg(draw: Callable, name: str, label: str) -> str:
+def _svg(draw: Callable, name: str, label: str) -> Markup:
     """Return what `draw(axes)` draws as an <svg> element without a size of its own.
 
     name: prefix of all ids, so that several pictures fit into one page. label: for screen readers.
@@ -76,11 +76,12 @@ def _svg(draw: Callable, name: str, label: str) -> str:
         svg = svg.replace(colour, variable)
     box = re.search('viewBox="[^"]*"', svg)
     content = svg[svg.index(">") + 1 :]
-    return f'<svg {box and box[0]} role="img" aria-label="{html.escape(clean(label))}">{content}'
+    opening = fill('<svg {} role="img" aria-label="{}">', Markup(box and box[0]), label)
+    return opening + Markup(content)  # matplotlib has escaped the texts
 
 
-def _figures(panels: Iterable[str]) -> str:
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+def _figures(panels: Iterable[Markup]) -> Markup:
+    return joined(fill("<figure>{}</figure>", panel) for panel in panels)
 
 
 def _sample(**style):
@@ -118,7 +119,7 @@ GREEDY = {"color": INK, "linestyle": "--", "marker": "o", "markerfacecolor": PAG
 
 def accuracy(
     summary: dict, published: Callable[[str], Sequence[Published]] = lambda question: ()
-) -> str:
+) -> Markup:
     """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
 
     A line per agent and temperature, greedy ones dashed and hollow; published tables as thin grey
@@ -235,7 +236,7 @@ def reward(
     training: Sequence[tuple[int, float, str]],
     validation: Sequence[tuple[int, float]] = (),
     measure: str = "reward",
-) -> str:
+) -> Markup:
     """Draw the reward by training step, or another measure, with its moving average.
 
     training: (step, value, sections of the tasks). validation: (step, score).
@@ -275,7 +276,7 @@ def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
 # ---------------------------------------------------------------- memory along the document
 
 
-def occupancy(summary: dict) -> str:
+def occupancy(summary: dict) -> Markup:
     """Draw a panel per agent and temperature: tokens of the memory along the document.
 
     A line per length, the mean over the kinds of question.
@@ -316,7 +317,7 @@ def occupancy(summary: dict) -> str:
 # ---------------------------------------------------------------- what agents count along the way
 
 
-def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
+def curves(panels: Mapping[str, Mapping[str, Points]]) -> Markup:
     """Draw a panel per title, with a line per name, over whole numbers.
 
     A point may be (x, y, low, high): an interval, shown as a band. A name may have no points.
@@ -348,7 +349,7 @@ def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
 # ---------------------------------------------------------------- growth with the document
 
 
-def growth(summary: dict) -> str:
+def growth(summary: dict) -> Markup:
     """Draw two logarithmic panels: seconds of a question and peak memory by document tokens read.
 
     A line per agent (colour), kind of question (marker) and temperature (greedy ones dashed and

@@ -20,6 +20,7 @@ from memory import Recall
 from report import page as report_page
 from report import plots
 from report.headline import headline
+from report.markup import STYLE_SHEET
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
@@ -292,7 +293,7 @@ def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypat
     folder = folder_of(tmp_path / "eval", [row()])
     monkeypatch.chdir(folder)
     style = re.search("<style>(.*?)</style>", write_report(folder).read_text(), re.S)[1]
-    assert style.strip() and style == "\n" + report_page.STYLE_SHEET.read_text()
+    assert style.strip() and style == "\n" + STYLE_SHEET.read_text()
     assert style.count("{") == style.count("}") and "</" not in style
 
 
