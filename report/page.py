@@ -70,6 +70,7 @@ from report.training import (
     rewards_section,
 )
 from report.transcripts import transcript
+from report.viewer import viewer_section
 from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
@@ -711,6 +712,7 @@ def _sections(
     validation: Sequence[tuple[int, float]],
     config: str,
     known: Mapping[str, tuple[int, str]],
+    rows: Section,
 ) -> list[Section]:
     """Return the sections of the page in their order; one without a body is left out of it."""
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
@@ -735,6 +737,7 @@ def _sections(
         _curves(summary),
         _fates(summary),
         _counted(summary),
+        rows,
         _transcripts([record for record in chosen if record is not shown]),
         _cost(summary),
         _growth(summary),
@@ -760,7 +763,9 @@ def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rewards = load_rewards(folder, level_lengths(config), measure_of(summary))
     validation, known = load_validation(folder), trained_on(folder)
-    sections = _sections(summary, records, rewards, validation, config, known)
+    viewer = (Section("", ""), "") if running else viewer_section(folder, summary, records)
+    rows, script = viewer
+    sections = _sections(summary, records, rewards, validation, config, known, rows)
     longest = max(lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = fill('<p class="headline">{}</p>{}', sentence, _warnings(summary))
@@ -769,7 +774,9 @@ def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    made = page(title or folder.resolve().name, lead, sections, refresh=REFRESH if running else 0)
+    made = page(
+        title or folder.resolve().name, lead, sections, script, refresh=REFRESH if running else 0
+    )
     write_text(folder / "report.html", made)
     return folder / "report.html"
 
