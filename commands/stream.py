@@ -90,8 +90,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
-                n = len(stream.tasks) * config.epochs
-                shown = progress.add_task(stream.arm, total=n, note="")
+                n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
+                shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
                 if others is not None:
                     stream.transfer(engine, others)

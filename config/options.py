@@ -327,6 +327,10 @@ class RunConfig:
     """machines with --devices devices each; start the command on all of them with torchrun"""
     keep_trajectories: Annotated[int, NOT_NEGATIVE] = 1
     """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
+    logger: tuple[str, ...] = ()
+    """further loggers of Lightning's, as dotted paths such as
+    lightning.pytorch.loggers.WandbLogger, or path.py:Class; each is told every step
+    (docs/engines.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16, or mixed = weights and optimizer in float32, computation in bfloat16; auto
     = on a CPU float32, or bfloat16 with adapters where model and processor have it; on a GPU mixed
@@ -887,7 +891,7 @@ UNUSED = {"sft": "reward engine engine_window kv_gib sleep answerer".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts",
+    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts logger",
     "What it is trained on": "data shuffle lengths kinds validation_n grow_at grow_steps",
     "What is learnt": "outcome reward credit normalisation aggregation without_signal alpha "
     "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
