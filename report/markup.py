@@ -30,6 +30,7 @@ STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Text = str | Markup  # a str is escaped
+LONG = 12  # rows of a table that is not folded, at most
 
 # ---------------------------------------------------------------- the template
 
@@ -77,18 +78,26 @@ def joined(parts: Iterable[Text], between: str = "") -> Markup:
 class Section:
     """One section of the page. A section without a body is left out."""
 
-    title: Text
+    title: Text  # "": it stands in no list of contents
     body: Markup | str  # "" or HTML: a text would be escaped
     note: Text = ""  # how to read the body, above it
 
-    def html(self) -> Markup:
-        return macro("section", self)
+    def html(self, anchor: str = "") -> Markup:
+        return macro("section", self, anchor)
 
 
-def as_table(caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Markup:
-    """Return a table, "" without rows. rows: the first two cells of each name it."""
+def as_table(
+    caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]], fold: bool = False
+) -> Markup:
+    """Return a table, "" without rows; folded away if it is long, or if `fold`.
+
+    rows: the first two cells of each name it.
+    """
     rows = list(rows)
-    return macro("as_table", caption, head, rows) if rows else Markup()
+    made = macro("as_table", caption, head, rows) if rows else Markup()
+    if rows and (fold or len(rows) > LONG):
+        return folded(f"{caption} ({len(rows):,} row{'s' * (len(rows) > 1)})", made)
+    return made
 
 
 def table_by_length(
@@ -133,6 +142,7 @@ def page(
     """
     if "</" in script or "<!--" in script:
         raise ValueError("a script that holds </ or <!-- cannot stand in a page")
+    kept = [section for section in sections if section.body]
     policy = POLICY
     if script:
         policy += f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
@@ -140,7 +150,7 @@ def page(
         "page",
         title=title,
         lead=lead,
-        sections=[section for section in sections if section.body],
+        sections=[(section, f"s{k}") for k, section in enumerate(kept)],
         style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
         policy=Markup(policy),
         script=Markup(script),

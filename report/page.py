@@ -12,19 +12,19 @@ the page.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
+from agents import find
 from config.errors import UserError
 from report import plots
 from report.counted import pooled
-from report.headline import headline
+from report.headline import headline, lead_of, reader
 from report.markup import (
     Markup,
     Section,
@@ -39,6 +39,7 @@ from report.markup import (
     page,
     table_by_length,
 )
+from report.plots import FEW
 from report.published import TABLES, TEN, Published
 from report.reading import thin
 from report.records import CELL, is_record, step_records
@@ -59,13 +60,26 @@ from report.summary import (
     with_pooled,
     write_text,
 )
+from report.training import (
+    Rewards,
+    about_rewards,
+    lengths_of,
+    level_lengths,
+    load_rewards,
+    load_validation,
+    rewards_section,
+)
 from report.transcripts import transcript
 from tasks.seen import TRAINED_ON, trained_on
+from tasks.words import title_of
 
 TRANSCRIPTS = 10  # shown on the page, at most
 OF_TRAINING = 4  # of the last recorded step, where nothing has been evaluated
 REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 QUESTIONS = 2000  # named on the page, at most
+
+FIRST = 2  # plots on the first screen
+FIRST_STEPS, FIRST_CHARACTERS = 6, 400  # sections of the transcript there, characters of each
 
 CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 
@@ -73,6 +87,17 @@ CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 Curves = dict[tuple[str, str], dict[int, float]]
 
 # ---------------------------------------------------------------- tables of cells
+
+
+def faint(cell: Markup, n: int) -> Markup:
+    """Draw what few questions say faint."""
+    return fill('<span class="few">{}</span>', cell) if n < FEW else cell
+
+
+def named(agent: str) -> Text:
+    """Return an agent's name, with how it reads where that has words."""
+    words = reader(agent)
+    return agent if words == agent else agent + fill("<small>{}</small>", words)
 
 
 def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
@@ -83,11 +108,11 @@ def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
     tables: dict[str, dict[tuple[str, str], dict[int, Text]]] = {}
     for cell, record in cells(summary):
         rows = tables.setdefault(cell.question, {})
-        first = cell.agent, cell.temperature
+        first = named(cell.agent), cell.temperature
         rows.setdefault(first, {})[cell.length] = show(record)
     unit = summary["unit"]
     return joined(
-        table_by_length(f"{question}, by {unit}", ["agent", "temp."], rows)
+        table_by_length(f"{title_of(question)}, by {unit}", ["agent", "temp."], rows)
         for question, rows in tables.items()
     )
 
@@ -95,13 +120,24 @@ def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
 # ---------------------------------------------------------------- accuracy and reward
 
 
-def _accuracy(summary: dict) -> Section:
-    return Section(
-        f"Accuracy by {summary['unit']}",
-        figures(plots.accuracy(summary, lambda question: _tables_about(summary, question))),
-        f"{summary['metric']}. Bars are 95 % intervals (bootstrap over questions, or over "
-        "documents that several share; Wilson's where all agree). Failures, and answers that are "
-        "empty or without the form that was asked for, count as wrong.",
+def _first(panels: Sequence[Markup], shown: dict | None, note: str) -> Section:
+    """Return the first screen: what was found and, beside it, one trajectory."""
+    reading = transcript(shown, True, FIRST_STEPS, FIRST_CHARACTERS) if shown else ""
+    return Section("", macro("first", joined(panels), reading, note) if panels or shown else "")
+
+
+def _more_accuracy(panels: Sequence[Markup]) -> Section:
+    return Section("Other kinds of questions", figures(joined(panels)))
+
+
+def _how_to_read(summary: dict) -> str:
+    """Say below the first plots what is drawn in them."""
+    return (
+        "Bars are 95 % intervals (bootstrap over "
+        "questions, or over documents that several share; Wilson's where all agree). Failures, and "
+        "answers that are empty or without the form that was asked for, count as wrong. What fewer "
+        f"than {FEW} questions say is faint. Of several agents one line each: sampled at "
+        "temperature 1 where that was asked, else the first temperature."
     )
 
 
@@ -109,30 +145,13 @@ def _every_cell(summary: dict) -> Section:
     def show(record: dict) -> Markup:
         interval = f"{record['low']:.2f}–{record['high']:.2f}"
         note = f"{interval}, n {record['n']:,}"
-        return fill("<b>{}</b><small>{}</small>", f"{record['mean']:.3f}", note)
+        cell = fill("<b>{}</b><small>{}</small>", f"{record['mean']:.3f}", note)
+        return faint(cell, record["n"])
 
     return Section(
         "Every cell",
         _pivots(with_pooled(summary), show),
-        "Mean, 95 % interval, number of questions.",
-    )
-
-
-def _lengths_of(rewards: Sequence[tuple[int, float, str]]) -> set[int]:
-    """Return the document lengths, in sections, that a training went through."""
-    return {int(sections) for _, _, sections in rewards if sections.isdigit()}
-
-
-def _rewards(
-    rewards: Sequence[tuple[int, float, str]],
-    validation: Sequence[tuple[int, float]],
-    measure: str,
-) -> Section:
-    several = len(_lengths_of(rewards)) > 1
-    return Section(
-        f"{measure.capitalize()} by training step",
-        figures(plots.reward(rewards, validation, measure)) if rewards else "",
-        "Dotted lines: training goes on to longer documents." if several else "",
+        f"Mean ({summary['metric']}), 95 % interval, number of questions; faint: fewer than {FEW}.",
     )
 
 
@@ -244,26 +263,41 @@ def _published(summary: dict) -> Section:
 # ---------------------------------------------------------------- differences
 
 
-def _interval(difference: dict) -> Markup:
-    low, high, n = (difference[name] for name in ("low", "high", "n"))
-    return fill("<small>{}</small>", f"{low:+.2f} … {high:+.2f}, n {n:,}")
+def _difference(pair: dict) -> Markup:
+    """Return the cell of a difference, bold where its interval leaves out 0."""
+    interval = "{low:+.2f} … {high:+.2f}, n {n:,}".format(**pair)
+    sure = pair["low"] > 0 or pair["high"] < 0
+    return faint(macro("difference", f"{pair['mean']:+.3f}", interval, sure), pair["n"])
+
+
+def _matters(pair: dict) -> int:
+    """Return the place of a comparison: first with itself before training, then with an agent that
+    reads all at once (one with `whole`)."""
+    name, _, weights = pair["b"].partition("@")
+    if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
+        return 0
+    return 2 - (not weights and getattr(find.known(name), "whole", False))
 
 
 def _paired(summary: dict) -> Section:
-    rows: dict[tuple[Text, ...], dict[int, Text]] = {}
-    for pair in summary["paired"]:
-        sure = "sure" if pair["low"] > 0 or pair["high"] < 0 else ""
-        first = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
-        share = fill('<span class="{}">{}</span>', sure, f"{pair['mean']:+.3f}")
-        rows.setdefault(first, {})[pair["length"]] = share + _interval(pair)
-    caption = f"difference, by {summary['unit']}"
-    shown = table_by_length(caption, ["", "question", "temp."], rows)
+    tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
+    for pair in sorted(summary["paired"], key=_matters):
+        against = f"{pair['a']} minus {pair['b']}"
+        rows = tables.setdefault(against, {})
+        first = title_of(pair["question"]), pair["temperature"]
+        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
     several = len({cell.agent for cell, _ in cells(summary)}) > 1
     return Section(
-        "Paired differences",
-        shown if several else "",
+        "Comparisons",
+        joined(
+            table_by_length(f"{against}, by {summary['unit']}", ["", "temp."], rows)
+            for against, rows in tables.items()
+        )
+        if several
+        else "",
         "The trained agent, or the first, against every other one, and each against itself before "
-        "training, question by question; bold where the 95 % interval leaves out 0.",
+        "training: differences on the same questions, with 95 % intervals; bold where these leave "
+        "out 0.",
     )
 
 
@@ -272,7 +306,7 @@ def _seeds(summary: dict) -> Section:
     for pair in summary.get("seeds", ()):
         seed = "all" if pair["seed"] is None else f"seed {pair['seed']}"
         first = pair.get("against", "the second"), seed, pair["temperature"]
-        rows.setdefault(first, {})[pair["length"]] = f"{pair['mean']:+.3f}" + _interval(pair)
+        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
     caption = f"difference, by {summary['unit']}"
     return Section(
         "Seed by seed",
@@ -470,11 +504,20 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
     return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
 
 
+def _shown_first(records: Sequence[dict], lead: str) -> dict | None:
+    """Return the record beside the first plot: of the leading agent, right, and not too long."""
+
+    def fitness(record: dict) -> tuple:
+        agent = record.get("cell", {}).get("agent", lead)
+        return agent == lead, record["reward"] > 0, -abs(len(record["turns"]) - FIRST_STEPS)
+
+    return max(records, key=fitness, default=None)
+
+
 def _transcripts(records: Sequence[dict]) -> Section:
-    chosen = _choose(records, TRANSCRIPTS)
     return Section(
         "Transcripts",
-        joined(transcript(record, i == 0) for i, record in enumerate(chosen)),
+        joined(transcript(record, False) for record in records),
         fill("What was read, and what became of the memory: {}", CHANGES),
     )
 
@@ -483,34 +526,43 @@ def _transcripts(records: Sequence[dict]) -> Section:
 
 
 def _cost(summary: dict) -> Section:
-    def said(record: dict) -> str:
-        read, written, calls, seconds = costs(record)
-        calls = calls and f", {calls} model calls"
-        return f"{read} tokens read, {written} written{calls}, {seconds} s"
-
-    def show(record: dict) -> Markup:
-        parts = [said(record)]
-        if "search_ms" in record:
-            parts.append(f"{record['search_ms']:.2f} ms a search")
-        parts += [f"{name}, n {part['n']:,}: {said(part)}" for name, part in shares(record)]
-        right = record.get("mean")  # None: of all kinds
-        if right == 0:
-            parts.append("no right answer")
-        elif right and not shares(record):
-            tokens = record["tokens_read"] + record["tokens_written"]
-            seconds = f"{record['seconds'] / right:,.2f} s"
-            parts.append(f"{tokens / right:,.0f} tokens, {seconds} a right answer")
-        score = "" if right is None else fill("<b>{}</b>", f"{right:.3f}")
-        return joined([score, *(fill("<small>{}</small>", part) for part in parts)])
-
-    several = any(shares(record) for _, record in cells(summary))
+    """Show a line for each cell, and for what of it paid for reading and what did not."""
+    records = [*cells(summary | {"cells": summary["cells"] + together(summary)})]
+    several = any(shares(record) for _, record in records)
+    searched = any("search_ms" in record for _, record in records)
+    tables: dict[str, list[list[Text]]] = {}
+    for cell, record in records:
+        lines = tables.setdefault(cell.question, [])
+        ms = f"{record['search_ms']:.2f}" if "search_ms" in record else ""
+        own = _per_right(record), *([ms] if searched else [])
+        first = cell.agent, cell.temperature, f"{cell.length:,}"
+        lines.append([*first, f"{record['n']:,}", *costs(record), *own])
+        lines += (
+            [
+                f"{cell.agent}, {name}",
+                *first[1:],
+                f"{part['n']:,}",
+                *costs(part),
+                *("" for _ in own),
+            ]
+            for name, part in shares(record)
+        )
+    head = ["agent", "temp.", summary["unit"], "n", "tokens read", "written", "model calls"]
+    head += ["seconds", "seconds a right answer", *(["ms a search"] if searched else [])]
     return Section(
         "Cost of one question",
-        _pivots(summary | {"cells": summary["cells"] + together(summary)}, show),
-        f"Below the {summary['metric']}, means: tokens read and written, calls of the model, "
-        "and seconds from first prompt to answer with others in flight beside it."
-        f"{f' {PAYS}' if several else ''}",
+        joined(as_table(title_of(kind), head, lines) for kind, lines in tables.items()),
+        "Means: tokens read and written, calls of the model, and seconds from first prompt to "
+        f"answer with others in flight beside it.{f' {PAYS}' if several else ''}",
     )
+
+
+def _per_right(record: dict) -> str:
+    """Return the seconds that a right answer costs; "" where reading serves several questions."""
+    right = record.get("mean")  # None: of all kinds
+    if right is None or shares(record):
+        return ""
+    return f"{record['seconds'] / right:,.2f}" if right > 0 else "none right"
 
 
 def _growth(summary: dict) -> Section:
@@ -518,8 +570,9 @@ def _growth(summary: dict) -> Section:
     return Section(
         "Growth with the document",
         figures(plots.growth(summary)) if known else "",
-        "Seconds of one question with the others in flight beside it; memory of the process, the "
-        "documents in flight among it. With --in-flight 1 it is one document's.",
+        "Means over the kinds of questions. Seconds of one question with the others in flight "
+        "beside it; memory of the process, the documents in flight among it. With --in-flight 1 it "
+        "is one document's.",
     )
 
 
@@ -540,15 +593,14 @@ def _all_metrics(summary: dict) -> Section:
         ]
         for cell, record in records.items()
     ]
-    shown = as_table(
+    head = ["question", "agent", "temp.", summary["unit"], *metrics]
+    return Section(
+        "All metrics",
+        as_table("every metric", head, rows, fold=True),
         "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
         "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
-        "trajectory; "
-        "cut: tokens never read",
-        ["question", "agent", "temp.", summary["unit"], *metrics],
-        rows,
+        "trajectory; cut: tokens never read.",
     )
-    return Section("All metrics", shown and folded("table", shown))
 
 
 def _for_papers(summary: dict) -> Section:
@@ -576,11 +628,11 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
     if left_out > 0:
         rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
     shown = as_table(
-        "step, and the questions that it was the first to use", ["step", "n", "id"], rows
+        "step, and the questions that it was the first to use", ["step", "n", "id"], rows, True
     )
     return Section(
         f"{len(known):,} questions trained on",
-        shown and folded("ids", shown),
+        shown,
         "An evaluation of the exported policy warns of them, by their wording.",
     )
 
@@ -644,62 +696,6 @@ def _load(folder: Path, running: bool) -> tuple[dict, list[dict]]:
     return summary, [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
 
 
-def _csv_rows(path: Path) -> Iterator[dict]:
-    """Yield the rows of a CSV file; none if there is no such file."""
-    if path.exists():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        yield from csv.DictReader(text.splitlines())
-
-
-def _load_rewards(
-    folder: Path, lengths: Sequence[int], column: str = "reward"
-) -> list[tuple[int, float, str]]:
-    """Return (step, reward, sections of the tasks or "") from metrics.csv.
-
-    Lines without step or reward, such as a torn last one, are skipped. column: another measure.
-
-    lengths: sections by level, for files that have only the level.
-    """
-
-    def of_level(level: int) -> str:
-        return str(lengths[level]) if level < len(lengths) else ""
-
-    rewards = []
-    for row in _csv_rows(folder / "metrics.csv"):
-        try:
-            step, reward, level = int(row["step"]), float(row[column]), int(row.get("level") or 0)
-        except (KeyError, TypeError, ValueError):
-            continue
-        if isfinite(reward):
-            rewards.append((step, reward, row.get("sections") or of_level(level)))
-    return rewards
-
-
-def _load_validation(folder: Path) -> list[tuple[int, float]]:
-    """Return (step, score) from validation.csv; torn or foreign lines are skipped."""
-    scores = []
-    for row in _csv_rows(folder / "validation.csv"):
-        try:
-            scores.append((int(row["step"]), float(row["score"])))
-        except (KeyError, TypeError, ValueError):
-            continue
-    return [(step, score) for step, score in scores if isfinite(score)]
-
-
-def _level_lengths(config: str) -> list[int]:
-    """Return the sections of the tasks of each level, from the text of config.yaml.
-
-    [] if it does not say, or if the training was not on generated English.
-    """
-    import yaml
-
-    try:
-        run = yaml.safe_load(config)["run"]
-        return [int(n) for n in run["lengths"]] if run["data"] == "world" else []
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
-        return []
-
-
 # ---------------------------------------------------------------- the page
 
 
@@ -711,18 +707,27 @@ def measure_of(summary: dict) -> str:
 def _sections(
     summary: dict,
     records: Sequence[dict],
-    rewards: Sequence[tuple[int, float, str]],
+    rewards: Rewards,
     validation: Sequence[tuple[int, float]],
     config: str,
     known: Mapping[str, tuple[int, str]],
 ) -> list[Section]:
     """Return the sections of the page in their order; one without a body is left out of it."""
+    panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
+    measure = measure_of(summary)
+    drawn = plots.reward(rewards, validation, measure) if rewards else Markup()
+    chosen = _choose(records, TRANSCRIPTS)
+    shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
+    first = _first(panels[:FIRST], shown, _how_to_read(summary))
+    if not panels:
+        first = _first([drawn] if drawn else [], shown, about_rewards(rewards))
     return [
-        _accuracy(summary),
-        _ruler(summary),
-        _rewards(rewards, validation, measure_of(summary)),
-        _every_cell(summary),
+        first,
         _paired(summary),
+        _more_accuracy(panels[FIRST:]),
+        _ruler(summary),
+        rewards_section(rewards, measure, drawn if panels else Markup()),
+        _every_cell(summary),
         _seeds(summary),
         _published(summary),
         _depths(summary),
@@ -730,7 +735,7 @@ def _sections(
         _curves(summary),
         _fates(summary),
         _counted(summary),
-        _transcripts(records),
+        _transcripts([record for record in chosen if record is not shown]),
         _cost(summary),
         _growth(summary),
         _all_metrics(summary),
@@ -753,10 +758,10 @@ def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
     summary, records = _load(folder, running)
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rewards = _load_rewards(folder, _level_lengths(config), measure_of(summary))
-    validation, known = _load_validation(folder), trained_on(folder)
+    rewards = load_rewards(folder, level_lengths(config), measure_of(summary))
+    validation, known = load_validation(folder), trained_on(folder)
     sections = _sections(summary, records, rewards, validation, config, known)
-    longest = max(_lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
+    longest = max(lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = fill('<p class="headline">{}</p>{}', sentence, _warnings(summary))
     if running:
@@ -776,7 +781,7 @@ def write_reading(folder: Path, record: dict, facts: Mapping[str, str]) -> Path:
     """
     trace = Section(
         "What was read",
-        transcript(record, True, whole=True),
+        transcript(record, True, most=None, characters=1 << 60),
         fill("Every section, and what became of the memory: {}", CHANGES),
     )
     write_text(folder / "report.html", page(record["question"], macro("facts", facts), [trace]))

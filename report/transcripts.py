@@ -341,24 +341,23 @@ def render_trajectory(
 # ---------------------------------------------------------------- on the page
 
 
-def transcript(record: dict, unfolded: bool, whole: bool = False) -> Markup:
-    """Return a record as a <details> element, open if `unfolded`.
-
-    whole: with all sections, in full length.
-    """
+def transcript(
+    record: dict, unfolded: bool, most: int | None = 24, characters: int = 3000
+) -> Markup:
+    """Return a record as a <details> element, open if `unfolded`. The rest: see `trace`."""
     verdict, style = _verdict(record)
     return macro(
         "transcript",
         _title(record),
         _origin(record),
         {"verdict": verdict, "style": style},
-        trace(record, None if whole else 24, 1 << 60 if whole else 3000),
+        trace(record, most, characters),
         _facts(record),
         unfolded,
     )
 
 
-def trace(record: dict, most: int | None = 24, characters: int = 3000) -> list[Markup]:
+def trace(record: dict, most: int | None, characters: int) -> list[Markup]:
     """Return what was read of a record and what became of the memory, part by part.
 
     most: sections (`steps_of`). characters: of a section.
