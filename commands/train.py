@@ -39,7 +39,7 @@ from models import ranks
 from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
-from models.setup import TrainingSetup
+from models.setup import TrainingSetup, check_device
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
 from rollout import advance
@@ -71,21 +71,25 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         logger_class(place)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
-        if here and run.device == "cpu" and torch.cuda.is_available():
+        if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
-                "vLLM computes on the GPU where there is one: leave --device cpu out, "
-                "or use --engine transformers."
+                f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
+                "out, or use --engine transformers."
             )
     if min(grpo.tasks_per_step) < setup.ranks:
         raise UserError(
             f"A step has {min(grpo.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
             "each needs one of its own."
         )
-    if here and run.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
+    if here:
+        check_device(setup.device)
     if here and setup.on_gpu and torch.cuda.device_count() < run.devices:
         raise UserError(
             f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
+        )
+    if setup.sharded and setup.device == "mps":
+        raise UserError(
+            "Weights are not sharded on mps: use one device and --dtype float32 or bfloat16."
         )
     if setup.sharded and grpo.optimizer == "adamw8bit":
         raise UserError(
@@ -344,7 +348,7 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         run.data not in GENERATED,
     )
     return lightning.Trainer(
-        accelerator="cuda" if setup.on_gpu else "cpu",
+        accelerator=setup.device,
         devices=run.devices,
         num_nodes=run.num_nodes,
         strategy=strategy,
