@@ -90,8 +90,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
-                n = len(stream.tasks) * config.epochs
-                shown = progress.add_task(stream.arm, total=n, note="")
+                n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
+                shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
                 if others is not None:
                     stream.transfer(engine, others)
@@ -136,7 +136,8 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
     said = json.loads(json.dumps({"stream": asdict(config) | {"epochs": 0}, "agent": settings}))
     if path.exists():
         before = json.loads(json.dumps(files.read_yaml(path)))
-        before.get("stream", {})["epochs"] = 0
+        # settings that an earlier version did not have were as they are by default
+        before["stream"] = asdict(StreamConfig()) | before.get("stream", {}) | {"epochs": 0}
         wrong = [
             name
             for section in ("stream", "agent")
@@ -192,7 +193,9 @@ def _opened(
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     fields = {
         name: getattr(config, name)
-        for name in ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device")
+        for name in (
+            *("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype"),
+        )
     }
     return open_reader(EvalConfig(engine=engine, **fields), agents)
 
@@ -243,6 +246,7 @@ class Stream:
             asdict(self.agent.config) | {"bank": ""},
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
+            *([c.dtype] if c.dtype != "auto" else ()),
         )  # fmt: skip
         return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 

@@ -7,6 +7,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
 
     runs/NAME/config.yaml            resolved settings; `--config` replays it
               metrics.csv            one line per training step; tensorboard/ beside it
+              loggers.json           what further loggers were told (report/loggers.py)
               checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
                                      position in trajectories.jsonl.gz
               validation.csv         score on the validation tasks at each checkpoint
@@ -45,6 +46,7 @@ from models.checkpoints import (
     write_validations,
 )
 from report.counted import counts_of, ends_of
+from report.loggers import metrics_of
 from report.records import record
 from tasks import seen
 
@@ -235,7 +237,7 @@ class RunRecorder(lightning.Callback):
             write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
-                    logger.log_metrics({"validation": score["score"]}, done - 1)
+                    logger.log_metrics(metrics_of(score), done - 1)
 
     def _save(self, module) -> None:
         """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""

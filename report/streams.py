@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from config.options import StreamConfig
-from config.terminal import console
+from config.terminal import console, say
 from report import plots
 from report.markup import Markup, Section, Text, as_table, fill, folded, joined, page
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
@@ -137,17 +137,15 @@ def write_stream_report(
     summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
     if summary["rule"]:
-        console.print(f"No model: the policy {summary['rule']}.", soft_wrap=True, markup=False)
+        say(f"No model: the policy {summary['rule']}.")
     console.print(_printed(summary))
     for difference in summary["differences"]:
-        console.print(_said(difference), markup=False)
+        say(_said(difference))
     for arm, ids in summary["leaks"].items():
-        console.print(
-            f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])}).",
-            markup=False,
-        )
+        said = f"the bank holds solutions of {len(ids)} held-out tasks"
+        say(f"{arm}: {said} ({', '.join(ids[:3])}).")
     write_text(folder / "report.html", _page(summary, config, outcomes))
-    console.print(f"Rows, banks and report.html are in {folder}.", markup=False, soft_wrap=True)
+    say(f"Rows, banks and report.html are in {folder}.")
 
 
 def _difference(d: dict) -> str:
