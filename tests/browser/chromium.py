@@ -7,6 +7,7 @@ import select
 import shutil
 import subprocess
 import time
+from fcntl import F_DUPFD, fcntl
 from itertools import count
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Chromium:
         (theirs_in, self.out), (self.inp, theirs_out) = os.pipe(), os.pipe()
 
         def attach() -> None:  # it reads from 3 and writes to 4
-            a, b = os.dup(theirs_in), os.dup(theirs_out)
+            a, b = (fcntl(end, F_DUPFD, 10) for end in (theirs_in, theirs_out))
             os.dup2(a, 3)
             os.dup2(b, 4)
 
