@@ -1,4 +1,4 @@
-"""Drive a headless Chromium over a pipe, by its DevTools protocol: messages of JSON, ended by NUL."""
+"""Drive a headless Chromium over a pipe, by its DevTools protocol: JSON messages, ended by NUL."""
 
 import base64
 import json
