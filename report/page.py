@@ -142,7 +142,7 @@ def _how_to_read(summary: dict) -> str:
     )
 
 
-def _every_cell(summary: dict) -> Section:
+def every_cell(summary: dict) -> Section:
     def show(record: dict) -> Markup:
         interval = f"{record['low']:.2f}–{record['high']:.2f}"
         note = f"{interval}, n {record['n']:,}"
@@ -280,7 +280,7 @@ def _matters(pair: dict) -> int:
     return 2 - (not weights and getattr(find.known(name), "whole", False))
 
 
-def _paired(summary: dict) -> Section:
+def comparisons(summary: dict) -> Section:
     tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
     for pair in sorted(summary["paired"], key=_matters):
         against = f"{pair['a']} minus {pair['b']}"
@@ -725,11 +725,11 @@ def _sections(
         first = _first([drawn] if drawn else [], shown, about_rewards(rewards))
     return [
         first,
-        _paired(summary),
+        comparisons(summary),
         _more_accuracy(panels[FIRST:]),
         _ruler(summary),
         rewards_section(rewards, measure, drawn if panels else Markup()),
-        _every_cell(summary),
+        every_cell(summary),
         _seeds(summary),
         _published(summary),
         _depths(summary),
