@@ -6,10 +6,10 @@ Exercise it: `pytest tests/tasks/test_memoryagentbench.py`. Read next: tasks/sui
 
 The files of the data set ai-hyz/MemoryAgentBench, one for each competence, are read from the user's
 path: a record is a context, its questions, the accepted answers of each, and metadata that name the
-source. The authors' repository (HUST-AI-HYZ/MemoryAgentBench at 455306d) says which source is graded
-how. Sources that need another model as a judge, or a list of films, are left out and named. Other
-than there, the answer is what our agents' form marks as the answer, not the whole response, and the
-instructions for a source, without which its questions cannot be answered, are worded by us.
+source. How a source is graded is said in the authors' repository (HUST-AI-HYZ/MemoryAgentBench at
+455306d). Sources that need another model as a judge, or a list of films, are left out and named.
+Other than there, the answer is what our agents' form marks as the answer, not the whole response,
+and the instructions for a source, without which its questions cannot be answered, are worded by us.
 """
 
 from __future__ import annotations
