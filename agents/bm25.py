@@ -35,6 +35,7 @@ class BM25(AtOnce):
     prompt."""
 
     name = "bm25"
+    in_words = "reading only what matches the question"
     Config = BM25Config
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:

@@ -86,6 +86,8 @@ class Full(AtOnce):
     """The whole document in one prompt."""
 
     name = "full"
+    in_words = "reading everything at once"
+    whole = True  # a report compares with this first
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         yield self.read(task, task.document)

@@ -17,6 +17,7 @@ class NoContext(AtOnce):
     """The question alone; a right answer says nothing about reading."""
 
     name = "none"
+    in_words = "without reading"
     prompts = {"none": Wording("Solve the problem. {answer}", ("problem",))}
 
     def window_needed(self) -> int:

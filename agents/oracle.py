@@ -22,6 +22,7 @@ class Oracle(AtOnce):
     """
 
     name = "oracle"
+    in_words = "reading the evidence alone"
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         if task.evidence is None:

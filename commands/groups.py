@@ -1,4 +1,5 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `data few-shot`.
+"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `compare`,
+`data few-shot`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
@@ -10,6 +11,7 @@ import typer
 
 from agents import find
 from commands.banks import bank_app
+from commands.compare import compare_command
 from commands.fewshot import few_shot_command
 from commands.stores import memory_app
 from commands.stream import stream_command
@@ -25,6 +27,7 @@ def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     stream_command(app)
     few_shot_command(data_app)
     serve_command(app)
+    compare_command(app)
 
 
 def serve_command(app: typer.Typer) -> None:

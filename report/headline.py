@@ -1,7 +1,10 @@
 """Say the result of an evaluation in one sentence.
 
-Holds: `headline`. Leaves out: the numbers (report/summary.py), the page (report/page.py). No torch.
+Holds: `headline`, `reader`, `temperature_of`. Leaves out: the numbers (report/summary.py), the page
+(report/page.py), words for kinds of questions (tasks/words.py). No torch.
 Exercise it: `pytest tests/report/test_page.py -k headline`. Read next: report/page.py.
+
+An agent may have an attribute `in_words`: how it reads, for those who do not know its name.
 """
 
 from __future__ import annotations
@@ -10,12 +13,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from agents import find
 from report.rows import Cell
 from report.summary import cells
+from tasks.words import in_words
 
 
-def _longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
-    """Return an agent's longest cell of each kind of question, at temperature 1.0 if it has that.
+def lead_of(records: Iterable[Cell]) -> str:
+    """Return the leading agent: the one named trained, else the first; "" without any."""
+    agents = [cell.agent for cell in records]
+    return "trained" if "trained" in agents else agents[0] if agents else ""
+
+
+def temperature_of(records: Iterable[Cell], agent: str, question: str) -> str:
+    """Return at which temperature an agent is shown where one is: 1.0, or else its first one."""
+    own = [cell.temperature for cell in records if (cell.agent, cell.question) == (agent, question)]
+    return "1.0" if "1.0" in own else own[0]
+
+
+def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
+    """Return an agent's longest cell of each kind of question, at its `temperature_of`.
 
     If other agents share kinds of question with it, only those kinds.
     """
@@ -27,35 +44,63 @@ def _longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
     for question in dict.fromkeys(cell.question for cell in own):
         if shared and question not in shared:
             continue
-        of_question = [cell for cell in own if cell.question == question]
-        sampled = any(cell.temperature == "1.0" for cell in of_question)
-        temperature = "1.0" if sampled else of_question[0].temperature
-        same = [cell for cell in of_question if cell.temperature == temperature]
+        temperature = temperature_of(records, agent, question)
+        same = [c for c in own if (c.question, c.temperature) == (question, temperature)]
         longest.append(max(same, key=lambda cell: cell.length))
     return longest
+
+
+def reader(agent: str) -> str:
+    """Return what an agent is called in a sentence, by the name that rows have.
+
+    >>> reader("full"), reader("memagent@untrained"), reader("mine")
+    ('reading everything at once', 'memagent before training', 'mine')
+    """
+    name, at, weights = agent.partition("@")
+    words = getattr(find.known(name), "in_words", name)
+    return f"{words} before training" if weights == "untrained" else words + at + weights
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _of_lead(places: Sequence[Cell], records: Sequence[dict], averaged: bool) -> str:
-    """Return the shares of the leading agent, one by one with their intervals, or their mean."""
-    if averaged:
-        return f"{_percent(fmean(r['mean'] for r in records))} of {len(records)} kinds of"
-    return " and ".join(
-        f"{_percent(r['mean'])} [{100 * r['low']:.0f}, {100 * r['high']:.0f}] of the {c.question}"
-        for c, r in zip(places, records, strict=True)
-    )
+def _answers(summary: dict, lead: str) -> str:
+    """Return subject and verb. A reward of conversations is a score of their own."""
+    right = summary.get("metric") != "reward" or summary["unit"] == "sections"
+    verb = "correctly answers" if right else "scores on"
+    return f"Trained, it {verb}" if lead == "trained" else f"{lead} {verb}"
 
 
-def _of_another(records: Sequence[dict | None], averaged: bool) -> str:
-    """Return the shares of another agent, or their mean. None: it was not asked that cell."""
-    if not averaged:
-        return " and ".join(_percent(r["mean"]) if r else "not asked" for r in records)
-    if not all(records):
-        return "not asked all of it"
-    return _percent(fmean(record["mean"] for record in records))
+def _of_others(agents: Sequence[str], records: dict, places: Sequence[Cell]) -> str:
+    """Return what the other agents get in these cells, on average; "" without others."""
+
+    def share(agent: str) -> str:
+        found = [records.get(replace(cell, agent=agent)) for cell in places]
+        return _percent(fmean(r["mean"] for r in found)) if all(found) else "not asked"
+
+    said = ", ".join(f"{reader(agent)} {share(agent)}" for agent in agents)
+    return f" ({said})" if said else ""
+
+
+def _n(numbers: Iterable[int]) -> str:
+    sizes = sorted({*numbers})
+    return f"n = {sizes[0]:,}" if len(sizes) == 1 else f"n = {sizes[0]:,} to {sizes[-1]:,}"
+
+
+def _of_training(summary: dict) -> str:
+    """Return the result of a training that nothing has been asked after."""
+    if "reward" in summary:
+        return (
+            f"{summary['steps']} training steps; the mean reward of the last ones is "
+            f"{summary['reward']:.2f}{_gain(summary.get('gain'))}. Nothing has been evaluated yet."
+        )
+    if "loss" in summary:
+        return (
+            f"{summary['steps']} steps on demonstrations; the mean loss of the last ones is "
+            f"{summary['loss']:.2f}. Nothing has been evaluated yet."
+        )
+    return "Nothing has been evaluated yet."
 
 
 def _gain(record: dict | None) -> str:
@@ -67,50 +112,47 @@ def _gain(record: dict | None) -> str:
 
 
 def headline(summary: dict, trained_on: int | None = None) -> str:
-    """Return the result in one sentence: the leading agent at its longest documents, the others
-    at the same ones. The leading agent is the one named trained, else the first.
+    """Return the result in one sentence and what it holds for: the leading agent at its longest
+    documents, the others at the same ones.
 
     trained_on: the longest documents of training, in the summary's unit.
     """
     records = dict(cells(summary))
     if pooled := summary.get("pooled"):  # kinds that papers report as one; the others stand apart
         records = dict(cells({"cells": pooled}))
-    if not records and "reward" in summary:
-        return (
-            f"{summary['steps']} training steps; the mean reward of the last ones is "
-            f"{summary['reward']:.2f}{_gain(summary.get('gain'))}. Nothing has been evaluated yet."
-        )
-    if not records and "loss" in summary:
-        return (
-            f"{summary['steps']} steps on demonstrations; the mean loss of the last ones is "
-            f"{summary['loss']:.2f}. Nothing has been evaluated yet."
-        )
     if not records:
-        return "Nothing has been evaluated yet."
-    agents = list(dict.fromkeys(cell.agent for cell in records))
-    lead = "trained" if "trained" in agents else agents[0]
-    places = _longest_cells(records, lead)
-    own = [records[cell] for cell in places]
-    averaged = len(own) > 3  # RULER's tasks
-    shares = _of_lead(places, own, averaged)
-    others = "".join(
-        f"; {agent}: "
-        + _of_another([records.get(replace(cell, agent=agent)) for cell in places], averaged)
-        for agent in agents
-        if agent != lead
-    )
-
-    def joined(values: Iterable) -> str:
-        return " and ".join(dict.fromkeys(map(str, values)))
-
-    unit = summary["unit"]
+        return _of_training(summary)
+    lead, unit = lead_of(records), summary["unit"]
+    others = [agent for agent in dict.fromkeys(c.agent for c in records) if agent != lead]
+    places = longest_cells(records, lead)
+    averaged = len(places) > 3  # RULER's tasks
+    lengths = [*dict.fromkeys(cell.length for cell in places)]
+    if averaged:
+        mean = fmean(records[cell]["mean"] for cell in places)
+        among = " and ".join(f"{n:,}" for n in lengths)
+        parts = [
+            f"{_percent(mean)} of {len(places)} kinds of questions in {among} {unit}"
+            + _of_others(others, records, places)
+        ]
+    else:
+        parts = []
+        for cell in places:
+            said = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
+            share = "{mean:.3g} % [{low:.0f}, {high:.0f}]".format(
+                **{name: 100 * records[cell][name] for name in ("mean", "low", "high")}
+            )
+            against = _of_others(others, records, [cell])
+            parts.append(f"{share} of {in_words(cell.question)}{said}{against}")
+    greedy = {cell.temperature for cell in places} == {"0.0"}
+    asked = [records.get(replace(c, agent=agent)) for c in places for agent in (lead, *others)]
     remarks = [
+        _n(record["n"] for record in asked if record),
         "" if averaged else "95 % intervals in brackets",
-        f"n = {joined(record['n'] for record in own)} questions",
-        f"temperature {joined(cell.temperature for cell in places)}",
+        "greedy" if greedy else f"temperature {_joined(cell.temperature for cell in places)}",
         f"training saw at most {trained_on:,} {unit}" if trained_on and lead == "trained" else "",
     ]
-    return (
-        f"At {joined(f'{cell.length:,}' for cell in places)} {unit} the {lead} agent answers "
-        f"{shares} questions right{others} ({', '.join(filter(None, remarks))})."
-    )
+    return f"{_answers(summary, lead)} {' and '.join(parts)}. ({'; '.join(filter(None, remarks))})"
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(values))

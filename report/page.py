@@ -2,31 +2,44 @@
 
 Holds: `write_report`, the sections of the page; `write_reading`, the page of one question. Leaves
 out: the numbers (report/summary.py), the sentence above them (report/headline.py), plots
-(report/plots.py), single trajectories (report/transcripts.py), which of them are kept
-(report/runlog.py, eval.py), the style sheet (report/page.css). No torch.
+(report/plots.py), HTML and its escaping (report/markup.py), single trajectories
+(report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
 Each section is one small function that returns a `Section`; `_sections` lists them in the order of
-the page. Questions, documents and answers are untrusted text: all of it is escaped. The page loads
-nothing, and its Content-Security-Policy forbids scripts in case one got through after all.
+the page.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
+from agents import find
 from config.errors import UserError
 from report import plots
 from report.counted import pooled
-from report.headline import headline
+from report.headline import headline, lead_of, reader
+from report.markup import (
+    Markup,
+    Section,
+    Text,
+    as_table,
+    figures,
+    fill,
+    folded,
+    heat,
+    joined,
+    macro,
+    page,
+    table_by_length,
+)
+from report.plots import FEW
 from report.published import TABLES, TEN, Published
 from report.reading import thin
 from report.records import CELL, is_record, step_records
@@ -47,136 +60,99 @@ from report.summary import (
     with_pooled,
     write_text,
 )
-from report.transcripts import esc, transcript
+from report.training import (
+    Rewards,
+    about_rewards,
+    lengths_of,
+    level_lengths,
+    load_rewards,
+    load_validation,
+    rewards_section,
+)
+from report.transcripts import transcript
+from report.viewer import viewer_section
 from tasks.seen import TRAINED_ON, trained_on
+from tasks.words import title_of
 
-STYLE_SHEET = Path(__file__).with_name("page.css")
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 TRANSCRIPTS = 10  # shown on the page, at most
 OF_TRAINING = 4  # of the last recorded step, where nothing has been evaluated
+REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 QUESTIONS = 2000  # named on the page, at most
+
+FIRST = 2  # plots on the first screen
+FIRST_STEPS, FIRST_CHARACTERS = 6, 400  # sections of the transcript there, characters of each
+
+CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 
 # (agent, temperature) -> length -> share of right answers
 Curves = dict[tuple[str, str], dict[int, float]]
 
-# ---------------------------------------------------------------- the page's parts
+# ---------------------------------------------------------------- tables of cells
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One section of the page. A section without a body is left out."""
-
-    title: str  # HTML, like all three
-    body: str
-    note: str = ""  # how to read the body, above it
-
-    def html(self) -> str:
-        note = f"<p class=note>{self.note}</p>" if self.note else ""
-        return f"<section><h2>{self.title}</h2>{note}{self.body}</section>"
+def faint(cell: Markup, n: int) -> Markup:
+    """Draw what few questions say faint."""
+    return fill('<span class="few">{}</span>', cell) if n < FEW else cell
 
 
-def as_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as HTML, "" without rows.
-
-    rows: cells that are HTML already; the first two of each row name it.
-    """
-    body = "".join(
-        f"<tr><th>{'</th><th>'.join(row[:2])}</th><td>{'</td><td>'.join(row[2:])}</td></tr>"
-        for row in rows
-    )
-    top = "".join(f'<th scope="col">{name}</th>' for name in head)
-    return body and (
-        f'<div class="scroll"><table><caption>{caption}</caption>'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+def named(agent: str) -> Text:
+    """Return an agent's name, with how it reads where that has words."""
+    words = reader(agent)
+    return agent if words == agent else agent + fill("<small>{}</small>", words)
 
 
-def _table_by_length(
-    caption: str,
-    head: Sequence[str],
-    rows: Mapping[tuple[str, ...], Mapping[int, str]],
-) -> str:
-    """Return a table with a column per length, in ascending order, after those named in `head`.
-
-    rows: leading cells -> length -> cell, all of them HTML; a cell that is missing stays empty.
-    """
-    lengths = sorted({length for by_length in rows.values() for length in by_length})
-    body = [[*first, *(by_length.get(n, "") for n in lengths)] for first, by_length in rows.items()]
-    return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
-
-
-def _pivots(summary: dict, show: Callable[[dict], str]) -> str:
+def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
     """Return one table a question: a row per agent and temperature, a column per length.
 
-    show: a record of `summary["cells"]` as HTML.
+    show: the cell of a record of `summary["cells"]`.
     """
-    tables: dict[str, dict[tuple[str, str], dict[int, str]]] = {}
+    tables: dict[str, dict[tuple[str, str], dict[int, Text]]] = {}
     for cell, record in cells(summary):
         rows = tables.setdefault(cell.question, {})
-        first = esc(cell.agent), esc(cell.temperature)
+        first = named(cell.agent), cell.temperature
         rows.setdefault(first, {})[cell.length] = show(record)
-    unit = esc(summary["unit"])
-    return "".join(
-        _table_by_length(f"{esc(question)}, by {unit}", ["agent", "temp."], rows)
+    unit = summary["unit"]
+    return joined(
+        table_by_length(f"{title_of(question)}, by {unit}", ["agent", "temp."], rows)
         for question, rows in tables.items()
     )
-
-
-def _figures(svg: str) -> str:
-    return svg and f'<div class="plots">{svg}</div>'
-
-
-def _folded(label: str, body: str) -> str:
-    return f"<details><summary>{label}</summary>{body}</details>"
-
-
-def _heat(share: float, note: str = "") -> str:
-    """Return a cell of a heat map: the larger the share, the darker the cell."""
-    small = f"<small>{note}</small>" if note else ""
-    percent = 100 * min(1.0, max(0.0, share))
-    return f'<span class="heat" style="--v:{percent:.0f}%">{share:.2f}</span>{small}'
 
 
 # ---------------------------------------------------------------- accuracy and reward
 
 
-def _accuracy(summary: dict) -> Section:
-    return Section(
-        f"Accuracy by {esc(summary['unit'])}",
-        _figures(plots.accuracy(summary, lambda question: _tables_about(summary, question))),
-        f"{esc(summary['metric'])}. Bars are 95 % intervals (bootstrap over questions, or over "
-        "documents that several share; Wilson's where all agree). Failures, and answers that are "
-        "empty or without the form that was asked for, count as wrong.",
+def _first(panels: Sequence[Markup], shown: dict | None, note: str) -> Section:
+    """Return the first screen: what was found and, beside it, one trajectory."""
+    reading = transcript(shown, True, FIRST_STEPS, FIRST_CHARACTERS) if shown else ""
+    return Section("", macro("first", joined(panels), reading, note) if panels or shown else "")
+
+
+def _more_accuracy(panels: Sequence[Markup]) -> Section:
+    return Section("Other kinds of questions", figures(joined(panels)))
+
+
+def _how_to_read(summary: dict) -> str:
+    """Say below the first plots what is drawn in them."""
+    return (
+        "Bars are 95 % intervals (bootstrap over "
+        "questions, or over documents that several share; Wilson's where all agree). Failures, and "
+        "answers that are empty or without the form that was asked for, count as wrong. What fewer "
+        f"than {FEW} questions say is faint. Of several agents one line each: sampled at "
+        "temperature 1 where that was asked, else the first temperature."
     )
 
 
-def _every_cell(summary: dict) -> Section:
-    def show(record: dict) -> str:
+def every_cell(summary: dict) -> Section:
+    def show(record: dict) -> Markup:
         interval = f"{record['low']:.2f}–{record['high']:.2f}"
-        return f"<b>{record['mean']:.3f}</b><small>{interval}, n {record['n']:,}</small>"
+        note = f"{interval}, n {record['n']:,}"
+        cell = fill("<b>{}</b><small>{}</small>", f"{record['mean']:.3f}", note)
+        return faint(cell, record["n"])
 
     return Section(
         "Every cell",
         _pivots(with_pooled(summary), show),
-        "Mean, 95 % interval, number of questions.",
-    )
-
-
-def _lengths_of(rewards: Sequence[tuple[int, float, str]]) -> set[int]:
-    """Return the document lengths, in sections, that a training went through."""
-    return {int(sections) for _, _, sections in rewards if sections.isdigit()}
-
-
-def _rewards(
-    rewards: Sequence[tuple[int, float, str]],
-    validation: Sequence[tuple[int, float]],
-    measure: str,
-) -> Section:
-    several = len(_lengths_of(rewards)) > 1
-    return Section(
-        f"{measure.capitalize()} by training step",
-        _figures(plots.reward(rewards, validation, measure)) if rewards else "",
-        "Dotted lines: training goes on to longer documents." if several else "",
+        f"Mean ({summary['metric']}), 95 % interval, number of questions; faint: fewer than {FEW}.",
     )
 
 
@@ -199,15 +175,15 @@ def _ruler(summary: dict) -> Section:
     maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for cell, record in cells(summary):
         tasks = maps.setdefault((cell.agent, cell.temperature), {})
-        tasks.setdefault(esc(cell.question), {})[cell.length] = record["mean"]
+        tasks.setdefault(cell.question, {})[cell.length] = record["mean"]
     for name, mean in _mean_of_ten(summary).items():
         maps[name]["mean of the paper's ten"] = mean
     tables = [
-        _table_by_length(
-            f"{esc(agent)}, temperature {esc(temperature)}, by tokens",
+        table_by_length(
+            f"{agent}, temperature {temperature}, by tokens",
             ["task", ""],
             {
-                (task, ""): {n: _heat(share) for n, share in by_length.items()}
+                (task, ""): {n: heat(share) for n, share in by_length.items()}
                 for task, by_length in tasks.items()
             },
         )
@@ -215,7 +191,7 @@ def _ruler(summary: dict) -> Section:
     ]
     return Section(
         "RULER, task by length",
-        "".join(tables) if summary["unit"] == "tokens" else "",
+        joined(tables) if summary["unit"] == "tokens" else "",
         "The share of the answers asked for that were given; questions (qa) by sub_em.",
     )
 
@@ -262,24 +238,24 @@ def _published(summary: dict) -> Section:
     for table in TABLES:
         if not (ours := _ours(summary, table)):
             continue
-        curves = {tuple(map(esc, name)): by_length for name, by_length in ours.items()}
+        curves: dict[tuple, dict[int, float]] = {**ours}
         for model, by_length in table.rows.items():
-            grey = (f'<span class="pub">{text}</span>' for text in (esc(model), "published"))
+            grey = (fill('<span class="pub">{}</span>', text) for text in (model, "published"))
             curves[tuple(grey)] = by_length
-        source = esc(table.source)
+        source = table.source
         source += " (second-hand, as others quote it)" if table.second_hand else ""
         caption = (
-            f"{esc(table.question)}, {esc(table.metric)}, by {table.unit}; "
+            f"{table.question}, {table.metric}, by {table.unit}; "
             f"grey: {source}: other model, other questions"
         )
         rows = {
             first: {n: f"{share:.3f}" for n, share in by_length.items()}
             for first, by_length in curves.items()
         }
-        parts.append(_table_by_length(caption, ["", "temp."], rows))
+        parts.append(table_by_length(caption, ["", "temp."], rows))
     return Section(
         "Beside published numbers",
-        "".join(parts),
+        joined(parts),
         "Published: other model, other questions. "
         "Marks to look at, no lines of the same experiment.",
     )
@@ -288,39 +264,54 @@ def _published(summary: dict) -> Section:
 # ---------------------------------------------------------------- differences
 
 
-def _interval(difference: dict) -> str:
-    low, high, n = (difference[name] for name in ("low", "high", "n"))
-    return f"<small>{low:+.2f} … {high:+.2f}, n {n:,}</small>"
+def _difference(pair: dict) -> Markup:
+    """Return the cell of a difference, bold where its interval leaves out 0."""
+    interval = "{low:+.2f} … {high:+.2f}, n {n:,}".format(**pair)
+    sure = pair["low"] > 0 or pair["high"] < 0
+    return faint(macro("difference", f"{pair['mean']:+.3f}", interval, sure), pair["n"])
 
 
-def _paired(summary: dict) -> Section:
-    rows: dict[tuple[str, ...], dict[int, str]] = {}
-    for pair in summary["paired"]:
-        sure = ' class="sure"' if pair["low"] > 0 or pair["high"] < 0 else ""
-        first = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
-        cell = f"<span{sure}>{pair['mean']:+.3f}</span>{_interval(pair)}"
-        rows.setdefault(tuple(map(esc, first)), {})[pair["length"]] = cell
-    caption = f"difference, by {esc(summary['unit'])}"
-    table = _table_by_length(caption, ["", "question", "temp."], rows)
+def _matters(pair: dict) -> int:
+    """Return the place of a comparison: first with itself before training, then with an agent that
+    reads all at once (one with `whole`)."""
+    name, _, weights = pair["b"].partition("@")
+    if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
+        return 0
+    return 2 - (not weights and getattr(find.known(name), "whole", False))
+
+
+def comparisons(summary: dict) -> Section:
+    tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
+    for pair in sorted(summary["paired"], key=_matters):
+        against = f"{pair['a']} minus {pair['b']}"
+        rows = tables.setdefault(against, {})
+        first = title_of(pair["question"]), pair["temperature"]
+        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
     several = len({cell.agent for cell, _ in cells(summary)}) > 1
     return Section(
-        "Paired differences",
-        table if several else "",
+        "Comparisons",
+        joined(
+            table_by_length(f"{against}, by {summary['unit']}", ["", "temp."], rows)
+            for against, rows in tables.items()
+        )
+        if several
+        else "",
         "The trained agent, or the first, against every other one, and each against itself before "
-        "training, question by question; bold where the 95 % interval leaves out 0.",
+        "training: differences on the same questions, with 95 % intervals; bold where these leave "
+        "out 0.",
     )
 
 
 def _seeds(summary: dict) -> Section:
-    rows: dict[tuple[str, ...], dict[int, str]] = {}
+    rows: dict[tuple[Text, ...], dict[int, Text]] = {}
     for pair in summary.get("seeds", ()):
         seed = "all" if pair["seed"] is None else f"seed {pair['seed']}"
-        first = esc(pair.get("against", "the second")), seed, esc(pair["temperature"])
-        rows.setdefault(first, {})[pair["length"]] = f"{pair['mean']:+.3f}{_interval(pair)}"
-    caption = f"difference, by {esc(summary['unit'])}"
+        first = pair.get("against", "the second"), seed, pair["temperature"]
+        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
+    caption = f"difference, by {summary['unit']}"
     return Section(
         "Seed by seed",
-        _table_by_length(caption, ["minus", "", "temp."], rows),
+        table_by_length(caption, ["minus", "", "temp."], rows),
         "The first agent minus another on the same questions; "
         "all: the seeds of a question averaged first.",
     )
@@ -342,31 +333,31 @@ def _depths(summary: dict) -> Section:
     parts = []
     for question, rows in tables.items():
         body = [
-            [*map(esc, name), *(_heat(total / n, f"n {n}") if n else "" for n, total in tenths)]
+            [*name, *(heat(total / n, f"n {n}") if n else "" for n, total in tenths)]
             for name, tenths in rows.items()
         ]
-        caption = f"{esc(question)}, by where the first piece of evidence stands"
+        caption = f"{question}, by where the first piece of evidence stands"
         parts.append(as_table(caption, head, body))
     return Section(
         "By depth of the evidence",
-        "".join(parts),
+        joined(parts),
         "All lengths together; of several pieces of evidence the first one read counts.",
     )
 
 
 def _occupancy(summary: dict) -> Section:
-    return Section("Memory along the document", _figures(plots.occupancy(summary)))
+    return Section("Memory along the document", figures(plots.occupancy(summary)))
 
 
 def _fates(summary: dict) -> Section:
     names = [name for name in FATES if name != "unknown"]
-    head = ["agent, question", esc(summary["unit"]), "temp.", "wrong"]
+    head = ["agent, question", summary["unit"], "temp.", "wrong"]
     head += [*names, "not looked for", "lost in tenth 1 … 10"]
     rows = []
     for cell, fates in cells(summary, "fates"):
         lost = " ".join(str(n) for n in fates["left"]) if any(fates["left"]) else ""
-        row = [f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}"]
-        row += [esc(cell.temperature), str(fates["wrong"])]
+        row = [f"{cell.agent}, {cell.question}", f"{cell.length:,}"]
+        row += [cell.temperature, str(fates["wrong"])]
         rows.append([*row, *(str(fates[name]) for name in (*names, "unknown")), lost])
     return Section(
         "What was lost where",
@@ -392,7 +383,7 @@ def _counted(summary: dict) -> Section:
     return Section("What the agents did", rates + tallies, said + _about_ends(summary))
 
 
-def _rated(summary: dict) -> str:
+def _rated(summary: dict) -> Markup:
     """Return the table of `Agent.rates` and `splits`, one line a cell."""
     # the seconds of a search stand with what a question costs
     rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - {SEARCH}]
@@ -403,16 +394,16 @@ def _rated(summary: dict) -> str:
     body = []
     for cell, rates in rated:
         row = [
-            f"{esc(cell.agent)}, {esc(cell.question)}",
+            f"{cell.agent}, {cell.question}",
             f"{cell.length:,}",
-            esc(cell.temperature),
+            cell.temperature,
         ]
         row += ["" if rates.get(column) is None else f"{rates[column]:.2f}" for column in columns]
         row += [_side(splits.get(cell, {}).get(name, {}).get(side)) for name, side in sides]
         body.append(row)
-    head = ["agent, question", esc(summary["unit"]), "temp."]
-    head += [esc(column.replace("_", " ")) for column in columns]
-    head += [f"{esc(summary['metric'])} {side} {esc(name)}" for name, side in sides]
+    head = ["agent, question", summary["unit"], "temp."]
+    head += [column.replace("_", " ") for column in columns]
+    head += [f"{summary['metric']} {side} {name}" for name, side in sides]
     return as_table("what agents count of their turns", head, body)
 
 
@@ -432,17 +423,17 @@ def _about_ends(summary: dict) -> str:
     return f" {said}{longer}" if levels else ""
 
 
-def _tallies(summary: dict) -> str:
+def _tallies(summary: dict) -> Markup:
     """Return a table for each title of `Agent.tallies`: counts by episode, and their shares."""
-    head = ["agent, question", esc(summary["unit"]), "temp."]
+    head = ["agent, question", summary["unit"], "temp."]
     listed = [
-        ([f"{esc(cell.agent)}, {esc(cell.question)}", f"{cell.length:,}", esc(cell.temperature)], r)
+        ([f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature], r)
         for cell, r in cells(summary)
         if "tallies" in r
     ]
     if ends := _ends(summary):
         head = ["", ""]
-        listed = [([esc(name), ""], end) for name, end in ends if "tallies" in end]
+        listed = [([name, ""], end) for name, end in ends if "tallies" in end]
     tables = []
     for title in dict.fromkeys(title for _, record in listed for title in record["tallies"]):
         rows = [(first, r["episodes"], r["tallies"].get(title)) for first, r in listed]
@@ -455,16 +446,16 @@ def _tallies(summary: dict) -> str:
             for first, n, tally in rows
             if tally
         ]
-        columns = (esc(name.replace("_", " ")) for name in names)
-        tables.append(as_table(esc(title), [*head, "episodes", *columns], body))
-    return "".join(tables)
+        columns = (name.replace("_", " ") for name in names)
+        tables.append(as_table(title, [*head, "episodes", *columns], body))
+    return joined(tables)
 
 
-def _per_episode(tally: Mapping[str, float], name: str, episodes: int) -> str:
+def _per_episode(tally: Mapping[str, float], name: str, episodes: int) -> Text:
     if name not in tally:
         return "0"
     share = 100 * tally[name] / sum(tally.values())
-    return f"{tally[name] / episodes:,.2f}<small>{share:.0f} %</small>"
+    return f"{tally[name] / episodes:,.2f}" + fill("<small>{}</small>", f"{share:.0f} %")
 
 
 def _curves(summary: dict) -> Section:
@@ -476,22 +467,24 @@ def _curves(summary: dict) -> Section:
         at = "1.0" if "1.0" in temperatures else temperatures[0], max(c.length for c in found)
         chosen = {cell: of for cell, of in found.items() if (cell.temperature, cell.length) == at}
         lines = [(cell.agent, of) for cell, of in chosen.items()]
-        note += f" {at[1]:,} {esc(summary['unit'])}, temperature {esc(at[0])}."
+        note += f" {at[1]:,} {summary['unit']}, temperature {at[0]}."
     panels: dict[str, dict[str, list[dict]]] = {}  # title -> line -> of each kind of question
     for name, curves in lines:
         for title, curve in curves.items():
             panels.setdefault(title, {}).setdefault(name, []).append(curve)
-    figures = plots.curves(
+    drawn = plots.curves(
         {
             title: {name: pooled(of) for name, of in by_name.items()}
             for title, by_name in panels.items()
         }
     )
-    return Section("Along an episode", _figures(figures), note)
+    return Section("Along an episode", figures(drawn), note)
 
 
-def _side(part: dict | None) -> str:
-    return f"{part['mean']:.2f}<small>n {part['n']:,}</small>" if part and part["n"] else ""
+def _side(part: dict | None) -> Text:
+    if not part or not part["n"]:
+        return ""
+    return f"{part['mean']:.2f}" + fill("<small>{}</small>", f"n {part['n']:,}")
 
 
 # ---------------------------------------------------------------- transcripts
@@ -512,12 +505,21 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
     return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
 
 
+def _shown_first(records: Sequence[dict], lead: str) -> dict | None:
+    """Return the record beside the first plot: of the leading agent, right, and not too long."""
+
+    def fitness(record: dict) -> tuple:
+        agent = record.get("cell", {}).get("agent", lead)
+        return agent == lead, record["reward"] > 0, -abs(len(record["turns"]) - FIRST_STEPS)
+
+    return max(records, key=fitness, default=None)
+
+
 def _transcripts(records: Sequence[dict]) -> Section:
-    chosen = _choose(records, TRANSCRIPTS)
     return Section(
         "Transcripts",
-        "".join(transcript(record, i == 0) for i, record in enumerate(chosen)),
-        "What was read, and what became of the memory: <ins>came in</ins>, <del>went out</del>.",
+        joined(transcript(record, False) for record in records),
+        fill("What was read, and what became of the memory: {}", CHANGES),
     )
 
 
@@ -525,43 +527,53 @@ def _transcripts(records: Sequence[dict]) -> Section:
 
 
 def _cost(summary: dict) -> Section:
-    def said(record: dict) -> str:
-        read, written, calls, seconds = costs(record)
-        calls = calls and f", {calls} model calls"
-        return f"{read} tokens read, {written} written{calls}, {seconds} s"
-
-    def show(record: dict) -> str:
-        parts = [said(record)]
-        if "search_ms" in record:
-            parts.append(f"{record['search_ms']:.2f} ms a search")
-        parts += [f"{name}, n {part['n']:,}: {said(part)}" for name, part in shares(record)]
-        right = record.get("mean")  # None: of all kinds
-        if right == 0:
-            parts.append("no right answer")
-        elif right and not shares(record):
-            tokens = record["tokens_read"] + record["tokens_written"]
-            seconds = f"{record['seconds'] / right:,.2f} s"
-            parts.append(f"{tokens / right:,.0f} tokens, {seconds} a right answer")
-        score = "" if right is None else f"<b>{right:.3f}</b>"
-        return score + "".join(f"<small>{part}</small>" for part in parts)
-
-    several = any(shares(record) for _, record in cells(summary))
+    """Show a line for each cell, and for what of it paid for reading and what did not."""
+    records = [*cells(summary | {"cells": summary["cells"] + together(summary)})]
+    several = any(shares(record) for _, record in records)
+    searched = any("search_ms" in record for _, record in records)
+    tables: dict[str, list[list[Text]]] = {}
+    for cell, record in records:
+        lines = tables.setdefault(cell.question, [])
+        ms = f"{record['search_ms']:.2f}" if "search_ms" in record else ""
+        own = _per_right(record), *([ms] if searched else [])
+        first = cell.agent, cell.temperature, f"{cell.length:,}"
+        lines.append([*first, f"{record['n']:,}", *costs(record), *own])
+        lines += (
+            [
+                f"{cell.agent}, {name}",
+                *first[1:],
+                f"{part['n']:,}",
+                *costs(part),
+                *("" for _ in own),
+            ]
+            for name, part in shares(record)
+        )
+    head = ["agent", "temp.", summary["unit"], "n", "tokens read", "written", "model calls"]
+    head += ["seconds", "seconds a right answer", *(["ms a search"] if searched else [])]
     return Section(
         "Cost of one question",
-        _pivots(summary | {"cells": summary["cells"] + together(summary)}, show),
-        f"Below the {esc(summary['metric'])}, means: tokens read and written, calls of the model, "
-        "and seconds from first prompt to answer with others in flight beside it."
-        f"{f' {PAYS}' if several else ''}",
+        joined(as_table(title_of(kind), head, lines) for kind, lines in tables.items()),
+        "Means: tokens read and written, calls of the model, and seconds from first prompt to "
+        f"answer with others in flight beside it.{f' {PAYS}' if several else ''}",
     )
+
+
+def _per_right(record: dict) -> str:
+    """Return the seconds that a right answer costs; "" where reading serves several questions."""
+    right = record.get("mean")  # None: of all kinds
+    if right is None or shares(record):
+        return ""
+    return f"{record['seconds'] / right:,.2f}" if right > 0 else "none right"
 
 
 def _growth(summary: dict) -> Section:
     known = any(tokens for _, tokens in cells(summary, "document_tokens"))
     return Section(
         "Growth with the document",
-        _figures(plots.growth(summary)) if known else "",
-        "Seconds of one question with the others in flight beside it; memory of the process, the "
-        "documents in flight among it. With --in-flight 1 it is one document's.",
+        figures(plots.growth(summary)) if known else "",
+        "Means over the kinds of questions. Seconds of one question with the others in flight "
+        "beside it; memory of the process, the documents in flight among it. With --in-flight 1 it "
+        "is one document's.",
     )
 
 
@@ -577,32 +589,31 @@ def _all_metrics(summary: dict) -> Section:
     ]
     rows = [
         [
-            *(esc(cell.question), esc(cell.agent), esc(cell.temperature), f"{cell.length:,}"),
+            *(cell.question, cell.agent, cell.temperature, f"{cell.length:,}"),
             *(f"{record.get(metric, 0.0):.3f}" for metric in metrics),
         ]
         for cell, record in records.items()
     ]
-    table = as_table(
+    head = ["question", "agent", "temp.", summary["unit"], *metrics]
+    return Section(
+        "All metrics",
+        as_table("every metric", head, rows, fold=True),
         "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
         "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
-        "trajectory; "
-        "cut: tokens never read",
-        ["question", "agent", "temp.", esc(summary["unit"]), *metrics],
-        rows,
+        "trajectory; cut: tokens never read.",
     )
-    return Section("All metrics", table and _folded("table", table))
 
 
 def _for_papers(summary: dict) -> Section:
     return Section(
         "For papers",
-        _folded("Markdown", f"<pre>{esc(markdown_of(summary))}</pre>") if summary["cells"] else "",
+        folded("Markdown", fill("<pre>{}</pre>", markdown_of(summary))) if summary["cells"] else "",
         "table.md and table.csv beside this page.",
     )
 
 
 def _settings(config: str) -> Section:
-    return Section("Settings", config and _folded("config.yaml", f"<pre>{esc(config)}</pre>"))
+    return Section("Settings", config and folded("config.yaml", fill("<pre>{}</pre>", config)))
 
 
 def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
@@ -613,16 +624,16 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
     by_step: dict[int, list[str]] = {}
     for step, name in sorted(known.values())[:QUESTIONS]:
         by_step.setdefault(step, []).append(name)
-    rows = [[str(step), f"{len(ids):,}", esc(", ".join(ids))] for step, ids in by_step.items()]
+    rows = [[str(step), f"{len(ids):,}", ", ".join(ids)] for step, ids in by_step.items()]
     left_out = len(known) - QUESTIONS
     if left_out > 0:
         rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
-    table = as_table(
-        "step, and the questions that it was the first to use", ["step", "n", "id"], rows
+    shown = as_table(
+        "step, and the questions that it was the first to use", ["step", "n", "id"], rows, True
     )
     return Section(
         f"{len(known):,} questions trained on",
-        table and _folded("ids", table),
+        shown,
         "An evaluation of the exported policy warns of them, by their wording.",
     )
 
@@ -630,29 +641,38 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
 # ---------------------------------------------------------------- above the sections
 
 
-def _warnings(summary: dict) -> str:
+def _warnings(summary: dict) -> Markup:
     """Return warnings of questions that a policy was trained on, or a note that there are none."""
-    parts = [f'<p class="warning">{esc(sentence)}</p>' for sentence in overlaps(summary)]
+    parts = [fill('<p class="warning">{}</p>', sentence) for sentence in overlaps(summary)]
     for policy in summary.get("trained_on", ()):
         questions = policy["questions"].values()
         if not any(n["seen"] for n in questions):
             n_asked = sum(n["asked"] for n in questions)
-            parts.append(
-                f'<p class="note">None of the {n_asked:,} questions is among the '
-                f"{policy['known']:,} that {esc(policy['policy'])} was trained on.</p>"
+            sentence = (
+                f"None of the {n_asked:,} questions is among the {policy['known']:,} that "
+                f"{policy['policy']} was trained on."
             )
-    return "".join(parts)
+            parts.append(fill('<p class="note">{}</p>', sentence))
+    return joined(parts)
 
 
 # ---------------------------------------------------------------- the files of a run
 
 
-def _load(folder: Path) -> tuple[dict, list[dict]]:
+def _load(folder: Path, running: bool) -> tuple[dict, list[dict]]:
     """Return the summary of a run and the transcripts of the evaluation it sums up, once each; of
-    a training without one, some of its last recorded step."""
+    a training without one, some of its last recorded step.
+
+    running: a training is summed up as far as its metrics go.
+    """
     path = folder / "summary.json"
     try:
-        summary = json.loads(path.read_bytes())
+        if running and (folder / "metrics.csv").exists() and not (folder / "rows.jsonl").exists():
+            from report.runlog import summary as summary_of_training
+
+            summary = summary_of_training(folder)
+        else:
+            summary = json.loads(path.read_bytes())
         if "accuracy" in summary:
             raise UserError(
                 f"{path} was written by an earlier version: "
@@ -677,62 +697,6 @@ def _load(folder: Path) -> tuple[dict, list[dict]]:
     return summary, [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
 
 
-def _csv_rows(path: Path) -> Iterator[dict]:
-    """Yield the rows of a CSV file; none if there is no such file."""
-    if path.exists():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        yield from csv.DictReader(text.splitlines())
-
-
-def _load_rewards(
-    folder: Path, lengths: Sequence[int], column: str = "reward"
-) -> list[tuple[int, float, str]]:
-    """Return (step, reward, sections of the tasks or "") from metrics.csv.
-
-    Lines without step or reward, such as a torn last one, are skipped. column: another measure.
-
-    lengths: sections by level, for files that have only the level.
-    """
-
-    def of_level(level: int) -> str:
-        return str(lengths[level]) if level < len(lengths) else ""
-
-    rewards = []
-    for row in _csv_rows(folder / "metrics.csv"):
-        try:
-            step, reward, level = int(row["step"]), float(row[column]), int(row.get("level") or 0)
-        except (KeyError, TypeError, ValueError):
-            continue
-        if isfinite(reward):
-            rewards.append((step, reward, row.get("sections") or of_level(level)))
-    return rewards
-
-
-def _load_validation(folder: Path) -> list[tuple[int, float]]:
-    """Return (step, score) from validation.csv; torn or foreign lines are skipped."""
-    scores = []
-    for row in _csv_rows(folder / "validation.csv"):
-        try:
-            scores.append((int(row["step"]), float(row["score"])))
-        except (KeyError, TypeError, ValueError):
-            continue
-    return [(step, score) for step, score in scores if isfinite(score)]
-
-
-def _level_lengths(config: str) -> list[int]:
-    """Return the sections of the tasks of each level, from the text of config.yaml.
-
-    [] if it does not say, or if the training was not on generated English.
-    """
-    import yaml
-
-    try:
-        run = yaml.safe_load(config)["run"]
-        return [int(n) for n in run["lengths"]] if run["data"] == "world" else []
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
-        return []
-
-
 # ---------------------------------------------------------------- the page
 
 
@@ -744,18 +708,28 @@ def measure_of(summary: dict) -> str:
 def _sections(
     summary: dict,
     records: Sequence[dict],
-    rewards: Sequence[tuple[int, float, str]],
+    rewards: Rewards,
     validation: Sequence[tuple[int, float]],
     config: str,
     known: Mapping[str, tuple[int, str]],
+    rows: Section,
 ) -> list[Section]:
-    """Return the sections of the page in their order; those without a body are left out."""
-    sections = [
-        _accuracy(summary),
+    """Return the sections of the page in their order; one without a body is left out of it."""
+    panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
+    measure = measure_of(summary)
+    drawn = plots.reward(rewards, validation, measure) if rewards else Markup()
+    chosen = _choose(records, TRANSCRIPTS)
+    shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
+    first = _first(panels[:FIRST], shown, _how_to_read(summary))
+    if not panels:
+        first = _first([drawn] if drawn else [], shown, about_rewards(rewards))
+    return [
+        first,
+        comparisons(summary),
+        _more_accuracy(panels[FIRST:]),
         _ruler(summary),
-        _rewards(rewards, validation, measure_of(summary)),
-        _every_cell(summary),
-        _paired(summary),
+        rewards_section(rewards, measure, drawn if panels else Markup()),
+        every_cell(summary),
         _seeds(summary),
         _published(summary),
         _depths(summary),
@@ -763,7 +737,8 @@ def _sections(
         _curves(summary),
         _fates(summary),
         _counted(summary),
-        _transcripts(records),
+        rows,
+        _transcripts([record for record in chosen if record is not shown]),
         _cost(summary),
         _growth(summary),
         _all_metrics(summary),
@@ -771,43 +746,38 @@ def _sections(
         _questions(known),
         _settings(config),
     ]
-    return [section for section in sections if section.body]
 
 
-def page(title: str, lead: str, sections: Iterable[Section]) -> str:
-    """Return the whole page. title: text; lead: HTML that stands above the sections."""
-    style = STYLE_SHEET.read_text(encoding="utf-8")
-    body = "".join(section.html() for section in sections)
-    return f'''<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">\
-<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{esc(title)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-{style}</style></head>
-<body><main><h1>{esc(title)}</h1>{lead}{body}</main></body></html>
-'''
-
-
-def write_report(folder: Path, title: str = "") -> Path:
+def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
     """Write folder/report.html from summary.json and what else the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
     it. Reads metrics.csv, validation.csv, trained_on.csv, config.yaml, transcripts.jsonl and, if
     nothing has been evaluated, trajectories.jsonl.gz where they exist.
+    running: the run goes on: the page says so, and a browser loads it anew from time to time; of a
+    training it needs no summary.json.
     UserError if there is no summary, or if it cannot be read.
     """
-    summary, records = _load(folder)
+    summary, records = _load(folder, running)
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rewards = _load_rewards(folder, _level_lengths(config), measure_of(summary))
-    validation, known = _load_validation(folder), trained_on(folder)
-    sections = _sections(summary, records, rewards, validation, config, known)
-    longest = max(_lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
-    sentence = esc(headline(summary, longest)).replace(" %", "&nbsp;%")
-    lead = f'<p class="headline">{sentence}</p>{_warnings(summary)}'
+    rewards = load_rewards(folder, level_lengths(config), measure_of(summary))
+    validation, known = load_validation(folder), trained_on(folder)
+    viewer = (Section("", ""), "") if running else viewer_section(folder, summary, records)
+    rows, script = viewer
+    sections = _sections(summary, records, rewards, validation, config, known, rows)
+    longest = max(lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
+    sentence = headline(summary, longest).replace(" %", "\u00a0%")
+    lead = fill('<p class="headline">{}</p>{}', sentence, _warnings(summary))
+    if running:
+        lead = fill('<p class="note">Running; the page so far.</p>{}', lead)
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    write_text(folder / "report.html", page(title or folder.resolve().name, lead, sections))
+    made = page(
+        title or folder.resolve().name, lead, sections, script, refresh=REFRESH if running else 0
+    )
+    write_text(folder / "report.html", made)
     return folder / "report.html"
 
 
@@ -816,11 +786,10 @@ def write_reading(folder: Path, record: dict, facts: Mapping[str, str]) -> Path:
 
     record: of `report.records`; facts: label -> text, shown above the trace.
     """
-    shown = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in facts.items())
     trace = Section(
         "What was read",
-        transcript(record, True, whole=True),
-        "Every section, and what became of the memory: <ins>came in</ins>, <del>went out</del>.",
+        transcript(record, True, most=None, characters=1 << 60),
+        fill("Every section, and what became of the memory: {}", CHANGES),
     )
-    write_text(folder / "report.html", page(record["question"], f"<dl>{shown}</dl>", [trace]))
+    write_text(folder / "report.html", page(record["question"], macro("facts", facts), [trace]))
     return folder / "report.html"

@@ -4,21 +4,26 @@ Holds: `accuracy`, `reward`, `occupancy`, `curves`, `growth`. Leaves out: the pa
 (report/page.py), numbers (report/summary.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 
-Each of the five returns HTML: one <figure> a panel, "" where there is nothing to draw.
+Each returns HTML, one <figure> a panel, "" where there is nothing to draw; `accuracy` a list of
+these. What fewer than `FEW` questions say is drawn faint.
 """
 
 from __future__ import annotations
 
-import html
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, floor, log10
 from statistics import fmean
 
 from config.errors import clean
+from report.headline import reader, temperature_of
+from report.markup import Markup, fill, joined
 from report.published import Published
 from report.rows import Cell
 from report.summary import cells
+from tasks.words import METRICS, title_of
 
 # placeholder colours, replaced by CSS variables, so that one picture serves light and dark pages
 INK, LINE, PAGE = "#0a0b0c", "#0a0b0d", "#0a0b0e"
@@ -27,6 +32,7 @@ VARIABLES = {INK: "currentColor", LINE: "var(--line)", PAGE: "var(--page)"} | {
     c: f"var(--c{i})" for i, c in enumerate(SERIES)
 }
 MARKERS = "os^DvPX*"
+FEW = 8  # questions: what fewer say is faint
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "memagent",
@@ -51,7 +57,7 @@ Entries = list[tuple[object, str]]  # of a legend: (handle, label)
 # ---------------------------------------------------------------- parts of a plot
 
 
-def _svg(draw: Callable, name: str, label: str) -> str:
+def _svg(draw: Callable, name: str, label: str) -> Markup:
     """Return what `draw(axes)` draws as an <svg> element without a size of its own.
 
     name: prefix of all ids, so that several pictures fit into one page. label: for screen readers.
@@ -76,11 +82,12 @@ def _svg(draw: Callable, name: str, label: str) -> str:
         svg = svg.replace(colour, variable)
     box = re.search('viewBox="[^"]*"', svg)
     content = svg[svg.index(">") + 1 :]
-    return f'<svg {box and box[0]} role="img" aria-label="{html.escape(clean(label))}">{content}'
+    opening = fill('<svg {} role="img" aria-label="{}">', Markup(box and box[0]), label)
+    return opening + Markup(content)  # matplotlib has escaped the texts
 
 
-def _figures(panels: Iterable[str]) -> str:
-    return "".join(f"<figure>{panel}</figure>" for panel in panels)
+def _figures(panels: Iterable[Markup]) -> Markup:
+    return joined(fill("<figure>{}</figure>", panel) for panel in panels)
 
 
 def _sample(**style):
@@ -88,6 +95,11 @@ def _sample(**style):
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **style)
+
+
+def _title(text: str) -> str:
+    """Return a title in two lines at most: more would squeeze the plot."""
+    return "\n".join(textwrap.wrap(clean(text), 44, max_lines=2, placeholder=" …"))
 
 
 ROOM = 68  # characters in all columns of a legend, about six of them for each handle
@@ -118,15 +130,15 @@ GREEDY = {"color": INK, "linestyle": "--", "marker": "o", "markerfacecolor": PAG
 
 def accuracy(
     summary: dict, published: Callable[[str], Sequence[Published]] = lambda question: ()
-) -> str:
+) -> dict[str, Markup]:
     """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
 
-    A line per agent and temperature, greedy ones dashed and hollow; published tables as thin grey
-    lines, within the range of our lengths.
+    A line per agent, at its `temperature_of`; of one agent alone a second one, greedy and dashed,
+    if it has both. Published tables as thin grey lines, within the range of our lengths.
     """
     records = dict(cells(summary))
     colours = {agent: i for i, agent in enumerate(dict.fromkeys(cell.agent for cell in records))}
-    panels = []
+    panels: dict[str, Markup] = {}
     for question in dict.fromkeys(cell.question for cell in records):
         lines = _accuracy_lines(records, question, colours)
         lengths = sorted({n for by_length in lines.values() for n in by_length})
@@ -144,15 +156,15 @@ def accuracy(
             axes.set(
                 ylim=(-0.02, 1.02),
                 xlabel=clean(summary["unit"]),
-                ylabel=summary["metric"],
-                title=clean(question)[:40],  # a longer one would squeeze the plot
+                ylabel=METRICS.get(summary["metric"], summary["metric"]),
+                title=_title(title_of(question)),
             )
             entries = _accuracy_entries(lines, colours, bool(marks))
             _legend(axes, entries, columns=2 if marks else 3)
 
-        label = f"Accuracy by {summary['unit']}, {question}"
-        panels.append(_svg(draw, f"accuracy{len(panels)}", label))
-    return _figures(panels)
+        label = f"{title_of(question)}: accuracy by {summary['unit']}"
+        panels[question] = _figures([_svg(draw, f"accuracy{len(panels)}", label)])
+    return panels
 
 
 def _accuracy_lines(
@@ -161,8 +173,11 @@ def _accuracy_lines(
     """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
     lines: dict[tuple[str, str], dict[int, dict]] = {}
     of_question = [cell for cell in records if cell.question == question]
+    alone = len({cell.agent for cell in of_question}) == 1
     for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
-        lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
+        shown = temperature_of(records, cell.agent, question)
+        if cell.temperature in (shown, "0.0" if alone else shown):
+            lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
     return lines
 
 
@@ -180,21 +195,27 @@ def _draw_intervals(
     axes, by_length: Mapping[int, dict], shift: float, colour: int, greedy: bool
 ) -> None:
     """Draw one line with its error bars. shift: factor of the lengths."""
-    lengths = sorted(by_length)
-    records = [by_length[n] for n in lengths]
-    below = [max(0, record["mean"] - record["low"]) for record in records]
-    above = [max(0, record["high"] - record["mean"]) for record in records]
-    axes.errorbar(
-        [n * shift for n in lengths],
-        [record["mean"] for record in records],
-        [below, above],
-        **_line_style(colour, colour, greedy),
-        markersize=6,
-        linewidth=1.8,
-        elinewidth=1,
-        capsize=2,
-        clip_on=False,
-    )
+    lengths, style = sorted(by_length), _line_style(colour, colour, greedy)
+    means = [by_length[n]["mean"] for n in lengths]
+    axes.plot([n * shift for n in lengths], means, **style | {"marker": ""}, linewidth=1.8)
+    for few, alpha in ((False, 1.0), (True, 0.35)):
+        chosen = [n for n in lengths if (by_length[n].get("n", FEW) < FEW) == few]
+        records = [by_length[n] for n in chosen]
+        if records:
+            axes.errorbar(
+                [n * shift for n in chosen],
+                [record["mean"] for record in records],
+                [
+                    [max(0, record["mean"] - record["low"]) for record in records],
+                    [max(0, record["high"] - record["mean"]) for record in records],
+                ],
+                **style | {"linestyle": ""},
+                alpha=alpha,
+                markersize=6,
+                elinewidth=1,
+                capsize=2,
+                clip_on=False,
+            )
 
 
 def _length_axis(axes, lengths: Sequence[int]) -> None:
@@ -216,12 +237,9 @@ def _accuracy_entries(
     for agent in dict.fromkeys(agent for agent, _ in lines):
         i = colours[agent]
         sample = _sample(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        entries.append((sample, clean(agent)[:24]))
-    temperatures = {temperature for _, temperature in lines}
-    if "0.0" in temperatures:
-        entries.append((_sample(**GREEDY), "greedy"))
-        if len(temperatures) > 1:
-            entries.append((_sample(color=INK), "sampled"))
+        entries.append((sample, clean(reader(agent))[:40]))
+    if len({temperature for _, temperature in lines}) > 1:
+        entries += [(_sample(color=INK), "sampled"), (_sample(**GREEDY), "greedy")]
     if published:
         sample = _sample(color=INK, alpha=0.3, linewidth=0.8, marker=".")
         entries.append((sample, "published, by its own metric:\nother model, other questions"))
@@ -235,7 +253,7 @@ def reward(
     training: Sequence[tuple[int, float, str]],
     validation: Sequence[tuple[int, float]] = (),
     measure: str = "reward",
-) -> str:
+) -> Markup:
     """Draw the reward by training step, or another measure, with its moving average.
 
     training: (step, value, sections of the tasks). validation: (step, score).
@@ -275,7 +293,7 @@ def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
 # ---------------------------------------------------------------- memory along the document
 
 
-def occupancy(summary: dict) -> str:
+def occupancy(summary: dict) -> Markup:
     """Draw a panel per agent and temperature: tokens of the memory along the document.
 
     A line per length, the mean over the kinds of question.
@@ -316,7 +334,7 @@ def occupancy(summary: dict) -> str:
 # ---------------------------------------------------------------- what agents count along the way
 
 
-def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
+def curves(panels: Mapping[str, Mapping[str, Points]]) -> Markup:
     """Draw a panel per title, with a line per name, over whole numbers.
 
     A point may be (x, y, low, high): an interval, shown as a band. A name may have no points.
@@ -348,85 +366,79 @@ def curves(panels: Mapping[str, Mapping[str, Points]]) -> str:
 # ---------------------------------------------------------------- growth with the document
 
 
-def growth(summary: dict) -> str:
-    """Draw two logarithmic panels: seconds of a question and peak memory by document tokens read.
+def growth(summary: dict) -> Markup:
+    """Draw two logarithmic panels by the length of the document: seconds of a question and peak
+    memory.
 
-    A line per agent (colour), kind of question (marker) and temperature (greedy ones dashed and
-    hollow).
+    A line per agent, at its `temperature_of`: the mean over kinds of question, of memory the most.
     """
-    agents, questions = (
-        list(dict.fromkeys(getattr(cell, part) for cell, _ in cells(summary)))
-        for part in ("agent", "question")
-    )
-    tokens = {cell: n for cell, n in cells(summary, "document_tokens") if n > 0}
+    records = dict(cells(summary))
+    agents = list(dict.fromkeys(cell.agent for cell in records))
     panels = []
-    for metric, label in (("seconds", "seconds a question"), ("mib", "MiB at most")):
-        lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-        for cell, value in cells(summary, metric):
-            if cell in tokens and value > 0:
-                line = lines.setdefault((cell.agent, cell.question, cell.temperature), [])
-                line.append((tokens[cell], value))
+    for metric, label, pool in (
+        ("seconds", "seconds a question", fmean),
+        ("mib", "MiB at most", max),
+    ):
+        lines = {agent: _grown(records, agent, metric, pool) for agent in agents}
+        lines = {agent: points for agent, points in lines.items() if points}
+        if not lines:
+            continue
 
         def draw(axes, metric=metric, label=label, lines=lines):
-            for (agent, question, temperature), points in lines.items():
-                indices = agents.index(agent), questions.index(question)
-                style = _line_style(*indices, greedy=temperature == "0.0")
-                axes.plot(*zip(*sorted(points), strict=True), **style, markersize=5, linewidth=1.2)
-            entries = _growth_entries(lines, agents, questions)
-            if metric == "seconds" and max(tokens.values()) > 2 * min(tokens.values()):
-                entries.append(_draw_proportional(axes, lines.values(), tokens.values()))
-            xlabel = "tokens of the document that were read"
-            axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=label)
-            points = [point for points in lines.values() for point in points] or [(1.0, 1.0)]
-            _plain_ticks(axes.xaxis, [x for x, _ in points])
-            _plain_ticks(axes.yaxis, [y for _, y in points])
-            if entries:
-                _legend(axes, entries, columns=3)
+            entries: Entries = []
+            for agent, points in lines.items():
+                style = _line_style(agents.index(agent), agents.index(agent), greedy=False)
+                (line,) = axes.plot(*zip(*points, strict=True), **style, markersize=5)
+                entries.append((line, clean(reader(agent))[:40]))
+            lengths = sorted({x for points in lines.values() for x, _ in points})
+            if metric == "seconds" and lengths[-1] > 2 * lengths[0]:
+                entries.append(_draw_proportional(axes, lines.values(), lengths))
+            _length_axis(axes, lengths)
+            axes.set(xlabel=clean(summary["unit"]), ylabel=label)
+            _value_axis(axes, [y for points in lines.values() for _, y in points])
+            _legend(axes, entries, columns=3)
 
         panels.append(_svg(draw, f"growth{len(panels)}", label))
     return _figures(panels)
 
 
-def _growth_entries(
-    lines: Iterable[tuple[str, str, str]], agents: Sequence[str], questions: Sequence[str]
-) -> Entries:
-    """Return the entries for colours, for markers (the first eight) and for the dashes."""
-    drawn = dict.fromkeys(agent for agent, _, _ in lines)
-    entries = [
-        (_sample(color=SERIES[agents.index(agent) % len(SERIES)]), clean(agent)[:24])
-        for agent in drawn
-    ]
-    if len(questions) > 1:
-        entries += [
-            (_sample(color=INK, linestyle="", marker=marker), clean(question)[:24])
-            for marker, question in zip(MARKERS, questions, strict=False)
-        ]
-    if len(questions) > len(MARKERS):
-        entries.append((_sample(linestyle=""), f"and {len(questions) - len(MARKERS)} more"))
-    temperatures = {temperature for _, _, temperature in lines}
-    if "0.0" in temperatures and len(temperatures) > 1:
-        entries.append((_sample(**GREEDY), "greedy"))
-    return entries
+def _grown(
+    records: Mapping[Cell, dict], agent: str, metric: str, pool: Callable
+) -> list[tuple[float, float]]:
+    """Return (length, value) of an agent, its kinds of question pooled."""
+    by_length: dict[int, list[float]] = {}
+    for cell, record in records.items():
+        shown = (agent, temperature_of(records, cell.agent, cell.question))
+        if (cell.agent, cell.temperature) == shown and record.get(metric, 0) > 0 < cell.length:
+            by_length.setdefault(cell.length, []).append(record[metric])
+    return [(length, pool(values)) for length, values in sorted(by_length.items())]
 
 
-def _draw_proportional(axes, lines: Iterable[Points], tokens: Collection[float]) -> tuple:
-    """Draw a dotted line of values proportional to the tokens; return its legend entry.
+def _draw_proportional(axes, lines: Iterable[Points], lengths: Sequence[float]) -> tuple:
+    """Draw a dotted line of values proportional to the length; return its legend entry.
 
-    It begins at the least value and the fewest tokens.
+    It begins at the least value and the shortest documents.
     """
-    fewest, most = min(tokens), max(tokens)
-    start = min((value for points in lines for _, value in points), default=1.0)
-    ends = (fewest, most), (start, start * most / fewest)
+    start = min(value for points in lines for _, value in points)
+    ends = (lengths[0], lengths[-1]), (start, start * lengths[-1] / lengths[0])
     (line,) = axes.plot(*ends, color=INK, alpha=0.35, linestyle=":")
     return line, "proportional"
 
 
-def _number(value: float, _: object = None) -> str:
-    """Label a tick with plain digits, never TeX."""
-    return f"{value:,.10g}"
+TICKS = 6  # of a logarithmic axis of values, at most
 
 
-def _plain_ticks(axis, values: Sequence[float]) -> None:
-    """Label a logarithmic axis at the powers of ten; where `values` span less, between them too."""
-    axis.set_major_formatter(_number)
-    axis.set_minor_formatter(_number if max(values) < 10 * min(values) else lambda value, at: "")
+def _value_axis(axes, values: Sequence[float]) -> None:
+    """Make the y axis logarithmic, with a few ticks at 1, 2 and 5 or at powers of ten."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    for steps, every in (((1, 2, 5), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
+        ticks = [step * 10.0**k for k in decades[::every] for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= TICKS:
+            break
+    if len(ticks) < 2:  # a narrow range: its ends
+        ticks = sorted({float(f"{value:.2g}") for value in (min(values), max(values))})
+    axes.set_yticks(ticks, [f"{tick:,.10g}" for tick in ticks])
+    axes.minorticks_off()

@@ -22,9 +22,8 @@ from statistics import fmean
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
-from report.page import Section, as_table, page
+from report.markup import Markup, Section, Text, as_table, fill, folded, joined, page
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
-from report.transcripts import esc
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 EXCERPT = 100  # characters of an experience that a task was shown
@@ -213,9 +212,10 @@ def _of_bank(name: str) -> Callable[[dict], float | None]:
 def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
     rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    lead = (
-        f'<p class="headline">{esc(best["arm"])} solved {best["sr"]:.0%} of {best["n"]} tasks of '
-        f"{esc(config.environment)} in epoch {best['epoch']}.{esc(rule)}</p>"
+    lead = fill(
+        '<p class="headline">{}</p>',
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
+        f"epoch {best['epoch']}.{rule}",
     )
     learning = [o for o in outcomes if o["bank"]]
     sections = [
@@ -234,41 +234,40 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
             ["", "", "difference", "n"],
-            [[esc(f"{d['arm']} - {d['than']}"), "", _difference(d), f"{d['n']:,}"]
+            [[f"{d['arm']} - {d['than']}", "", _difference(d), f"{d['n']:,}"]
              for d in summary["differences"]],
         ), "95 % intervals by bootstrap over the tasks."),
         Section("Other tasks, with the bank as it was", as_table(
             "Held-out tasks", ["", "", "solved", "n", "calibration error"],
-            [[esc(h["arm"]), "", _share(h), f"{h['n']:,}", _error(h)]
+            [[h["arm"], "", _share(h), f"{h['n']:,}", _error(h)]
              for h in summary["held_out"]],
         )),
         Section("Utilities", plots.curves({
             "mean utility": _lines(summary, _of_bank("q_mean")),
             "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
         }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {esc(o['arm'])}", _texts(_worth(o)),
+        *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
-        Section("One task, epoch by epoch", _texts("".join(map(_one_task, learning)))),
+        Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
     ]  # fmt: skip
-    return page(f"Stream {config.name}", lead, [s for s in sections if s.body])
+    return page(f"Stream {config.name}", lead, sections)
 
 
-def _long(text: str) -> str:
+def _long(text: str) -> Text:
     """Return a text whose end is folded away."""
     begin, rest = text[:FOLDED], text[FOLDED:]
-    folded = f"<details><summary>{esc(begin)} ...</summary>{esc(rest)}</details>"
-    return folded if rest else esc(text)
+    return folded(f"{begin} ...", rest) if rest else text
 
 
-def _texts(tables: str) -> str:
+def _texts(tables: Markup) -> Markup:
     """Set tables whose cells are sentences."""
-    return tables and f'<div class="texts">{tables}</div>'
+    return tables and fill('<div class="texts">{}</div>', tables)
 
 
-def _epochs(summary: dict) -> str:
+def _epochs(summary: dict) -> Markup:
     rows = [
-        [esc(c["arm"]), str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
+        [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
          f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
          f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
          _error(c)]
@@ -279,11 +278,11 @@ def _epochs(summary: dict) -> str:
     return as_table("Means of a task; tokens read and written", head, rows)
 
 
-def _utilities(summary: dict) -> str:
+def _utilities(summary: dict) -> Markup:
     names = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min",
              "q_10", "q_median", "q_90", "q_max")  # fmt: skip
     rows = [
-        [esc(c["arm"]), str(c["epoch"]), *(f"{c['bank'][name]:.4g}" for name in names)]
+        [c["arm"], str(c["epoch"]), *(f"{c['bank'][name]:.4g}" for name in names)]
         for c in summary["cells"]
         if c["bank"].get("entries")
     ]
@@ -291,7 +290,7 @@ def _utilities(summary: dict) -> str:
     return as_table("The bank", head, rows)
 
 
-def _worth(outcome: dict) -> str:
+def _worth(outcome: dict) -> Markup:
     """List the experiences that were shown most often with success, and with failure."""
 
     def share(entry: dict) -> float:
@@ -305,15 +304,15 @@ def _worth(outcome: dict) -> str:
     parts = []
     for title, chosen in (("Helped", helped), ("Hurt", hurt)):
         rows = [
-            [str(e["id"]), esc(e["task"]), f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
+            [str(e["id"]), e["task"], f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
              _long(e["experience"])]
             for e in chosen[:MOST_SHOWN]
         ]  # fmt: skip
         parts.append(as_table(title, ["entry", "of task", "succeeded", "Q", "experience"], rows))
-    return "".join(parts)
+    return joined(parts)
 
 
-def _one_task(outcome: dict) -> str:
+def _one_task(outcome: dict) -> Markup:
     """Show what the task was shown whose success changed most often."""
     by_task: dict[str, list[dict]] = {}
     for row in outcome["rows"]:
@@ -325,17 +324,16 @@ def _one_task(outcome: dict) -> str:
     rows = max(by_task.values(), key=changes, default=[])
     lines = [
         [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
-         "<br>".join(
-             esc(f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f}): "
-                 f"{' '.join(f['experience'].split())[:EXCERPT]}")
-             for f in row["shown"]
-         ) or "nothing", esc(row["action"][:200])]
+         joined(
+             (f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f}): "
+              f"{' '.join(f['experience'].split())[:EXCERPT]}"
+              for f in row["shown"]),
+             between="<br>",
+         ) or "nothing", row["action"][:200]]
         for row in rows
     ]  # fmt: skip
     head = ["epoch", "it was", "shown", "last action"]
-    return (
-        as_table(f"{esc(outcome['arm'])}, task {esc(rows[0]['id'])}", head, lines) if rows else ""
-    )
+    return as_table(f"{outcome['arm']}, task {rows[0]['id']}", head, lines) if rows else ""
 
 
 def read_summary(folder: Path) -> dict:

@@ -6,7 +6,7 @@ both show; `marked`, the same without colours. Leaves out: which trajectories ar
 Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
 Questions, documents and answers are foreign text: all of it goes through `clean` and is then
-escaped (HTML) or kept apart from markup (rich's Text).
+escaped (by the template) or kept apart from markup (rich's Text).
 
 An agent may have a method `table(turn)` beside `Agent.lines`: what a recorded turn shows as a
 table, one mapping a row, column -> text or a list of lines.
@@ -14,7 +14,6 @@ table, one mapping a row, column -> text or a list of lines.
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
+from report.markup import Markup, fill, macro
 from report.records import WITHOUT_RESPONSE
 
 if TYPE_CHECKING:
@@ -341,70 +341,40 @@ def render_trajectory(
 # ---------------------------------------------------------------- on the page
 
 
-def esc(text: object) -> str:
-    """Make foreign text safe in HTML."""
-    return html.escape(clean(text))
-
-
-def _html(line: Line) -> str:
-    note = f" <small>{esc(line.note)}</small>" if line.note else ""
-    return f'<p class="recall"><b>{esc(line.label)}</b> {esc(line.text)}{note}</p>'
-
-
-def _html_table(table: Sequence[Row]) -> str:
-    """Return an agent's table as HTML; columns in the order in which rows name them."""
-    names = list(dict.fromkeys(name for row in table for name in row))
-    head = "".join(f'<th scope="col">{esc(name)}</th>' for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td>{''.join(f'<div>{esc(line)}</div>' for line in row.get(name, ()))}</td>"
-            for name in names
-        )
-        + "</tr>"
-        for row in table
-    )
-    return body and (
-        '<div class="scroll"><table class="words">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def transcript(record: dict, unfolded: bool, whole: bool = False) -> str:
-    """Return a record as a <details> element, open if `unfolded`.
-
-    whole: with all sections, in full length.
-    """
-    tags = {"same": "{}", "out": "<del>{}</del>", "in": "<ins>{}</ins>"}
-    n_sections = _n_sections(record)
-    parts = []
-    most = 1 << 60 if whole else 3000  # characters of a section
-    for step in steps_of(record, None if whole else 24):
-        if isinstance(step, str):
-            parts.append(f'<p class="gap">… {step} …</p>')
-            continue
-        pieces = diff(step.before, step.after)
-        memory = "".join(tags[kind].format(esc(text)) for kind, text in pieces) or "(empty)"
-        remark = f' <span class="tag">{step.remark}</span>' if step.remark else ""
-        where = esc(_comma(step.where))
-        parts.append(f"<h3>Section {step.number:,} of {n_sections:,}{where}</h3>")
-        parts.append(f'<p class="section">{esc(clip(step.section.strip(), most))}</p>')
-        parts += [_html(line) for line in step.lines if line.before]
-        parts.append(f'<p class="memory"><b>memory</b>{remark} {memory}</p>')
-        parts += [_html(line) for line in step.lines if not line.before]
-        parts.append(_html_table(step.table))
-    parts += map(_html, _final_lines(record))
-    parts.append(_html_table(_final_table(record)))
-    if text := _text_read(record):
-        where = esc(_comma(str(record["turns"][-1].get("where", ""))))
-        parts.append(f'<h3>Read at once{where}</h3><p class="section">{esc(clip(text, most))}</p>')
-    facts = "".join(f"<dt>{name}</dt><dd>{esc(text)}</dd>" for name, text in _facts(record).items())
+def transcript(
+    record: dict, unfolded: bool, most: int | None = 24, characters: int = 3000
+) -> Markup:
+    """Return a record as a <details> element, open if `unfolded`. The rest: see `trace`."""
     verdict, style = _verdict(record)
-    return (
-        f'<details class="box"{" open" if unfolded else ""}>'
-        f'<summary><span class="tag {style}">{verdict}</span> {esc(_title(record))} '
-        f"<small>{esc(_origin(record))}</small></summary>{''.join(parts)}<dl>{facts}</dl></details>"
+    return macro(
+        "transcript",
+        _title(record),
+        _origin(record),
+        {"verdict": verdict, "style": style},
+        trace(record, most, characters),
+        _facts(record),
+        unfolded,
     )
+
+
+def trace(record: dict, most: int | None, characters: int) -> list[Markup]:
+    """Return what was read of a record and what became of the memory, part by part.
+
+    most: sections (`steps_of`). characters: of a section.
+    """
+    n_sections, parts = _n_sections(record), []
+    for step in steps_of(record, most):
+        if isinstance(step, str):
+            parts.append(fill('<p class="gap">… {} …</p>', step))
+            continue
+        section = clip(step.section.strip(), characters)
+        parts.append(macro("step", step, n_sections, section, diff(step.before, step.after)))
+    parts += (macro("line", line) for line in _final_lines(record))
+    parts.append(macro("words", _final_table(record)))
+    if text := _text_read(record):
+        where = str(record["turns"][-1].get("where", ""))
+        parts.append(macro("read_at_once", where, clip(text, characters)))
+    return parts
 
 
 def _verdict(record: dict) -> tuple[str, str]:

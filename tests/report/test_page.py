@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from agents.rememr1 import Notes, ReMemR1, Step
@@ -18,8 +19,9 @@ from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
 from report import page as report_page
-from report import plots
+from report import plots, training
 from report.headline import headline
+from report.markup import STYLE_SHEET
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
@@ -41,6 +43,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
+        self.html = text
         self.open, self.tags, self.ids, self.refs, self.words = [], [], [], [], []
         self.feed(text)
         self.close()
@@ -49,7 +52,7 @@ class Page(HTMLParser):
         allowed = (
             "html head meta title style body main h1 h2 h3 p section div figure "
             "table caption thead tbody tr th td b small details summary span ins del dl dt dd pre "
-            "svg defs g path use text clippath rect tspan"
+            "svg defs g path use text clippath rect tspan nav ul li a"
         )
         assert set(self.tags) <= {*allowed.split()}
         assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
@@ -78,6 +81,15 @@ class Page(HTMLParser):
     @property
     def text(self):
         return " ".join(" ".join(self.words).split())
+
+    @property
+    def titles(self):
+        return re.findall("<h2>(.*?)</h2>", self.html)
+
+    def section(self, title):
+        """Return the text of a section, without its title."""
+        body = self.html.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+        return Page(f"<p>{body}</p>").text
 
 
 def row(
@@ -165,8 +177,7 @@ def test_pooled_kinds_stand_among_the_cells_with_both_intervals(tmp_path):
         for kind in ("1 multi-hop", "2 temporal")
         for k in range(32)
     ]  # fmt: skip
-    text = page(tmp_path / "eval", rows, unit="sessions").text
-    cells = text.partition("Every cell")[2].partition("Cost of one question")[0]
+    cells = page(tmp_path / "eval", rows, unit="sessions").section("Every cell")
     for name in ("1 to 4, official metric", "1 to 4, official metric, interval over questions"):
         assert f"{name}, by sessions" in cells
     assert cells.count("n 64") == 2
@@ -174,13 +185,15 @@ def test_pooled_kinds_stand_among_the_cells_with_both_intervals(tmp_path):
 
 def test_a_whole_report(tmp_path):
     report = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
-    sections = (
-        "Accuracy by sections", "Reward by training step", "Every cell", "Paired differences",
-        "Transcripts", "Cost of one question", "All metrics", "For papers", "Settings",
-    )  # fmt: skip
-    places = [report.text.index(section) for section in sections]
+    assert report.titles == [
+        "Comparisons", "Reward by training step", "Every cell", "Cost of one question",
+        "All metrics", "For papers", "Settings",
+    ]  # fmt: skip
+    # before them two kinds of question, beside them the only transcript
+    assert report.tags.count("svg") == 3 and report.text.count("Where is Anna?") == 1
+    places = [report.html.index(x) for x in ("<nav", "<svg", "Where is Anna?", "<h2>Comparisons")]
     assert places == sorted(places)
-    assert report.tags.count("svg") == 3  # two kinds of question and the reward
+    assert re.findall('href="#(s[0-9])"', report.html) == [f"s{k}" for k in range(1, 8)]
     assert "0.900 0.70–1.00, n 10" in report.text and "0.000 0.00–0.28, n 10" in report.text
     for label in ("4 sections", "8 sections", "16 sections"):  # the curriculum
         assert label in report.text
@@ -285,21 +298,24 @@ def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
     assert "var(--c0)" in svg and "var(--c2)" in svg and "currentColor" in svg
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)  # nothing has a colour of its own
     assert ">trained</text>" in svg  # words are words
-    assert "stroke-dasharray" in svg  # greedy is dashed
+    assert "greedy" not in svg  # a line an agent
+    alone = [row(temperature=t, length=n) for t in ("1.0", "0.0") for n in (4, 16)]
+    svg = page(tmp_path / "alone", alone).html
+    assert "stroke-dasharray" in svg and ">greedy</text>" in svg  # and dashed
 
 
 def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "eval", [row()])
     monkeypatch.chdir(folder)
     style = re.search("<style>(.*?)</style>", write_report(folder).read_text(), re.S)[1]
-    assert style.strip() and style == "\n" + report_page.STYLE_SHEET.read_text()
+    assert style.strip() and style == "\n" + STYLE_SHEET.read_text()
     assert style.count("{") == style.count("}") and "</" not in style
 
 
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    assert report_page._load_rewards(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
+    assert training.load_rewards(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
@@ -340,7 +356,7 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
     text = page(tmp_path / "ruler", rows, unit="tokens").text
     assert "RULER, task by length" in text and "mean of the paper's ten 0.72" in text
     assert "RL-MemAgent-14B published 0.975" in text and "vt, RULER's match" in text
-    assert "the trained agent answers 75 % of 11 kinds of questions right" in text
+    assert "Trained, it correctly answers 75 % of 11 kinds of questions in 8,192 tokens. (n" in text
     assert "brackets" not in text
     assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
 
@@ -414,10 +430,10 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
 
 def test_the_headline_is_computed_from_the_numbers():
     expected = (
-        "At 64 sections the trained agent answers 90 % [70, 100] of the one_fact and "
-        "90 % [70, 100] of the two_hop questions right; "
-        "untrained: 10 % and 10 %; full: 0 % and 0 % (95 % intervals in brackets, "
-        "n = 10 questions, temperature 1.0, training saw at most 16 sections)."
+        "Trained, it correctly answers 90 % [70, 100] of questions that need one fact in 64 "
+        "sections (untrained 10 %, reading everything at once 0 %) and 90 % [70, 100] of questions "
+        "that need two connected facts (untrained 10 %, reading everything at once 0 %). "
+        "(n = 10; 95 % intervals in brackets; temperature 1.0; training saw at most 16 sections)"
     )
     assert headline(summarise(GRID), 16) == expected
     # a question that no other agent was asked is no comparison
@@ -428,9 +444,20 @@ def test_the_headline_is_computed_from_the_numbers():
         row("memagent", length=200, temperature="0.0"),
     ]
     assert headline(summarise(rows, "documents"), 16) == (
-        "At 50 documents the bm25 agent answers 0 % [0, 79] of the one_fact questions right; "
-        "memagent: not asked "
-        "(95 % intervals in brackets, n = 1 questions, temperature 0.0)."
+        "bm25 correctly answers 0 % [0, 79] of questions that need one fact in 50 documents "
+        "(memagent not asked). (n = 1; 95 % intervals in brackets; greedy)"
+    )
+    # other lengths and numbers of questions; a reward that is a score
+    rows = [
+        *(row("a", "hotpotqa", length=8, id=str(i)) for i in range(4)),
+        *(row("a@untrained", "hotpotqa", length=8, id=str(i)) for i in range(2)),
+        row("a", "squad", length=4, reward=0.5),
+        row("a@untrained", "squad", length=4),
+    ]
+    assert headline(summarise(rows, "sessions", "reward")) == (
+        "a scores on 50 % [5, 95] of squad questions in 4 sessions (a before training 100 %) and "
+        "100 % [51, 100] of hotpotqa questions in 8 sessions (a before training 100 %). "
+        "(n = 1 to 4; 95 % intervals in brackets; temperature 1.0)"
     )
 
 
@@ -652,42 +679,57 @@ def test_long_sections_and_whole_documents_are_clipped():
     assert "all of it" in printed(whole).export_text()
 
 
-def growth_of(document_tokens, seconds):
-    records = []
-    for agent, question, temperature in itertools.product(
-        ("trained", "full"), ("one", "two"), ("1.0", "0.0")
-    ):
-        values = zip(
-            (50, 100, 200),
-            seconds(agent, question, temperature),
-            (410, 430, 470),
-            document_tokens,
-            strict=True,
+def growth_of(seconds, lengths=(4, 64, 1024)):
+    """Return the two panels; seconds: of an agent and a kind of question, by length."""
+    records = [
+        {"agent": agent, "question": question, "temperature": temperature, "length": length,
+         "seconds": s, "mib": mib}
+        for agent, question, temperature in itertools.product(
+            ("trained", "full"), ("one", "two"), ("1.0", "0.0")
         )
-        for length, s, mib, tokens in values:
-            cell = dict(agent=agent, question=question, temperature=temperature, length=length)
-            records.append(cell | {"seconds": s, "mib": mib, "document_tokens": tokens})
-    return plots.growth({"cells": records})
+        for length, s, mib in zip(
+            lengths, seconds(agent, question, temperature), (410, 430, 470), strict=True
+        )
+    ]  # fmt: skip
+    return plots.growth({"cells": records, "unit": "sections"})
 
 
-def test_growth_has_a_line_for_each_agent_kind_and_temperature_and_numbers_on_its_axes():
+def test_growth_has_a_line_for_each_agent_and_a_few_numbers_on_its_axes():
     def seconds(agent, question, temperature):
-        factor = 1 + (agent == "full") + 2 * (question == "two") + 4 * (temperature == "0.0")
+        factor = 10 * (agent == "full") + 1 + 2 * (question == "two") + 90 * (temperature == "0.0")
         return [n * factor for n in (1, 4, 300)]
 
-    svg = growth_of((900, 2000, 300_000), seconds)
-    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    assert not any("$" in label or "\\" in label for label in labels)
-    assert {"10", "100", "1,000", "10,000", "100,000"} <= {*labels}
-    assert {"trained", "full", "one", "two", "greedy", "proportional"} <= {*labels}
-    # less than a power of ten: the ticks between
-    assert [label for label in labels if re.fullmatch("4[0-9]0", label)]
-    first = svg[: svg.index("</svg>")]
-    paths = re.findall(r'<path d="(M [^"Z]*)" clip-path', first)
-    # agents x kinds x temperatures, each of its own three lengths
-    lines = [path for path in paths if path.count("L") == 2]
-    assert len(lines) == 8 and len({*lines}) == 8
-    assert growth_of((900, 950, 990), seconds)
+    drawn = growth_of(seconds)
+    assert drawn.count("<svg") == 2
+    first = drawn[: drawn.index("</svg>")]
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", first)
+    assert labels[:3] == ["4", "64", "1,024"] and labels[3] == "sections"
+    values = labels[4 : labels.index("seconds a question")]
+    assert values == ["10", "100", "1,000"]
+    assert labels[-3:] == ["trained", "reading everything at once", "proportional"]
+    # one line each, the mean of its kinds: 2 and 12 times the same
+    lines = [path for path in re.findall(r'<path d="(M [^"Z]*)" clip-path', first)]
+    heights = [[float(y) for y in re.findall(r" ([\d.]+) \n", path + " \n")] for path in lines]
+    heights = [h for h in heights if len(h) == 3]
+    assert len(heights) == 2
+    decade = (heights[0][0] - heights[0][2]) / 2.4771  # log10(300)
+    assert heights[0][0] - heights[1][0] == pytest.approx(decade * 0.7782, rel=0.01)  # log10(6)
+    # memory: less than a factor of two
+    second = re.findall(r"<text[^>]*>([^<]*)</text>", drawn[drawn.index("</svg>") :])
+    assert second[4:6] == ["410", "470"]
+
+
+def test_an_axis_of_many_decades_has_few_ticks():
+    def ticks(*values):
+        axes = Figure().add_subplot()
+        axes.plot(values, values)
+        plots._value_axis(axes, values)
+        return [label.get_text() for label in axes.get_yticklabels()]
+
+    assert ticks(2.0, 70.0) == ["2", "5", "10", "20", "50"]
+    assert ticks(0.002, 0.9) == ["0.01", "0.1", "1"]
+    assert ticks(6.1, 9.23) == ["6.1", "9.2"]  # none of 1, 2 and 5
+    assert 2 <= len(ticks(1e-6, 1e9)) <= 6
 
 
 def shown_of(record):
@@ -755,3 +797,56 @@ def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
     assert sampled(record()) == ""  # an older one
     words = " ".join(page(tmp_path / "r", [row(id=0)], records=[hot]).words)
     assert "training step 39, sampled at temperature 2.2" in words
+
+
+# ---------------------------------------------------------------- what comes first, what is folded
+
+
+def test_what_few_questions_say_is_faint(tmp_path):
+    rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
+    report = page(tmp_path / "eval", rows)
+    faint = re.findall(r'<span class="few">(.*?)</span>', report.html)
+    assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
+    svg = report.html[report.html.index("<svg") : report.html.index("</svg>")]
+    assert (
+        svg.count("opacity: 0.35") >= 3
+        and "opacity: 0.35"
+        not in plots.accuracy(summarise([row(id=str(i)) for i in range(8)]))["one_fact"]
+    )
+    pairs = [row(agent, id="a") for agent in ("trained", "full")]
+    assert '<span class="few"><span>+0.000' in page(tmp_path / "two", pairs).html
+
+
+def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):
+    agents = ("memagent", "bm25", "oracle", "full", "full@untrained", "memagent@untrained")
+    report = page(tmp_path / "eval", [row(agent) for agent in agents])
+    captions = re.findall("<caption>(memagent minus [^,]*)", report.html)
+    assert [caption.rpartition(" ")[2] for caption in captions] == [
+        "memagent@untrained", "full", "bm25", "oracle", "full@untrained",
+    ]  # fmt: skip
+
+
+def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
+    rows = [row(f"agent {i}") for i in range(13)]
+    html = page(tmp_path / "eval", rows).html
+    label = "Questions that need one fact, by sections (13 rows)"
+    body = html.partition(f"<details><summary>{label}</summary>")[2].partition("</details>")[0]
+    assert body.count("<tr>") == 14 and "agent 12" in body
+    short = page(tmp_path / "short", rows[:12]).html
+    assert (
+        f"{label.partition(' (')[0]}</caption>" in short
+        and "(12 rows)" not in short.partition("All metrics</h2>")[0]
+    )
+
+
+def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tmp_path):
+    rows = [row(question=f"kind {i}") for i in range(5)]
+    report = page(
+        tmp_path / "eval", rows, records=[record(reward=0.0), record(id="b", question="Right?")]
+    )
+    first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
+    assert first.count("<svg") == 2 and "Right?" in first and "Where is Anna?" not in first
+    more = report.html.partition("<h2>Other kinds of questions")[2].partition("</section>")[0]
+    assert more.count("<svg") == 3
+    assert "Where is Anna?" in report.section("Transcripts")
+    assert "Right?" not in report.section("Transcripts")

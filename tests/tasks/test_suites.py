@@ -202,7 +202,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
     page = (folder / "report.html").read_text()
     for part in (
-        "Paired differences",
+        "Comparisons",
         "By depth of the evidence",
         "What was lost where",
         "Growth with the document",

@@ -1,0 +1,158 @@
+"""Turn data into the HTML of a page: one template, one style sheet, every text escaped.
+
+Holds: `Section`, `page`, `as_table` and other parts of a page; `fill`, for the content of a cell;
+`macro`, which calls any macro of the template. Leaves out: what a page says (report/page.py,
+report/streams.py), transcripts (report/transcripts.py). No torch.
+Exercise it: `pytest tests/report/test_markup.py`. Read next: report/page.html.j2.
+
+Questions, documents and answers are foreign text. A `str` is cleaned of control characters and
+escaped wherever it enters a page; `Markup` is HTML already, and is made here and in report/plots.py
+only. The page loads nothing, and its Content-Security-Policy forbids every script but the one that
+`page` was given, by its digest.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.environment import TemplateModule
+from markupsafe import Markup
+
+from config.errors import clean
+
+STYLE_SHEET = Path(__file__).with_name("page.css")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+Text = str | Markup  # a str is escaped
+LONG = 12  # rows of a table that is not folded, at most
+
+# ---------------------------------------------------------------- the template
+
+
+def _finished(value: object) -> object:
+    return value if isinstance(value, Markup) else clean(value)
+
+
+@cache
+def _template() -> TemplateModule:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").module
+
+
+def macro(name: str, *values: object, **named: object) -> Markup:
+    """Return what a macro of the template makes of these values."""
+    return getattr(_template(), name)(*values, **named)
+
+
+def fill(pattern: str, *values: object) -> Markup:
+    """Fill values into a short pattern of HTML. Give the pattern as a literal.
+
+    >>> fill("<b>{}</b>", "1 < 2")
+    Markup('<b>1 &lt; 2</b>')
+    """
+    return Markup(pattern).format(*map(_finished, values))
+
+
+def joined(parts: Iterable[Text], between: str = "") -> Markup:
+    """Join parts of a page; what is text among them is escaped. between: HTML, as a literal."""
+    return Markup(between).join(map(_finished, parts))
+
+
+# ---------------------------------------------------------------- parts of a page
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section of the page. A section without a body is left out."""
+
+    title: Text  # "": it stands in no list of contents
+    body: Markup | str  # "" or HTML: a text would be escaped
+    note: Text = ""  # how to read the body, above it
+
+    def html(self, anchor: str = "") -> Markup:
+        return macro("section", self, anchor)
+
+
+def as_table(
+    caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]], fold: bool = False
+) -> Markup:
+    """Return a table, "" without rows; folded away if it is long, or if `fold`.
+
+    rows: the first two cells of each name it.
+    """
+    rows = list(rows)
+    made = macro("as_table", caption, head, rows) if rows else Markup()
+    if rows and (fold or len(rows) > LONG):
+        return folded(f"{caption} ({len(rows):,} row{'s' * (len(rows) > 1)})", made)
+    return made
+
+
+def table_by_length(
+    caption: Text, head: Sequence[Text], rows: Mapping[tuple[Text, ...], Mapping[int, Text]]
+) -> Markup:
+    """Return a table with a column per length, in ascending order, after those named in `head`.
+
+    rows: leading cells -> length -> cell; a cell that is missing stays empty.
+    """
+    lengths = sorted({length for by_length in rows.values() for length in by_length})
+    body = [[*first, *(by_length.get(n, "") for n in lengths)] for first, by_length in rows.items()]
+    return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
+
+
+def figures(panels: Markup) -> Markup:
+    """Set the figures of report/plots.py side by side; "" without any."""
+    return fill('<div class="plots">{}</div>', panels) if panels else Markup()
+
+
+def folded(label: Text, body: Text) -> Markup:
+    return fill("<details><summary>{}</summary>{}</details>", label, body)
+
+
+def heat(share: float, note: str = "") -> Markup:
+    """Return a cell of a heat map: the larger the share, the darker the cell."""
+    small = fill("<small>{}</small>", note) if note else ""
+    percent = f"{100 * min(1.0, max(0.0, share)):.0f}"
+    return fill('<span class="heat" style="--v:{}%">{}</span>{}', percent, f"{share:.2f}", small)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(
+    title: str, lead: Markup, sections: Iterable[Section], script: str = "", refresh: int = 0
+) -> str:
+    """Return the whole page. lead: what stands above the sections.
+
+    script: JavaScript of our own, the only one that the page's policy lets run. ValueError if it
+    would end its element early. refresh: seconds after which a browser loads the page anew; 0:
+    never.
+    """
+    if "</" in script or "<!--" in script:
+        raise ValueError("a script that holds </ or <!-- cannot stand in a page")
+    kept = [section for section in sections if section.body]
+    policy = POLICY
+    if script:
+        policy += f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+    return macro(
+        "page",
+        title=title,
+        lead=lead,
+        sections=[(section, f"s{k}") for k, section in enumerate(kept)],
+        style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
+        policy=Markup(policy),
+        script=Markup(script),
+        refresh=refresh,
+    )
