@@ -214,7 +214,7 @@ def _eval(
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
     folder = run_suite(hub.pinned(eval_config, typer.echo), agents)
-    typer.echo(f"Table and plots: {folder / 'report.html'}; numbers: {folder / 'summary.json'}.")
+    typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
 @command(app, AskConfig, ReadConfig, everyday=options.EVERYDAY["ask"], more=find.own_flags)

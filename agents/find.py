@@ -57,7 +57,7 @@ STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in 
 # order. The URL of a served model may change whatever the setting, its name may not (`changed`)
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
-            "kv_gib", "sleep", "devices", "num_nodes"},
+            "kv_gib", "sleep", "devices", "num_nodes", "logger"},
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),

@@ -31,7 +31,7 @@ from config import files
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, hints_of
 from config.realmodels import PACKAGED
-from config.terminal import bar, console
+from config.terminal import bar, console, say
 from data import ANSWER_FORMS, Task, extract_answer
 from engines.endpoint import SHORT_OF_MEMORY, Terms
 from engines.local import answerer
@@ -130,21 +130,21 @@ def _answer(reading: Reading, how: How) -> None:
     """Open what answers, choose the agent, make the folder, and read."""
     agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
     for remark in reading.document.remarks:
-        _say(remark, "dim")
+        say(remark, "dim")
     terms = Terms(
         patience_s=PATIENCE_S,
         memory_is_final=True,
         keyed=reading.keyed,
-        tell=lambda words: _say(words, "yellow"),
+        tell=lambda words: say(words, "yellow"),
     )
     asked = evaluation_of(reading.config, name="ask", in_flight=1)
     engine = open_reader(asked, agents, window=reading.window, terms=terms)
     with contextlib.closing(engine):
         if reading.agent is None:
             _choose(reading, how, engine, agents)
-        _say(reading.said)
+        say(reading.said)
         if axes := find.axes(reading.agent, compat=how.compat):
-            _say(axes)
+            say(axes)
         _say_notes(reading.config)
         new = reading.folder is None
         if new:
@@ -309,13 +309,13 @@ def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str
 
 def _say_notes(config: AskConfig) -> None:
     if config.endpoint and not config.model:
-        _say(
+        say(
             "Lengths are estimated at four bytes a token; "
             "--model NAME counts and sends the model's own tokens.",
             "dim",
         )
     elif config.model == str(EMBEDDED):
-        _say(
+        say(
             "The embedded policy knows generated English only "
             "(python cli.py data look world); for real text give another --model.",
             "dim",
@@ -387,16 +387,15 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     sampling, turn, section = Sampling(reading.config.temperature), None, None
     trace, n_read = recorded[:], 0
     n_steps = n_sections if agent.by_section else 1
-    progress = bar("sections")
-    progress.disable = not console.is_terminal  # else it would print itself once, when it stops
-    with engine.awake(), progress:
-        task_of_bar = progress.add_task("reading", total=n_steps, note="")
+    with engine.awake(), bar("sections") as progress:
+        shown = console.is_terminal  # elsewhere every turn has lines of its own
+        task_of_bar = progress.add_task("reading", total=n_steps, note="", visible=shown)
         try:
             trial = None
             if not recorded and not (reading.config.endpoint and reading.keyed):
                 trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not recorded and not agent.by_section:
-                _say(clock.estimate(trial), console=progress.console)
+                say(clock.estimate(trial), to=progress.console)
             begun = time.perf_counter()
             turns = follow(Replay(engine, recorded), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
@@ -409,16 +408,16 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                     n_read, section = n_read + 1, turn.prompt.section
                 if number == len(recorded):
                     were = "was" if n_read == 1 else "were"
-                    _say(f"{_sections(n_read)} {were} read before.", console=progress.console)
-                    _say(clock.estimate(), console=progress.console)
+                    say(f"{_sections(n_read)} {were} read before.", to=progress.console)
+                    say(clock.estimate(), to=progress.console)
                 if number > len(recorded):
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
                     trace.append(row)
                     if clock.add(seconds) and agent.by_section:
-                        _say(clock.estimate(), console=progress.console)
+                        say(clock.estimate(), to=progress.console)
                     for line in _lines(turn, agent, number, named):
-                        _say(line, console=progress.console)
+                        say(line, to=progress.console)
                 note = named and f"read: {named}"
                 done = n_read if agent.by_section else number
                 progress.update(task_of_bar, completed=min(done, n_steps), note=note)
@@ -560,12 +559,6 @@ def _trial(engine: Engine, agent: Agent, task: Task, ids: Sequence[int]) -> floa
 # ---------------------------------------------------------------- what is shown
 
 
-def _say(text: str | Styled, style: str = "", console=console) -> None:
-    """Print a line; lines are not broken where no terminal shows them."""
-    line = text if isinstance(text, Styled) else Styled(clean(text), style=style)
-    console.print(line, soft_wrap=not console.is_terminal)
-
-
 def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled]:
     """Yield what became of the memory in a turn, and what the agent shows of it."""
     from report.transcripts import diff, marked, styled
@@ -592,30 +585,30 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
     answer = clean(turn.response).strip()
     final, formed = extract_answer(answer, agent.config.form)
     if (formed or not final) and answer != final:  # else it is shown below, as the answer
-        _say(answer)
+        say(answer)
     if turn.prompt.cut:
-        _say(
+        say(
             f"{turn.prompt.cut:,} tokens of the text were not read: "
             "--max-sections or the window cut them off."
         )
     if not agent.by_section and trace[-1]["where"]:
-        _say(f"read: {trace[-1]['where']}", "dim")
-    _say(f"answer: {final}" if final else "The response is empty.", "bold")
+        say(f"read: {trace[-1]['where']}", "dim")
+    say(f"answer: {final}" if final else "The response is empty.", "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
-        _say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
+        say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
     stands = _stands(reading.document, final) if final else ""
     if stands:
-        _say(stands)
+        say(stands)
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     facts = {"read": reading.document.title, "by": reading.said, "answer": final, "where": stands}
     write_text(reading.folder / "transcripts.jsonl", json.dumps(whole) + "\n")
     for name, text in agent.files(trace).items():
         write_text(reading.folder / name, text)
-        _say(f"What was kept: {reading.folder / name}")
+        say(f"What was kept: {reading.folder / name}")
     page = write_reading(reading.folder, whole, {k: v for k, v in facts.items() if v})
-    _say(f"The whole trace: {page}")
+    say(f"The whole trace: {page}")
 
 
 def _stands(document: Document, answer: str) -> str:

@@ -101,6 +101,7 @@ def dry_run(
             kv_gib=0.1 if engine == "vllm" else 0.0,
             save_every=1,
             keep_checkpoints=run.keep_checkpoints or 1,
+            logger=(),
         )
         small = replace(
             config,

@@ -1,4 +1,5 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `data few-shot`.
+"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report` and
+`data few-shot`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
@@ -11,6 +12,7 @@ import typer
 from agents import find
 from commands.banks import bank_app
 from commands.fewshot import few_shot_command
+from commands.report import report_command
 from commands.stores import memory_app
 from commands.stream import stream_command
 from config.flags import AgentName, command
@@ -23,6 +25,7 @@ def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     app.add_typer(memory_app, name="memory")
     app.add_typer(bank_app, name="bank")
     stream_command(app)
+    report_command(app)
     few_shot_command(data_app)
     serve_command(app)
 

@@ -31,6 +31,7 @@ from pathlib import Path
 import typer
 
 from agents import find
+from agents.bank import Bank
 from config import files
 from config.errors import Unreachable, UserError, clip
 from config.flags import command
@@ -90,8 +91,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
-                n = len(stream.tasks) * config.epochs
-                shown = progress.add_task(stream.arm, total=n, note="")
+                n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
+                shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
                 if others is not None:
                     stream.transfer(engine, others)
@@ -136,7 +137,8 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
     said = json.loads(json.dumps({"stream": asdict(config) | {"epochs": 0}, "agent": settings}))
     if path.exists():
         before = json.loads(json.dumps(files.read_yaml(path)))
-        before.get("stream", {})["epochs"] = 0
+        # settings that an earlier version did not have were as they are by default
+        before["stream"] = asdict(StreamConfig()) | before.get("stream", {}) | {"epochs": 0}
         wrong = [
             name
             for section in ("stream", "agent")
@@ -192,7 +194,9 @@ def _opened(
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     fields = {
         name: getattr(config, name)
-        for name in ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device")
+        for name in (
+            *("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype"),
+        )
     }
     return open_reader(EvalConfig(engine=engine, **fields), agents)
 
@@ -243,6 +247,7 @@ class Stream:
             asdict(self.agent.config) | {"bank": ""},
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
+            *([c.dtype] if c.dtype != "auto" else ()),
         )  # fmt: skip
         return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -351,23 +356,28 @@ class Stream:
 
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
-        bank = self.agent.opened()
-        epochs = range(1, self.config.epochs + 1)
-        return {
-            "arm": self.arm,
-            "about": find.learner().about_arms[self.arm],
-            "rows": [*_read(self.rows_path)],
-            "held_out": [*_read(self.transfer_path)],
-            "leaks": self.leaks,
-            "stats": [bank.noted(f"epoch {epoch}") for epoch in epochs],
-            "seconds": [bank.noted(f"seconds {epoch}") for epoch in epochs],
-            "digest": bank.digest,
-            "bank": [
-                {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-                 "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
-                for e in bank.entries() if e.visits
-            ],
-        }  # fmt: skip
+        folder, bank = self.rows_path.parent, self.agent.opened()
+        return outcome_of(folder, self.arm, self.config.epochs, bank) | {"leaks": self.leaks}
+
+
+def outcome_of(folder: Path, arm: str, epochs: int, bank: Bank) -> dict:
+    """Return what the report needs to know of an arm, from its rows and its bank."""
+    numbers = range(1, epochs + 1)
+    return {
+        "arm": arm,
+        "about": find.learner().about_arms[arm],
+        "rows": [*_read(folder / f"{arm}.jsonl")],
+        "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
+        "leaks": [],
+        "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
+        "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
+        "digest": bank.digest,
+        "bank": [
+            {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
+             "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
+            for e in bank.entries() if e.visits
+        ],
+    }  # fmt: skip
 
 
 LEAK = 12  # characters of a solution that are worth looking for
@@ -473,7 +483,9 @@ def _append(path: Path, rows: Sequence[dict]) -> int:
 
 
 def _read(path: Path) -> Iterator[dict]:
+    """Yield the rows of a file; what follows the last newline is torn."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield json.loads(line)
+                if line.endswith("\n"):
+                    yield json.loads(line)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
@@ -30,7 +30,7 @@ from config.errors import UserError
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.realmodels import base_of
-from config.terminal import bar
+from config.terminal import bar, fitting
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
 from grpo import GRPO
@@ -39,7 +39,8 @@ from models import ranks
 from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
-from models.setup import TrainingSetup
+from models.setup import TrainingSetup, check_device
+from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
 from rollout import advance
 from rollout import start as begin
@@ -66,23 +67,29 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         name = setup.agent.label
         raise UserError(f"The agent {name} makes no turn that could be trained: name another one.")
     check_answerer(setup)
+    for place in run.logger:
+        logger_class(place)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
-        if here and run.device == "cpu" and torch.cuda.is_available():
+        if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
-                "vLLM computes on the GPU where there is one: leave --device cpu out, "
-                "or use --engine transformers."
+                f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
+                "out, or use --engine transformers."
             )
     if min(grpo.tasks_per_step) < setup.ranks:
         raise UserError(
             f"A step has {min(grpo.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
             "each needs one of its own."
         )
-    if here and run.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
+    if here:
+        check_device(setup.device)
     if here and setup.on_gpu and torch.cuda.device_count() < run.devices:
         raise UserError(
             f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
+        )
+    if setup.sharded and setup.device == "mps":
+        raise UserError(
+            "Weights are not sharded on mps: use one device and --dtype float32 or bfloat16."
         )
     if setup.sharded and grpo.optimizer == "adamw8bit":
         raise UserError(
@@ -173,10 +180,8 @@ def run_and_report(
         write_report(folder, title=f"Training {folder.name}")
     report = folder / "report.html"
     if run.keep_checkpoints:
-        say(
-            f"The policy is in {folder / 'model'}, its training in {report} and the files beside "
-            "it."
-        )
+        say(f"The policy is in {folder / 'model'}.")
+        say(f"Its training is in {report} and the files beside it.")
     else:
         say(f"Neither checkpoint nor policy was kept; see {report}.")
 
@@ -284,8 +289,12 @@ def _train(
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:
-    section = {find.section_of(setup.training): setup.training}
-    files.dump(folder / "config.yaml", run=setup.run, **section, agent=setup.agent.config)
+    files.dump(folder / "config.yaml", **_sections(setup))
+
+
+def _sections(setup: TrainingSetup) -> dict[str, object]:
+    section = find.section_of(setup.training)
+    return {"run": setup.run, section: setup.training, "agent": setup.agent.config}
 
 
 def _fit(
@@ -295,8 +304,8 @@ def _fit(
     first = ranks.rank() == 0
     if first:
         _make_run_folder(folder, resume)
-    trainer = _trainer(setup, folder, start, callbacks if first else ())
     try:
+        trainer = _trainer(setup, folder, start, callbacks if first else ())
         trainer.fit(module, Steps(module))
     except UserError:
         if first and not resume and not module.done_steps:
@@ -338,17 +347,13 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         # trained on is ever asked for in an evaluation
         run.data not in GENERATED,
     )
-    loggers = [
-        StepCSV(folder / "metrics.csv", start),
-        TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-    ]
     return lightning.Trainer(
-        accelerator="cuda" if setup.on_gpu else "cpu",
+        accelerator=setup.device,
         devices=run.devices,
         num_nodes=run.num_nodes,
         strategy=strategy,
         max_epochs=1,
-        logger=loggers if ranks.rank() == 0 else False,
+        logger=_loggers(setup, folder, start) if ranks.rank() == 0 else False,
         callbacks=[recorder, *callbacks],
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -356,11 +361,26 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
     )
 
 
+def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
+    """Make all loggers of a run that has done `start` steps; metrics.csv is told first."""
+    settings = {
+        f"{section}.{name}": value
+        for section, values in _sections(setup).items()
+        for name, value in asdict(values).items()
+    }
+    return [
+        StepCSV(folder / "metrics.csv", start),
+        TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
+        *open_loggers(setup.run.logger, folder, settings),
+    ]
+
+
 # ---------------------------------------------------------------- in the terminal
 
 
 class TrainingProgress(lightning.Callback):
-    """One bar for the steps, and every `every` steps a line that stays."""
+    """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
+    and a line every step."""
 
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
@@ -377,25 +397,24 @@ class TrainingProgress(lightning.Callback):
         self.progress.start()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        m = module.metrics
+        m, done = module.metrics, module.done_steps
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
-        self.progress.update(self.task, completed=module.done_steps, note=note)
         for step, found in module.proofs[self.proofs :]:
             new, old = found.new**0.5, found.old**0.5
-            self.progress.print(
-                f"step {step:>4}  weights reach the sampler: {new:.1g} off, the old ones {old:.1g}"
-            )
+            self.say(step, f"weights reach the sampler: {new:.1g} off, the old ones {old:.1g}")
         self.proofs = len(module.proofs)
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
-            self.progress.print(f"step {module.done_steps:>4}  validation {score:.3f} (n {n})")
-        if module.done_steps % self.every == 0:
-            self.progress.print(
-                f"step {module.done_steps:>4}  {module.progress}  rollout {m['rollout_s']:.1f} s  "
-                f"update {m['update_s']:.1f} s"
-            )
+            self.say(done, f"validation {score:.3f} (n {n})")
+        if done % self.every == 0 or not self.progress.console.is_terminal:
+            times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
+            self.say(done, module.progress, *times)
+        self.progress.update(self.task, completed=done, note=note)
+
+    def say(self, step: int, *parts: str) -> None:
+        self.progress.print(fitting((f"step {step:>4}", *parts), self.progress.console))
 
     def on_train_end(self, trainer, module) -> None:
         self.progress.stop()

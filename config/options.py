@@ -67,7 +67,7 @@ ANOTHER_MODEL = Bound(
 )
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 EngineName = Literal["transformers", "vllm"]
 
 
@@ -327,12 +327,16 @@ class RunConfig:
     """machines with --devices devices each; start the command on all of them with torchrun"""
     keep_trajectories: Annotated[int, NOT_NEGATIVE] = 1
     """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
+    logger: tuple[str, ...] = ()
+    """further loggers of Lightning's, as dotted paths such as
+    lightning.pytorch.loggers.WandbLogger, or path.py:Class; each is told every step
+    (docs/engines.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16, or mixed = weights and optimizer in float32, computation in bfloat16; auto
     = on a CPU float32, or bfloat16 with adapters where model and processor have it; on a GPU mixed
     for full fine-tuning, bfloat16 with adapters"""
     device: Device = "auto"
-    """cpu, cuda or auto"""
+    """cpu, cuda, mps or auto"""
     engine: EngineName = "transformers"
     """engine that samples: transformers = with the trainer's own weights; vllm = vLLM in this
     process, given the weights at every step"""
@@ -531,8 +535,10 @@ class EvalConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
     processor have it, else float32"""
+    quantise: bool = False
+    """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
     device: Device = "auto"
-    """cpu, cuda or auto"""
+    """cpu, cuda, mps or auto"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; only for models that you trust"""
 
@@ -547,6 +553,13 @@ class EvalConfig:
                 "grammar constrains what vLLM writes in this process: give --engine vllm and no "
                 "--endpoint, or leave it out."
             )
+        if self.quantise and (self.engine != "transformers" or self.endpoint):
+            raise UserError(
+                "quantise rounds weights that transformers loads in this process: give --engine "
+                "transformers and no --endpoint, or leave it out."
+            )
+        if self.dtype != "auto" and (self.endpoint or self.engine == "extractive"):
+            raise UserError("dtype is of weights that are loaded in this process: leave it out.")
         used = SUITE_SETTINGS.get(self.suite, ())
         for name in {
             name for names in SUITE_SETTINGS.values() for name in names if name not in used
@@ -586,8 +599,13 @@ class AnsweringConfig:
     = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
+    processor have it, else float32"""
+    quantise: bool = False
+    """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
     device: Device = "auto"
-    """where the model computes"""
+    """where the model computes: cpu, cuda, mps or auto"""
     engine: EngineName = "transformers"
     """what answers"""
     endpoint: tuple[str, ...] = ()
@@ -716,8 +734,11 @@ class StreamConfig:
     failed"""
     seed: Annotated[int, SEED] = 0
     """of the order, of sampling and of what chance decides"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
+    processor have it, else float32"""
     device: Device = "auto"
-    """where the model computes"""
+    """where the model computes: cpu, cuda, mps or auto"""
 
     def __post_init__(self):
         check_fields(self)
@@ -730,6 +751,8 @@ class StreamConfig:
                 f"The engine rehearsed asks no model: leave --model {self.model} out, or give "
                 "--engine transformers."
             )
+        if self.dtype != "auto" and (self.engine == "rehearsed" or self.endpoint):
+            raise UserError("dtype is of weights that are loaded in this process: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -887,17 +910,17 @@ UNUSED = {"sft": "reward engine engine_window kv_gib sleep answerer".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts",
+    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts logger",
     "What it is trained on": "data shuffle lengths kinds validation_n grow_at grow_steps",
     "What is learnt": "outcome reward credit normalisation aggregation without_signal alpha "
     "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
     "importance_cap",
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
-    "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets quantise",
+    "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
     "redo_failed",
-    "What it runs on": "answerer num_nodes dtype device micro_tokens recompute trust_remote_code "
-    "served_as chat",
+    "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
+    "trust_remote_code served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
     "ruler_tasks haystack squad split test_articles metric db_backend interpreter leave_out "
     "few_shot judge",

@@ -1,10 +1,15 @@
-"""Progress in the terminal: bars with rate and remaining time.
+"""Progress in the terminal: bars with rate and remaining time; plain lines where there is none.
 
-Holds: `bar`, `SupervisedProgress`, the console. Leaves out: GRPO's progress (commands/train.py).
+Holds: `bar`, `say`, `fitting`, `SupervisedProgress`, the console. Leaves out: GRPO's progress
+(commands/train.py).
 No torch. Exercise it: `pytest tests/config/test_terminal.py`. Read next: config/options.py.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +17,8 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -54,18 +61,51 @@ class Elided(TextColumn):
 WIDE = 120  # columns of a terminal with room for everything
 
 
+class Lines(Progress):
+    """Print a plain line whenever a task has ended, or another `every` of its items are done.
+
+    It stands for a bar where the output is a file or a pipe: no control characters, no wrapping.
+    """
+
+    def __init__(self, unit: str, to: Console):
+        super().__init__(console=to, disable=True)
+        self.unit = unit
+        self.print = partial(to.print, soft_wrap=True, markup=False)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        self.update(task_id, advance=advance)
+
+    def update(self, task_id: TaskID, **changes) -> None:
+        task = self._tasks[task_id]
+        every = task.fields.get("every") or task.total
+        before = task.completed
+        super().update(task_id, **changes)
+        if task.visible and every and task.completed // every > before // every:
+            self.print(self._line(task))
+
+    def _line(self, task: Task) -> str:
+        took = timedelta(seconds=int(task.elapsed or 0))
+        done = f"{task.completed:g}/{task.total:g} {self.unit}"
+        named = Text.from_markup(task.description).plain
+        note = " ".join(clean(task.fields["note"]).split())
+        return "  ".join(filter(None, (clean(named), done, str(took), note)))
+
+
 def bar(unit: str, to: Console = console) -> Progress:
-    """Make a progress bar for items counted in `unit`.
+    """Make a progress bar for items counted in `unit`; outside a terminal, `Lines`.
 
     `fields[note]` is any text behind it, without markup, the most important part first. On a
-    narrow terminal the bar is short, and unit and elapsed time are omitted.
+    narrow terminal the bar is short, and unit and elapsed time are omitted. Its `print` puts a line
+    above it, plain text that never wraps.
     """
+    if not to.is_terminal:
+        return Lines(unit, to)
     wide = to.width >= WIDE
 
     def whole() -> Column:
         return Column(no_wrap=True)
 
-    return Progress(
+    progress = Progress(
         Elided("{task.description}"),
         BarColumn(24 if wide else 8),
         MofNCompleteColumn(table_column=whole()),
@@ -79,6 +119,24 @@ def bar(unit: str, to: Console = console) -> Progress:
         refresh_per_second=2,
         speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them
     )
+    progress.print = partial(to.print, no_wrap=True, overflow="ellipsis", markup=False)
+    return progress
+
+
+def fitting(parts: Sequence[str], to: Console = console) -> str:
+    """Join the first of the parts that fit into one line of a terminal; elsewhere all of them."""
+    said = parts[0]
+    for part in parts[1:]:
+        if to.is_terminal and len(said) + len(part) + 2 > to.width:
+            break
+        said += f"  {part}"
+    return said
+
+
+def say(text: str | Text, style: str = "", to: Console = console) -> None:
+    """Print a sentence: a terminal's lines break between words, a pipe gets one line."""
+    line = text if isinstance(text, Text) else Text(clean(text), style=style)
+    to.print(line, soft_wrap=not to.is_terminal)
 
 
 class SupervisedProgress:

@@ -75,8 +75,8 @@ def open_engine(
                 "vLLM takes whole models here: give the folder that `train` or `export` wrote "
                 "beside the adapters, or --engine transformers."
             )
-        if setup.on_gpu != torch.cuda.is_available():
-            raise UserError("vLLM computes on the GPU where there is one: leave --device out.")
+        if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
+            raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
         most = window_of_model(setup.folder, setup.trust_remote_code)
         taken = beside / _gpu_gib() if setup.on_gpu else 0.0
         return ColocatedEngine(
@@ -90,7 +90,9 @@ def open_engine(
             trust_remote_code=setup.trust_remote_code,
             grammar=grammar_of(constrained, codec) if constrained else "",
         )
-    model = load_model(setup.folder, setup.dtype, setup.device, setup.trust_remote_code)
+    model = load_model(
+        setup.folder, setup.dtype, setup.device, setup.trust_remote_code, setup.quantise
+    )
     settle_threads(model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
     return TransformersEngine(model, codec, max_rows=rows, **room)
@@ -414,7 +416,8 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
         return f"{route} {engine.model} {engine.codec.fingerprint}{other}"
     model = config.untrained if untrained else config.model
     grammar = " grammar" if config.grammar else ""
-    return f"{config.engine} {fingerprint(model, engine.dtype)}{other}{grammar}"
+    bits = " in 4 bits" if config.quantise else ""
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}{grammar}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

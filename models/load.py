@@ -28,7 +28,7 @@ from config.errors import UserError, loading
 from config.options import TrainConfig
 from config.realmodels import base_of, is_adapter, named_folder
 from models.packaged import ready
-from models.setup import with_adapter
+from models.setup import check_device, with_adapter
 
 if TYPE_CHECKING:
     from models.setup import TrainingSetup
@@ -45,8 +45,8 @@ def load_model(
 
     A folder of adapters is loaded with their base model.
 
-    device: cpu, cuda, auto, or "unset": the model is built in uninitialised host memory, which is
-    committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
+    device: cpu, cuda, mps, auto, or "unset": the model is built in uninitialised host memory, which
+    is committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
     scales, computing in `dtype` (arXiv 2305.14314).
     """
@@ -56,12 +56,11 @@ def load_model(
 
     hf_logging.disable_progress_bar()
     if is_adapter(path):
-        return _with_its_base(path, dtype, device, trust_remote_code)
+        return _with_its_base(path, dtype, device, trust_remote_code, quantise)
     if device == "unset":
         return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
+    check_device(device)
     quantisation = _four_bits(dtype, device) if quantise else {}
     with loading(f"The model {path}"):
         try:
@@ -95,9 +94,11 @@ def load_model(
     return model
 
 
-def _with_its_base(folder: str | Path, dtype: str, device: str, trust_remote_code: bool):
+def _with_its_base(
+    folder: str | Path, dtype: str, device: str, trust_remote_code: bool, quantise: bool
+):
     """Load the adapters in a folder around their base model, as they were trained: not merged."""
-    base = load_model(ready(base_of(folder)), dtype, device, trust_remote_code)
+    base = load_model(ready(base_of(folder)), dtype, device, trust_remote_code, quantise)
     policy = with_lora(base, with_adapter(TrainConfig(), folder))
     load_adapter(policy, folder)
     return inner(policy.requires_grad_(False))

@@ -24,12 +24,22 @@ if TYPE_CHECKING:  # transformers comes with it
 
 
 def resolve_device(device: str) -> str:
-    """Return cpu or cuda, with `auto` resolved."""
+    """Return cpu, cuda or mps, with `auto` resolved."""
     import torch
 
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raise a UserError if this machine, or this torch, does not have the device."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("No CUDA device is at hand; use --device cpu.")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError("No GPU of Apple's (mps) is at hand; use --device cpu.")
 
 
 BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
@@ -53,6 +63,8 @@ def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = No
     full = training is not None and not training.lora_rank
     if device.startswith("cuda"):
         return "mixed" if full else "bfloat16"
+    if device == "mps":
+        return "float32"
     stored = not full and _is_stored_in_bfloat16(base_of(model))
     return "bfloat16" if stored and bfloat16_instructions() else "float32"
 
@@ -73,11 +85,12 @@ class Setup:
     """A model and how it is computed with."""
 
     model: str | Path  # as the user wrote it: a folder, a hub name, smollm2, a GGUF file
-    device: str  # cpu or cuda
+    device: str  # cpu, cuda or mps
     dtype: str  # float32, bfloat16, or mixed: weights in float32, computed with in bfloat16
     window: int | None = None  # that a sampler must reserve; None = all that the model has
     thinking: bool = False
     trust_remote_code: bool = False
+    quantise: bool = False  # weights in 4 bits, only to be read with
 
     @property
     def folder(self) -> str | Path:
@@ -123,6 +136,7 @@ class Setup:
             window_of(agents),
             any(agent.config.thinking for agent in agents),
             config.trust_remote_code,
+            config.quantise,
         )
 
 
@@ -197,6 +211,7 @@ class TrainingSetup(Setup):
             run.engine_window or agent.turn_tokens(),
             agent.config.thinking,
             run.trust_remote_code,
+            training.quantise,
             run,
             training,
             agent,

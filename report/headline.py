@@ -62,7 +62,7 @@ def reader(agent: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.0f} %"
 
 
 def _answers(summary: dict, lead: str) -> str:
@@ -138,7 +138,7 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
         parts = []
         for cell in places:
             said = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
-            share = "{mean:.3g} % [{low:.0f}, {high:.0f}]".format(
+            share = "{mean:.0f} % [{low:.0f}, {high:.0f}]".format(
                 **{name: 100 * records[cell][name] for name in ("mean", "low", "high")}
             )
             against = _of_others(others, records, [cell])

@@ -13,8 +13,8 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, floor, log10
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import ceil, floor, isfinite, log10
 from statistics import fmean
 
 from config.errors import clean
@@ -253,15 +253,24 @@ def reward(
     training: Sequence[tuple[int, float, str]],
     validation: Sequence[tuple[int, float]] = (),
     measure: str = "reward",
+    errors: Sequence[float] = (),
 ) -> Markup:
     """Draw the reward by training step, or another measure, with its moving average.
 
-    training: (step, value, sections of the tasks). validation: (step, score).
+    training: (step, value, sections of the tasks). validation: (step, score). errors: standard
+    error of each value, nan where it is unknown; none without any.
     """
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
 
     def draw(axes):
+        if any(map(isfinite, errors)):
+            low, high = (
+                [r + side * 1.959964 * e for r, e in zip(rewards, errors, strict=True)]
+                for side in (-1, 1)
+            )
+            style = dict(color=SERIES[0], alpha=0.2, linewidth=0, label="95 % interval")
+            axes.fill_between(steps, low, high, **style)
         axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
         means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
         axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
@@ -270,6 +279,7 @@ def reward(
             axes.plot(*zip(*validation, strict=True), "D-", **style)
         _mark_lengths(axes, steps, lengths)
         axes.set(xlabel="training step", ylabel=f"mean {measure}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(-0.02, 1.02 if measure == "reward" else None)
         axes.figure.legend(loc="outside lower center", ncols=2)
 
@@ -288,6 +298,37 @@ def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
         axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
         label, height = f"{clean(lengths[i])[:9]} sections", 1.02 + 0.06 * (row % 3)
         axes.text(steps[i], height, label, transform=axes.get_xaxis_transform(), fontsize=9)
+
+
+def by_step(panels: Mapping[str, Mapping[str, Points]], logarithmic: Collection[str]) -> Markup:
+    """Draw a panel per title, with a line per name, by training step.
+
+    logarithmic: titles of panels whose values are drawn so. A 0 there is left out: a step that had
+    nothing to train has no such value.
+    """
+    figures = []
+    for title, lines in panels.items():
+
+        def draw(axes, title=title, lines=lines):
+            entries: Entries = []
+            for k, (name, points) in enumerate(lines.items()):
+                style = dict(color=SERIES[k % len(SERIES)], linewidth=1.2)
+                points = [p for p in points if p[1] > 0 or title not in logarithmic]
+                mark = "." if len(points) < 40 else ""
+                (line,) = axes.plot(*zip(*points, strict=True), **style, marker=mark)
+                entries.append((line, name))
+            values = [value for points in lines.values() for _, value in points]
+            if title in logarithmic:
+                _value_axis(axes, [value for value in values if value > 0])
+            else:
+                axes.set_ylim(0, 1.02 if max(values) <= 1 and title.startswith("Share") else None)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set(xlabel="training step", title=title)
+            if len(entries) > 1:
+                _legend(axes, entries, columns=3)
+
+        figures.append(_svg(draw, f"step{len(figures)}", f"{title}, by training step"))
+    return _figures(figures)
 
 
 # ---------------------------------------------------------------- memory along the document

@@ -163,6 +163,8 @@ def slim(turn: Turn, whole: bool = False) -> Turn:
 
 
 SECTION_CHARACTERS = 20_000  # of a section in a transcript
+# of what a row keeps as text, to be searched and shown
+WORDING_CHARACTERS, MEMORY_CHARACTERS = 500, 2000
 
 
 def thin(record: dict) -> dict:
@@ -195,6 +197,8 @@ def row_of(
         | {
             "id": task.id,
             "sample": trajectory.sample,
+            "wording": clip(task.question, WORDING_CHARACTERS),
+            "memory": clip(reading.memory, MEMORY_CHARACTERS),  # that the last prompt showed
             "response": trajectory.answer,
             # None: nothing of the required form; what was answered instead is the response
             "prediction": scores.pred,

@@ -1,7 +1,7 @@
 """A file of rows that several processes fill together: every row whole, every row once.
 
-Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `Cell`, `labels_of`,
-`fate`. Leaves out: what a row says (eval.py). No torch.
+Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `read_rows`, `Cell`,
+`labels_of`, `fate`. Leaves out: what a row says (eval.py). No torch.
 Exercise it: two `python cli.py eval --name shared` side by side. Read next: eval.py.
 
 A row is one `write` to the end of the file, made under a lock and forced to the disk. A process
@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -75,6 +75,35 @@ def fate(row: dict) -> str:
     if in_memory[-1] == row["needed"]:
         return "kept"
     return "lost" if in_memory[-1] < max(in_memory) else "kept in part"
+
+
+def read_rows(path: Path, settings: Collection[str]) -> list[dict]:
+    """Return the rows of a file that were made under one of these settings, each once.
+
+    A row that was made again stands for both, where the first one stood. Takes no lock and changes
+    nothing: a torn last line is left out, and so is a file that is not there. UserError for damage.
+    """
+    if not path.exists():
+        return []
+    rows: dict[tuple, dict] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    row = _parsed(line, path, number)
+                    if row.get("settings") in settings:
+                        rows[row["settings"], row["id"], row["sample"], row["task"]] = row
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    return [*rows.values()]
+
+
+def _parsed(line: bytes, path: Path, number: int) -> dict:
+    try:
+        return json.loads(line)
+    except ValueError:
+        where = f"{path}, line {number}"
+        raise UserError(f"{where} is damaged: delete it, its question is asked again.") from None
 
 
 BLOCK = 1 << 24  # bytes read at once
@@ -145,16 +174,7 @@ class Rows:
             for line in lines:
                 self._number += 1
                 if wanted(line):
-                    yield self._parsed(line)
-
-    def _parsed(self, line: bytes) -> dict:
-        try:
-            return json.loads(line)
-        except ValueError:
-            where = f"{self.path}, line {self._number}"
-            raise UserError(
-                f"{where} is damaged: delete it, its question is asked again."
-            ) from None
+                    yield _parsed(line, self.path, self._number)
 
     def append(self, row: dict) -> None:
         """Append a row as one line and wait until it is on the disk."""

@@ -7,6 +7,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
 
     runs/NAME/config.yaml            resolved settings; `--config` replays it
               metrics.csv            one line per training step; tensorboard/ beside it
+              loggers.json           what further loggers were told (report/loggers.py)
               checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
                                      position in trajectories.jsonl.gz
               validation.csv         score on the validation tasks at each checkpoint
@@ -45,7 +46,9 @@ from models.checkpoints import (
     write_validations,
 )
 from report.counted import counts_of, ends_of
+from report.loggers import metrics_of
 from report.records import record
+from report.training import whole_rows
 from tasks import seen
 
 
@@ -125,7 +128,8 @@ class StepCSV(Logger):
             if self.columns is None:
                 self.columns = list(metrics)
                 csv.DictWriter(file, self.columns).writeheader()
-            csv.DictWriter(file, self.columns).writerow(metrics)
+            # a run of an earlier version goes on with the columns that it has
+            csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(metrics)
 
 
 class RunRecorder(lightning.Callback):
@@ -235,7 +239,7 @@ class RunRecorder(lightning.Callback):
             write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
-                    logger.log_metrics({"validation": score["score"]}, done - 1)
+                    logger.log_metrics(metrics_of(score), done - 1)
 
     def _save(self, module) -> None:
         """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""
@@ -277,8 +281,7 @@ def summary(folder: Path, last: int = 10) -> dict:
     or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`; ends: see
     `counted.ends_of`, with the level of each.
     """
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = whole_rows(folder / "metrics.csv")
 
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows)

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from config.errors import UserError
 from config.options import StreamConfig
-from config.terminal import console
+from config.terminal import say
 from data import Task
 
 
@@ -150,10 +150,10 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
     environment = ENVIRONMENTS[name](config, path)
     if skipped := getattr(environment, "skipped", 0):
         why = getattr(environment, "skipped_because", "have a picture")
-        console.print(f"{name}: {skipped:,} tasks are left out, which {why}.", soft_wrap=True)
+        say(f"{name}: {skipped:,} tasks are left out, which {why}.")
     if missed := getattr(environment, "skip_list", list)():
         said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
-        console.print(f"{name}: {said} solution here: {' '.join(missed)}.", soft_wrap=True)
+        say(f"{name}: {said} solution here: {' '.join(missed)}.")
     return environment
 
 

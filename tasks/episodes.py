@@ -20,7 +20,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from config.errors import UserError, clean
-from config.terminal import console
+from config.terminal import say
 from data import Task, f1, normalize_answer, same_answer, seed_of
 from tasks import locomo, locomo_score, longmemeval, own
 from tasks.conversations import Conversation, Memory, Probe, Session
@@ -222,7 +222,7 @@ class Source(NamedTuple):
         missing = [kind for kind in kinds if kind not in known]
         if missing and os.environ.get("RANK", "0") == "0":
             said = f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}."
-            console.print(said, markup=False, soft_wrap=True)
+            say(said)
 
     def _published(self, abstaining: bool) -> list[str]:
         """Return the kinds of question of a published data set; [] of the user's own files."""

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tqdm import tqdm
 
-from config.terminal import WIDE, bar
+from config.terminal import WIDE, bar, fitting
 
 
 @pytest.mark.parametrize("width", [64, 80, 100, WIDE, 160])
@@ -21,13 +21,14 @@ from config.terminal import WIDE, bar
     ],
 )
 def test_every_number_is_whole_at_every_width(width, description, note):
-    console, now = Console(width=width, file=io.StringIO()), [0.0]
+    console, now = Console(width=width, file=io.StringIO(), force_terminal=True), [0.0]
     progress = bar("questions", console)
     progress.get_time = lambda: now[0]
     task = progress.add_task(description, total=1104, note=note)
     for _ in range(57):
         now[0] += 61.5
         progress.advance(task)
+    console = Console(width=width, file=io.StringIO())
     console.print(progress.make_tasks_table(progress.tasks))
     (line,) = console.file.getvalue().rstrip("\n").split("\n")
     assert {"57/1104", "61.5"} <= {*line.split()} and " s each " in line, line
@@ -66,3 +67,31 @@ def test_a_child_that_is_killed_in_the_middle_of_a_bar_leaves_no_lock_held():
     for lock in getattr(tqdm.get_lock(), "locks", [tqdm.get_lock()]):
         assert lock.acquire(timeout=5)
         lock.release()
+
+
+@pytest.mark.parametrize("every", [None, 20])
+def test_where_there_is_no_terminal_a_bar_is_plain_lines(every):
+    console, now = Console(width=40, file=io.StringIO()), [0.0]
+    progress = bar("answers", console)
+    progress.get_time = lambda: now[0]
+    with progress:
+        own = {} if every is None else {"every": every}
+        task = progress.add_task(r"memagent \[x] T=1 one_fact 4", total=60, note="", **own)
+        for _ in range(60):
+            now[0] += 61.5
+            progress.advance(task)
+        progress.update(task, completed=60, note="again")
+        progress.print("a line of the caller's, [longer] than the console is wide")
+    *said, other = console.file.getvalue().splitlines()
+    last = r"memagent [x] T=1 one_fact 4  60/60 answers  1:01:30"
+    head = last.partition("60/60")[0]
+    between = [f"{head}20/60 answers  0:20:30", f"{head}40/60 answers  0:41:00"]
+    assert said == [*(between if every else ()), last]
+    assert other == "a line of the caller's, [longer] than the console is wide"
+
+
+def test_parts_of_a_line_that_do_not_fit_a_terminal_are_left_out():
+    parts = "step   10", "reward 0.5", "x" * 57, "update 1.1 s"
+    narrow = Console(width=80, file=io.StringIO(), force_terminal=True)
+    assert fitting(parts, narrow) == "  ".join(parts[:3]) and len(fitting(parts, narrow)) == 80
+    assert fitting(parts, Console(width=80, file=io.StringIO())) == "  ".join(parts)

@@ -60,7 +60,7 @@ def test_the_page_of_a_training_that_goes_on_is_loaded_anew(tmp_path):
     folder = folder_of(tmp_path / "run", [])
     metrics = [f"{line},1,2,3" for line in METRICS_CSV.splitlines()[1:]]
     head = "step,level,reward,step_s,read_tokens,written_tokens\n"
-    (folder / "metrics.csv").write_text(head + "\n".join(metrics))
+    (folder / "metrics.csv").write_text(head + "\n".join(metrics) + "\n")
     refresh = '<meta http-equiv="refresh" content="20">'
     assert refresh not in write_report(folder).read_text()
     (folder / "summary.json").unlink()

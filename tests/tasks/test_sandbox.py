@@ -36,7 +36,7 @@ else:
     system = System()
     ran = [system.run(code, seconds) for code in codes]
     if kind == "stay":
-        print("[]", flush=True)
+        print(*[(one.code, one.output) for one in ran], system.is_alive, flush=True)
         sys.stdin.close()
         import time; time.sleep(60)
     system.close()
@@ -451,9 +451,11 @@ except OSError: print('refused')"""
 @pytest.mark.parametrize("who", WHO)
 def test_a_system_ends_with_the_process_that_holds_it(who, ordinary):
     inside = Inside("system", [sys.executable] if who == "root" else ordinary)
-    holder = inside.start("stay", f"setsid perl -e 'sleep 60' {inside.mark} & true")
+    # Of one alone nothing was left in 2 of some 200 runs on busy cores; the cause is not known
+    stay = f"for n in 1 2 3; do setsid perl -e 'sleep 60' {inside.mark} & done"
+    holder = inside.start("stay", stay)
     with holder:
-        assert holder.stdout.readline() == "[]\n"
+        assert holder.stdout.readline() == "(0, '') True\n"
         until = time.monotonic() + 5  # what was put in the background may not have begun yet
         while not inside.left() and time.monotonic() < until:
             time.sleep(0.01)

@@ -1,0 +1,137 @@
+"""Tell a user's loggers of a training what metrics.csv says, every step once.
+
+Holds: `open_loggers`, `Guarded`, `logger_class`. Leaves out: metrics.csv itself and when it is
+written (report/runlog.py).
+Exercise it: `python cli.py train --steps 3 --logger lightning.pytorch.loggers.CSVLogger`.
+Read next: report/runlog.py.
+
+What each logger was told last stands in RUN/loggers.json, written just before it is told. A resumed
+run repeats steps that a logger knows already: it is not told them again. Steps of metrics.csv that
+it does not know, such as those before it was added, are told when it is opened.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from lightning.pytorch.loggers.logger import Logger
+
+from config.errors import UserError, clean, clip
+from config.files import replacing
+from config.options import without_url
+from config.plugins import load_function
+from config.terminal import say
+from models.checkpoints import validations
+
+FLAG, MARKS = "--logger", "loggers.json"
+
+
+def logger_class(place: str) -> Callable[..., Logger]:
+    """Return the class at a dotted path, package.module.Class, or at path.py:Class."""
+    if ":" in place:
+        return load_function(place, FLAG)
+    module, _, name = place.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError as error:
+        raise UserError(f"{FLAG} {place} cannot be imported: {clean(error)}.") from error
+    if not callable(found):
+        raise UserError(f"{FLAG} takes package.module.Class, and {place!r} is none.")
+    return found
+
+
+def open_loggers(places: Iterable[str], folder: Path, settings: Mapping[str, object]) -> list:
+    """Make a run's further loggers; tell them its settings and what they have missed of it.
+
+    settings: flat. The address of a server in one of them, which may hold a key, is left out.
+    """
+    public = {name: without_url(value) for name, value in settings.items()}
+    loggers = [Guarded(place, folder) for place in places]
+    for logger in loggers:
+        logger.log_hyperparams(public)
+        logger.catch_up()
+    return loggers
+
+
+def metrics_of(validation: Mapping[str, float]) -> dict[str, float]:
+    """Return what loggers are told of a line of validation.csv."""
+    return {"validation": validation["score"]}
+
+
+class Guarded(Logger):
+    """A logger of the user's: told every step once, and left out once it has raised."""
+
+    def __init__(self, place: str, folder: Path):
+        super().__init__()
+        self.place, self.folder = place, folder
+        self.told: dict[str, int] = self._marks().get(place, {})  # kind -> its last step
+        make = logger_class(place)
+        try:
+            taken = inspect.signature(make).parameters
+            given = {"save_dir": str(folder), "name": folder.name, "run_name": folder.name}
+            self.inner = make(**{name: given[name] for name in given if name in taken})
+        except Exception as error:  # a package that is missing, a server that is down, ...
+            raise UserError(f"{FLAG} {place} cannot be made: {_said(error)}.") from error
+        if not isinstance(self.inner, Logger):
+            raise UserError(f"{FLAG} {place} is no logger of Lightning's.")
+
+    @property
+    def name(self) -> str:
+        return self.place
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, params, *args, **kwargs) -> None:
+        self._call("log_hyperparams", params)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Tell the metrics of a step, unless they were told before the run was resumed.
+
+        Metrics of one kind, those of training or of validation, begin with the same name.
+        """
+        kind = next(iter(metrics))
+        if self.inner is not None and step > self.told.get(kind, -1):
+            self.told[kind] = step
+            with replacing(self.folder / MARKS) as temporary:
+                temporary.write_text(json.dumps(self._marks() | {self.place: self.told}))
+            self._call("log_metrics", dict(metrics), step)
+            self._call("save")
+
+    def finalize(self, status: str) -> None:
+        self._call("finalize", status)
+
+    def catch_up(self) -> None:
+        """Tell what metrics.csv and validation.csv have and this logger was never told."""
+        path = self.folder / "metrics.csv"
+        if path.exists():
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    self.log_metrics({k: float(v) for k, v in row.items() if v}, int(row["step"]))
+        for row in validations(self.folder):
+            self.log_metrics(metrics_of(row), row["step"] - 1)
+
+    def _call(self, method: str, *args) -> None:
+        if self.inner is None:
+            return
+        try:
+            getattr(self.inner, method)(*args)
+        except Exception as error:
+            self.inner = None
+            said = f"{FLAG} {self.place} has failed and is told nothing more: {_said(error)}."
+            say(said, "bold red")
+
+    def _marks(self) -> dict[str, dict[str, int]]:
+        path = self.folder / MARKS
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _said(error: Exception) -> str:
+    said = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(". ")
+    return clip(said, 300)

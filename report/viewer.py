@@ -1,0 +1,156 @@
+"""Put every row of an evaluation on the page: to filter, to search, to open.
+
+Holds: `viewer_section`, which packs rows and transcripts. Leaves out: what happens in the browser
+(report/viewer.js), its looks (report/viewer.css), how a transcript is shown
+(report/transcripts.py). No torch.
+Exercise it: `python cli.py eval --n 8`. Read next: report/viewer.js.
+
+Rows are text of others. They stand in the page as base64 of compressed JSON, in elements that a
+browser does not run, and the script shows them as text alone. It unpacks a block when it is first
+needed:
+
+    rows-list            what the list and its filters show of every row
+    rows-memories        the final memory of every row
+    rows-transcripts-0   the first `TOGETHER` transcripts, and so on
+
+A block of rows has columns: {name: {"values": different ones, "at": an index for every row}}.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+
+from config.errors import clean, clip
+from report.markup import fill, joined
+from report.rows import Cell, fate, read_rows
+from report.transcripts import transcript
+
+MOST = 20_000  # rows on a page: the first ones of every cell
+TOGETHER = 50  # transcripts in a block
+ANSWER_CHARACTERS = 600
+
+
+class Viewer(NamedTuple):
+    """Parts of the page, all empty without rows."""
+
+    html: str = ""
+    script: str = ""
+    style: str = ""
+
+
+def viewer_section(folder: Path, summary: dict, records: Sequence[dict]) -> Viewer:
+    """Return the viewer of the rows that an evaluation in a folder has.
+
+    summary: of `summarise`; records: its transcripts.
+    """
+    rows = _first_of_cells(read_rows(folder / "rows.jsonl", summary.get("settings", ())), MOST)
+    if not rows:
+        return Viewer()
+    place = {_key(record): k for k, record in enumerate(records)}
+    asked = {record["id"]: record["question"] for record in records}
+    shown = [
+        _shown(row, summary["metric"], asked) | {"record": place.get(_key(row))} for row in rows
+    ]
+    memories = _columns([{"memory": clean(row.get("memory", ""))} for row in rows])
+    trees = [tree_of(transcript(record, True)) for record in records]
+    parts = [trees[k : k + TOGETHER] for k in range(0, len(trees), TOGETHER)]
+    blocks = [block("list", _columns(shown)), block("memories", memories)]
+    blocks += [block(f"transcripts-{k}", part) for k, part in enumerate(parts)]
+    return Viewer(joined(blocks))
+
+
+def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
+    """Return the rows, of too many the same number of every cell."""
+    by_cell: dict[Cell, list[dict]] = {}
+    for row in rows:
+        cell = Cell(*(row[name] for name in Cell.__dataclass_fields__))
+        by_cell.setdefault(cell, []).append(row)
+    each = most // max(1, len(by_cell))
+    few = sum(map(len, by_cell.values())) <= most
+    return [row for of in by_cell.values() for row in (of if few else of[:each])]
+
+
+def _key(row: dict) -> tuple:
+    """Return what a row and its transcript have in common."""
+    return row.get("settings"), row["id"], row["sample"]
+
+
+def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int]:
+    """Return what the list shows of a row. Rows of earlier versions lack the question's words."""
+    said = row.get("response", "").strip() if row["prediction"] is None else row["prediction"]
+    return {
+        "agent": clean(row["agent"]),
+        "kind": clean(row["question"]),
+        "temperature": clean(row["temperature"]),
+        "length": row["length"],
+        "result": _result(row, metric),
+        "lost": fate(row) if "needed" in row else "unknown",
+        "question": clean(row.get("wording") or asked.get(row["id"], "") or row["id"]),
+        "answer": clean(clip(said, ANSWER_CHARACTERS)),
+        "accepted": clean(" | ".join(row.get("answers", ()))),
+        "origin": clean(f"{row['id']}, sample {row['sample']}"),
+        "error": clean(row["error"]),
+    }
+
+
+def _result(row: dict, metric: str) -> str:
+    if row["error"]:
+        return "failed"
+    return "right" if row[metric] >= 1 else "partly right" if row[metric] > 0 else "wrong"
+
+
+def _columns(rows: Sequence[dict]) -> dict[str, dict[str, list]]:
+    """Return rows by column; equal texts, such as one question at many lengths, come once."""
+    columns = {}
+    for name in rows[0]:
+        place: dict = {}
+        at = [place.setdefault(row[name], len(place)) for row in rows]
+        columns[name] = {"values": [*place], "at": at}
+    return columns
+
+
+def block(name: str, value: object) -> str:
+    """Return an element that holds a value for the script, and that a browser does not run."""
+    raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+    return fill('<script type="application/gzip" id="rows-{}">{}</script>\n', name, text)
+
+
+class _Tree(HTMLParser):
+    """Read HTML as nodes [tag, class, *children]; a child is a text or a node."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.open: list[list] = [["div", ""]]
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        node = [tag, dict(attrs).get("class") or ""]
+        self.open[-1].append(node)
+        self.open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].append(data)
+
+
+def tree_of(markup: str) -> list:
+    """Return a transcript's HTML as nodes that a script can build without parsing HTML.
+
+    Its summary, which the viewer shows itself, is left out.
+
+    >>> tree_of("<details><summary>Who?</summary><p class=memory>a &lt;b&gt; c</p></details>")
+    ['div', '', ['p', 'memory', 'a <b> c']]
+    """
+    tree = _Tree()
+    tree.feed(str(markup))  # to a `Markup` it would add texts escaped
+    tree.close()
+    (details,) = tree.open[0][2:]
+    return ["div", "", *(node for node in details[2:] if node[0] != "summary")]

@@ -1,0 +1,116 @@
+"""What an engine is opened with: the type of the weights, 4 bits, the device."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import cli
+from agents import find
+from config.errors import UserError
+from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
+from engines.open import engine_fingerprint, open_reader
+from models import setup
+from rollout import Sampling, rollout
+from tasks.worlds import make_task
+
+AGENT = find.resolve("default", EMBEDDED, {}, {"memory_tokens": 8, "final_tokens": 8})[1]
+
+
+def opened(**settings):
+    config = EvalConfig(in_flight=4, **settings)
+    engine = open_reader(config, [AGENT])
+    return engine, engine_fingerprint(config, engine)
+
+
+def linear(engine):
+    return engine.model.model.layers[0].mlp.down_proj
+
+
+def test_weights_in_4_bits_answer_with_their_own_fingerprint():
+    pytest.importorskip("bitsandbytes")
+    plain, fingerprint = opened(dtype="float32")
+    engine, other = opened(dtype="float32", quantise=True)
+    assert linear(engine).weight.dtype == torch.uint8 and fingerprint != other
+    assert linear(plain).weight.dtype == torch.float32 == engine.dtype
+    ids = torch.tensor([[2, 5, 7, 11]])
+    with torch.no_grad():
+        one, two = (e.model(ids).logits.softmax(-1) for e in (plain, engine))
+    assert 1e-4 < (one - two).abs().max() < 0.5  # rounded, and the same policy
+    task = make_task(0, 2, "one_fact")
+    (done,) = rollout(engine, AGENT, [(task, 0)], Sampling(0.0))
+    assert not done.error and len(done.turns) == 3
+
+
+def test_adapters_are_read_around_weights_in_4_bits(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    from peft import LoraConfig, get_peft_model
+
+    from models.load import load_model
+
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    policy = get_peft_model(load_model(EMBEDDED), lora)
+    policy.peft_config["default"].base_model_name_or_path = str(EMBEDDED)
+    policy.save_pretrained(tmp_path)
+    engine, _ = opened(model=str(tmp_path), quantise=True)
+    assert linear(engine).base_layer.weight.dtype == torch.uint8
+
+
+def test_ask_computes_in_the_type_and_bits_that_are_said(tmp_path, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
+    asked = "ask notes.txt Where --model tiny --agent memagent --name a".split()
+    seen, load = [], setup.Setup.of_evaluation
+
+    def kept(*args, **kwargs):
+        seen.append(load(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(setup.Setup, "of_evaluation", kept)
+    done = CliRunner().invoke(cli.app, [*asked, "--dtype", "bfloat16", "--quantise"])
+    assert done.exit_code == 0, done.output
+    assert {(s.dtype, s.quantise) for s in seen} == {("bfloat16", True)}
+    assert json.loads((tmp_path / "runs/a/turns.jsonl").read_text().splitlines()[0])["response"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quantise": True, "engine": "vllm"}, "transformers loads in this process"),
+        ({"quantise": True, "engine": "extractive"}, "transformers loads in this process"),
+        ({"quantise": True, "endpoint": ("http://127.0.0.1:1/v1",)}, "no --endpoint"),
+        ({"dtype": "bfloat16", "endpoint": ("http://127.0.0.1:1/v1",)}, "dtype is of weights"),
+        ({"dtype": "bfloat16", "engine": "extractive"}, "dtype is of weights"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        EvalConfig(**settings)
+
+
+def test_a_stream_takes_a_type_of_the_weights_where_it_loads_some():
+    assert StreamConfig(engine="transformers", dtype="bfloat16").dtype == "bfloat16"
+    with pytest.raises(UserError, match="dtype is of weights"):
+        StreamConfig(dtype="bfloat16")
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="mps is here")
+@pytest.mark.parametrize("command", ["train --steps 1", "eval --n 1", "ask notes.txt Where"])
+def test_a_device_that_is_not_there_is_one_sentence(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Anna joined Boris.")
+    model = ["--model", "tiny"] if command.startswith("ask") else []
+    done = CliRunner().invoke(cli.app, [*command.split(), *model, "--device", "mps", "--name", "x"])
+    assert done.exit_code == 2
+    assert "No GPU of Apple's (mps) is at hand; use --device cpu." in done.output
+
+
+def test_where_torch_has_mps_it_is_passed_through(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    setup.check_device("mps")
+    for config in (EvalConfig, AskConfig, StreamConfig, RunConfig):
+        assert config(device="mps").device == "mps"
+    found = setup.Setup.of_evaluation(EvalConfig(device="mps"), [AGENT])
+    assert (found.device, found.dtype, found.on_gpu) == ("mps", "float32", False)

@@ -1,0 +1,182 @@
+"""Loggers of the user's: told every step once, whatever happens to the run or to them."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import random_policy
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from cli import app
+from commands import train
+from config.errors import UserError
+from config.options import GRPOConfig, RunConfig
+from embedded import tiny
+from report.loggers import Guarded, logger_class, open_loggers
+
+GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=2, lr=1e-2, warmup=2)
+LOGGERS = "lightning.pytorch.loggers"
+
+
+class Heard(Logger):
+    """Write what it is told into a file, and fail at the step in a file beside it."""
+
+    def __init__(self, save_dir, name="none"):
+        super().__init__()
+        self.folder, self.called = Path(save_dir), name
+
+    @property
+    def name(self):
+        return self.called
+
+    @property
+    def version(self):
+        return 0
+
+    def log_hyperparams(self, params):
+        self._write({"settings": params})
+
+    def log_metrics(self, metrics, step):
+        fail = self.folder / "fail.json"
+        if fail.exists() and step == json.loads(fail.read_text()):
+            raise ConnectionError("the server is gone")
+        self._write({"step": step} | metrics)
+
+    def _write(self, record):
+        with (self.folder / "heard.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt(train.lightning.Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if module.done_steps == self.step:
+            raise Stop
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, codec):
+    """Settings of a short run of a random policy."""
+    folder = tmp_path_factory.mktemp("model")
+    random_policy(codec).save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    own = dict(model=str(folder), lengths=(1,), save_every=3, validation="world", validation_n=1)
+    return RunConfig(logger=("test_loggers.Heard",), **own)
+
+
+def go(run, resume=False, steps=7, stop=0):
+    agent = tiny.agent(memory_tokens=4, final_tokens=4)
+    stops = [StopAt(stop)] if stop else []
+    return train.train(run, replace(GRPO, steps=steps), agent, resume, stops)
+
+
+def heard(folder, name="reward"):
+    """Return (step, value) of everything told under a name, in order."""
+    lines = (folder / "heard.jsonl").read_text().splitlines()
+    return [(m["step"], m[name]) for m in map(json.loads, lines) if name in m and "step" in m]
+
+
+def written(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [(int(row["step"]), float(row["reward"])) for row in csv.DictReader(file)]
+
+
+def test_every_step_is_told_once_though_the_run_is_killed_and_resumed(run, tmp_path):
+    run = replace(run, runs=str(tmp_path), name="killed")
+    for stop in (2, 4, 5):  # the steps after the checkpoint at 3 are made three times
+        with pytest.raises(Stop):
+            go(run, resume=stop > 2, stop=stop)
+    folder = go(run, resume=True)
+    assert [step for step, _ in written(folder)] == [*range(7)]
+    assert heard(folder) == written(folder)
+    assert [step for step, _ in heard(folder, "validation")] == [2, 5, 6]
+
+
+def test_a_logger_that_comes_later_is_told_what_it_has_missed(run, tmp_path):
+    run = replace(run, runs=str(tmp_path), name="late")
+    go(replace(run, logger=()), steps=3)
+    folder = go(run, resume=True, steps=4)
+    assert heard(folder) == written(folder) and len(written(folder)) == 4
+    assert [step for step, _ in heard(folder, "validation")] == [2, 3]
+
+
+def test_a_logger_that_fails_is_left_out_and_the_training_goes_on(run, tmp_path, capsys):
+    run = replace(run, runs=str(tmp_path), name="failing", save_every=2)
+    with pytest.raises(Stop):
+        go(run, steps=4, stop=1)
+    (tmp_path / "failing/fail.json").write_text("1")
+    capsys.readouterr()
+    folder = go(run, resume=True, steps=4)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("has failed") == 1 and "ConnectionError: the server is gone" in said
+    assert len(written(folder)) == 4 and [step for step, _ in heard(folder)] == [0]
+    (folder / "fail.json").unlink()
+    go(run, resume=True, steps=5)  # the step at which it failed is lost, no other
+    assert [step for step, _ in heard(folder)] == [0, 2, 3, 4]
+
+
+def test_lightnings_own_loggers(run, tmp_path):
+    names = f"{LOGGERS}.CSVLogger", f"{LOGGERS}.TensorBoardLogger"
+    run = replace(run, runs=str(tmp_path), name="own", logger=names)
+    with pytest.raises(Stop):
+        go(run, stop=5)
+    folder = go(run, resume=True)
+    rows = []
+    for file in sorted((folder / "own").glob("version_*/metrics.csv")):
+        rows += csv.DictReader(file.open(newline=""))
+    told = [(int(r["step"]), float(r["reward"])) for r in rows if r["reward"]]
+    assert told == written(folder)
+    points = []
+    for events in sorted((folder / "own").glob("version_*/events*")):
+        points += EventAccumulator(str(events)).Reload().Scalars("reward")
+    assert [p.step for p in points] == [*range(7)]
+    assert [p.value for p in points] == pytest.approx([value for _, value in told])
+
+
+def test_no_address_of_a_server_is_told(tmp_path):
+    settings = {"run.answerer": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
+    (logger,) = open_loggers(["test_loggers.Heard"], tmp_path, settings)
+    (told,) = map(json.loads, (tmp_path / "heard.jsonl").read_text().splitlines())
+    assert told == {"settings": {"run.answerer": "openai:#name", "grpo.lr": 1e-3}}
+    assert logger.inner.called == tmp_path.name
+
+
+def test_a_file_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from lightning.pytorch.loggers import CSVLogger\n\nclass Mine(CSVLogger): ...\n"
+    )
+    assert isinstance(Guarded(f"{tmp_path}/mine.py:Mine", tmp_path).inner, CSVLogger)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere.to.be.Found", "cannot be imported: No module named 'nowhere'."),
+        (f"{LOGGERS}.Nope", "takes package.module.Class"),
+        ("CSVLogger", "takes package.module.Class"),
+        (f"{LOGGERS}.CometLogger", "cannot be made: ModuleNotFoundError"),
+        ("collections.Counter", "is no logger of Lightning's."),
+    ],
+)
+def test_a_logger_that_is_none_is_refused_in_one_sentence(run, tmp_path, place, words):
+    given = ["--model", run.model, "--runs", str(tmp_path), "--name", "wrong", "--lengths", "1"]
+    done = CliRunner().invoke(app, ["train", *given, "--steps", "1", "--logger", place])
+    assert done.exit_code == 2 and words in done.output, done.output
+    assert done.output.count("\n") == 1 and not (tmp_path / "wrong").exists()
+
+
+def test_the_class_at_a_dotted_path():
+    assert logger_class(f"{LOGGERS}.CSVLogger") is CSVLogger
+    with pytest.raises(UserError, match="has no function"):
+        logger_class(f"{__file__}:Nothing")

@@ -1,0 +1,154 @@
+"""The viewer's blocks: what is packed comes back, whatever the texts are."""
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from test_page import HOSTILE, record, row
+
+from config.errors import UserError, clean
+from data import Task
+from memagent import Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
+from report import viewer
+from report.reading import row_of
+from report.rows import Cell, read_rows
+from report.summary import summarise
+from report.transcripts import transcript
+from report.viewer import tree_of, viewer_section
+
+
+def evaluation(path, rows):
+    """Write the rows of an evaluation; return its folder and summary."""
+    path.mkdir()
+    (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path, summarise(rows)
+
+
+def blocks(html):
+    """Read the blocks of a page: name -> value."""
+    found = re.findall(r'<script type="application/gzip" id="rows-([\w-]+)">([^<]*)</script>', html)
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+
+
+def column(block, name):
+    values, at = block[name]["values"], block[name]["at"]
+    return [values[k] for k in at]
+
+
+def texts_of(node):
+    return "".join(child if isinstance(child, str) else texts_of(child) for child in node[2:])
+
+
+class Words(HTMLParser):
+    """The text of a page, and its tags."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.words, self.tags = "", []
+        self.feed(str(text))
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer, "TOGETHER", 2)
+    rows = [
+        row(id=f"q{k}", reward=float(k % 2), wording=f"Where is {k % 3}?", memory=f"memory {k}",
+            answers=["Lima", "Peru"], length=4 * (1 + k % 2))
+        for k in range(7)
+    ]  # fmt: skip
+    records = [
+        record(id=f"q{k}", settings="s", memories=("", f"was in {k}", f"is in {k}"))
+        for k in (5, 0, 3)
+    ]
+    packed = blocks(viewer_section(*evaluation(tmp_path / "e", rows), records).html)
+    assert {*packed} == {"list", "memories", "transcripts-0", "transcripts-1"}
+    ids = [origin.partition(",")[0] for origin in column(packed["list"], "origin")]
+    assert sorted(ids) == [f"q{k}" for k in range(7)]
+    for k, name in enumerate(ids):
+        number = int(name[1])
+        assert column(packed["list"], "question")[k] == f"Where is {number % 3}?"
+        assert column(packed["list"], "result")[k] == ("right" if number % 2 else "wrong")
+        assert column(packed["memories"], "memory")[k] == f"memory {number}"
+        at = column(packed["list"], "record")[k]
+        if number in (0, 3, 5):
+            opened = packed[f"transcripts-{at // 2}"][at % 2]
+            assert f"is in {number}" in texts_of(opened)
+        else:
+            assert at is None
+    # equal texts come once
+    assert packed["list"]["question"]["values"] == ["Where is 0?", "Where is 2?", "Where is 1?"]
+
+
+def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
+    rows = [row(id="a"), row(id="b", reward=0.5), row(id="c", reward=0.0, error="no window")]
+    folder, summary = evaluation(tmp_path / "e", rows)
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps(row(id="d", settings="other")) + "\n")
+        file.write(json.dumps(row(id="b", reward=1.0)) + "\n" + '{"torn')
+    listed = blocks(viewer_section(folder, summary, [record(settings="s")]).html)["list"]
+    assert column(listed, "question") == ["Where is Anna?", "b", "c"]  # of the transcript, else id
+    assert column(listed, "result") == ["right", "right", "failed"]
+    assert viewer_section(tmp_path, summary, []) == viewer.Viewer()  # no file of rows
+    (folder / "rows.jsonl").write_text("{}\n\n")
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        read_rows(folder / "rows.jsonl", {"s"})
+
+
+def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer, "MOST", 6)
+    rows = [row(agent, id=f"{k}", settings=agent) for agent in ("a", "b") for k in range(5)]
+    listed = blocks(viewer_section(*evaluation(tmp_path / "e", rows), []).html)["list"]
+    assert column(listed, "agent") == ["a"] * 3 + ["b"] * 3
+
+
+@pytest.mark.parametrize("text", [
+    "</script><script>alert(1)</script>", "<!--", "-->", "]]>", "<script><!--<script>", "a\0b",
+    "\ud83d", "\u202eabc\u202c", "שלום", "&lt;b&gt; &amp;", "a\u2028\u2029", HOSTILE,
+])  # fmt: skip
+def test_no_text_leaves_its_block_and_every_text_comes_back(tmp_path, text):
+    rows = [row(text, text, id=text, prediction=text, error=text, wording=text, memory=text,
+                answers=[text])]  # fmt: skip
+    records = [record((text, text + " in", text), text, settings="s", id=text, question=text)]
+    html = viewer_section(*evaluation(tmp_path / "e", rows), records).html
+    assert {*Words(html).tags} == {"script"}
+    packed = blocks(html)
+    assert len(packed) == html.count("<script") == html.count("</script>") == html.count("<") / 2
+    for name in ("agent", "kind", "question", "answer", "accepted", "error"):
+        assert column(packed["list"], name) == [clean(text)]
+    assert column(packed["memories"], "memory") == [clean(text)]
+    said = texts_of(packed["transcripts-0"][0])
+    assert clean(text).split()[0] in said and "\0" not in said and "\u202e" not in said
+
+
+def test_the_tree_says_what_the_transcript_says():
+    shown = transcript(record(("", "Anna met <b>Otto</b>.", "Anna met Boris & Eva.")), True)
+    tree = tree_of(shown)
+    assert texts_of(tree) in Words(shown).words and "Anna met <b>Otto</b>." in texts_of(tree)
+    assert "['summary'" not in str(tree)  # the viewer shows that itself
+    assert str(tree).count("['ins'") == shown.count("<ins>") > 0
+    assert str(tree).count("['del'") == shown.count("<del>") > 0
+
+
+def test_a_row_keeps_the_questions_words_and_the_last_memory_in_short():
+    task = Task("a", "Where is Anna?" * 100, ("Lima",), text="x")
+    prompts = [
+        Prompt((), 8, final=memory.startswith("Lima"), section="x", memory=memory)
+        for memory in ("", "She left. " * 500, "Lima " * 1000)
+    ]
+    turns = [Turn(prompt, [], [], [], Finish.STOP, "y") for prompt in prompts]
+    agent, cell = MemAgent(MemAgentConfig()), Cell("a", "q", "1.0", 2)
+    made = row_of(Trajectory(task, turns), cell, agent)
+    assert made["wording"].startswith("Where is Anna?") and len(made["wording"]) < 550
+    assert made["memory"].startswith("Lima") and len(made["memory"]) < 2050
+    failed = row_of(Trajectory(task, turns[:2], error="gone"), cell, agent)
+    assert failed["memory"].startswith("She left.")
+    assert row_of(Trajectory(task, []), cell, agent)["memory"] == ""
