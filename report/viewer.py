@@ -1,8 +1,8 @@
 """Put every row of an evaluation on the page: to filter, to search, to open.
 
 Holds: `viewer_section`, which packs rows and transcripts. Leaves out: what happens in the browser
-(report/viewer.js), its looks (report/viewer.css), how a transcript is shown
-(report/transcripts.py). No torch.
+(report/viewer.js), the frame (report/viewer.html) and its looks (report/page.css), how a transcript
+is shown (report/transcripts.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/viewer.js.
 
 Rows are text of others. They stand in the page as base64 of compressed JSON, in elements that a
@@ -21,48 +21,54 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+
+from markupsafe import Markup
 
 from config.errors import clean, clip
-from report.markup import fill, joined
+from report.markup import Section, fill, joined
 from report.rows import Cell, fate, read_rows
 from report.transcripts import transcript
+from tasks.words import in_words
 
 MOST = 20_000  # rows on a page: the first ones of every cell
 TOGETHER = 50  # transcripts in a block
 ANSWER_CHARACTERS = 600
 
 
-class Viewer(NamedTuple):
-    """Parts of the page, all empty without rows."""
+def viewer_section(folder: Path, summary: dict, records: Sequence[dict]) -> tuple[Section, str]:
+    """Return the section of an evaluation's rows, which is empty without any, and its script.
 
-    html: str = ""
-    script: str = ""
-    style: str = ""
-
-
-def viewer_section(folder: Path, summary: dict, records: Sequence[dict]) -> Viewer:
-    """Return the viewer of the rows that an evaluation in a folder has.
-
-    summary: of `summarise`; records: its transcripts.
+    summary: of `summarise`; records: the transcripts.
     """
-    rows = _first_of_cells(read_rows(folder / "rows.jsonl", summary.get("settings", ())), MOST)
+    rows = read_rows(folder / "rows.jsonl", summary.get("settings", ()))
+    some = _first_of_cells(rows, MOST)
+    note = "Every trajectory that was graded."
+    if len(some) < len(rows):
+        note = f"The first {len(some):,} of {len(rows):,} trajectories, as many of every cell."
     if not rows:
-        return Viewer()
+        return Section("Every row", ""), ""
+    frame = fill(_beside("html"), summary["unit"], summary["unit"], TOGETHER)
+    blocks = _blocks(some, summary["metric"], records)
+    return Section("Every row", joined([frame, *blocks]), note), _beside("js")
+
+
+def _beside(kind: str) -> str:
+    return Path(__file__).with_suffix(f".{kind}").read_text(encoding="utf-8")
+
+
+def _blocks(rows: Sequence[dict], metric: str, records: Sequence[dict]) -> Iterator[Markup]:
+    """Yield the blocks of the page."""
     place = {_key(record): k for k, record in enumerate(records)}
     asked = {record["id"]: record["question"] for record in records}
-    shown = [
-        _shown(row, summary["metric"], asked) | {"record": place.get(_key(row))} for row in rows
-    ]
-    memories = _columns([{"memory": clean(row.get("memory", ""))} for row in rows])
-    trees = [tree_of(transcript(record, True)) for record in records]
-    parts = [trees[k : k + TOGETHER] for k in range(0, len(trees), TOGETHER)]
-    blocks = [block("list", _columns(shown)), block("memories", memories)]
-    blocks += [block(f"transcripts-{k}", part) for k, part in enumerate(parts)]
-    return Viewer(joined(blocks))
+    shown = [_shown(row, metric, asked) | {"record": place.get(_key(row))} for row in rows]
+    yield block("list", _columns(shown))
+    yield block("memories", _columns([{"memory": clean(row.get("memory", ""))} for row in rows]))
+    for k in range(0, len(records), TOGETHER):
+        trees = [tree_of(transcript(record, True)) for record in records[k : k + TOGETHER]]
+        yield block(f"transcripts-{k // TOGETHER}", trees)
 
 
 def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
@@ -86,11 +92,11 @@ def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int
     said = row.get("response", "").strip() if row["prediction"] is None else row["prediction"]
     return {
         "agent": clean(row["agent"]),
-        "kind": clean(row["question"]),
-        "temperature": clean(row["temperature"]),
+        "kind": clean(in_words(row["question"])),
         "length": row["length"],
+        "sampling": "greedy" if row["temperature"] == "0.0" else clean(f"T {row['temperature']}"),
         "result": _result(row, metric),
-        "lost": fate(row) if "needed" in row else "unknown",
+        "kept": fate(row) if "needed" in row else "unknown",
         "question": clean(row.get("wording") or asked.get(row["id"], "") or row["id"]),
         "answer": clean(clip(said, ANSWER_CHARACTERS)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
@@ -115,7 +121,7 @@ def _columns(rows: Sequence[dict]) -> dict[str, dict[str, list]]:
     return columns
 
 
-def block(name: str, value: object) -> str:
+def block(name: str, value: object) -> Markup:
     """Return an element that holds a value for the script, and that a browser does not run."""
     raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
@@ -150,7 +156,8 @@ def tree_of(markup: str) -> list:
     ['div', '', ['p', 'memory', 'a <b> c']]
     """
     tree = _Tree()
-    tree.feed(str(markup))  # to a `Markup` it would add texts escaped
+    tree.feed(str(markup))
     tree.close()
     (details,) = tree.open[0][2:]
-    return ["div", "", *(node for node in details[2:] if node[0] != "summary")]
+    _, *parts = (node for node in details[2:] if isinstance(node, list))
+    return ["div", "", *parts]

@@ -1,10 +1,12 @@
 """The page: its sections, its plots, its headline; trajectories as people see them."""
 
+import base64
 import io
 import itertools
 import json
 import re
 from dataclasses import asdict, replace
+from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
@@ -29,6 +31,11 @@ from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
 from tasks import seen
 
+
+def b64(digest):
+    return base64.b64encode(digest).decode()
+
+
 # for HTML, for matplotlib, for rich, for the terminal, for UTF-8
 HOSTILE = (
     "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> "
@@ -37,14 +44,16 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched."""
+    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched but the
+    script whose digest the policy names."""
 
-    VOID = frozenset({"meta"})
+    VOID = frozenset({"meta", "input"})
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.html = text
         self.open, self.tags, self.ids, self.refs, self.words = [], [], [], [], []
+        self.scripts, self.kinds = [], []  # their text, the attributes of all
         self.feed(text)
         self.close()
         assert self.open == []
@@ -52,13 +61,19 @@ class Page(HTMLParser):
         allowed = (
             "html head meta title style body main h1 h2 h3 p section div figure "
             "table caption thead tbody tr th td b small details summary span ins del dl dt dd pre "
-            "svg defs g path use text clippath rect tspan nav ul li a"
+            "svg defs g path use text clippath rect tspan nav ul li a "
+            "script input label select"
         )
         assert set(self.tags) <= {*allowed.split()}
+        digests = re.findall("'sha256-([^']*)'", text.partition("<title>")[0])
+        assert [b64(sha256(code.encode()).digest()) for code in self.scripts] == digests
         assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
+        if tag == "script":
+            assert not attributes or ("type", "application/gzip") in attributes
+            self.kinds.append(attributes)
         if tag not in self.VOID:
             self.open.append(tag)
         for name, value in attributes:
@@ -76,7 +91,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        if self.open[-1:] == ["script"]:
+            self.scripts += [] if self.kinds[-1] else [data]
+        else:
+            self.words.append(data)
 
     @property
     def text(self):

@@ -4,7 +4,9 @@ import base64
 import gzip
 import json
 import re
+from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from test_page import HOSTILE, record, row
@@ -13,9 +15,10 @@ from config.errors import UserError, clean
 from data import Task
 from memagent import Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from report import viewer
+from report.page import write_report
 from report.reading import row_of
 from report.rows import Cell, read_rows
-from report.summary import summarise
+from report.summary import summarise, write_summary
 from report.transcripts import transcript
 from report.viewer import tree_of, viewer_section
 
@@ -69,7 +72,9 @@ def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch)
         record(id=f"q{k}", settings="s", memories=("", f"was in {k}", f"is in {k}"))
         for k in (5, 0, 3)
     ]
-    packed = blocks(viewer_section(*evaluation(tmp_path / "e", rows), records).html)
+    section, script = viewer_section(*evaluation(tmp_path / "e", rows), records)
+    packed = blocks(section.body)
+    assert script == (Path(viewer.__file__).parent / "viewer.js").read_text()
     assert {*packed} == {"list", "memories", "transcripts-0", "transcripts-1"}
     ids = [origin.partition(",")[0] for origin in column(packed["list"], "origin")]
     assert sorted(ids) == [f"q{k}" for k in range(7)]
@@ -94,10 +99,11 @@ def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps(row(id="d", settings="other")) + "\n")
         file.write(json.dumps(row(id="b", reward=1.0)) + "\n" + '{"torn')
-    listed = blocks(viewer_section(folder, summary, [record(settings="s")]).html)["list"]
+    listed = blocks(viewer_section(folder, summary, [record(settings="s")])[0].body)["list"]
     assert column(listed, "question") == ["Where is Anna?", "b", "c"]  # of the transcript, else id
     assert column(listed, "result") == ["right", "right", "failed"]
-    assert viewer_section(tmp_path, summary, []) == viewer.Viewer()  # no file of rows
+    section, script = viewer_section(tmp_path, summary, [])  # no file of rows
+    assert section.body == script == ""
     (folder / "rows.jsonl").write_text("{}\n\n")
     with pytest.raises(UserError, match="line 2 is damaged"):
         read_rows(folder / "rows.jsonl", {"s"})
@@ -106,7 +112,9 @@ def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
 def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):
     monkeypatch.setattr(viewer, "MOST", 6)
     rows = [row(agent, id=f"{k}", settings=agent) for agent in ("a", "b") for k in range(5)]
-    listed = blocks(viewer_section(*evaluation(tmp_path / "e", rows), []).html)["list"]
+    section, _ = viewer_section(*evaluation(tmp_path / "e", rows), [])
+    listed = blocks(section.body)["list"]
+    assert "first 6 of 10" in section.note
     assert column(listed, "agent") == ["a"] * 3 + ["b"] * 3
 
 
@@ -118,11 +126,12 @@ def test_no_text_leaves_its_block_and_every_text_comes_back(tmp_path, text):
     rows = [row(text, text, id=text, prediction=text, error=text, wording=text, memory=text,
                 answers=[text])]  # fmt: skip
     records = [record((text, text + " in", text), text, settings="s", id=text, question=text)]
-    html = viewer_section(*evaluation(tmp_path / "e", rows), records).html
-    assert {*Words(html).tags} == {"script"}
+    html = viewer_section(*evaluation(tmp_path / "e", rows), records)[0].body
     packed = blocks(html)
-    assert len(packed) == html.count("<script") == html.count("</script>") == html.count("<") / 2
-    for name in ("agent", "kind", "question", "answer", "accepted", "error"):
+    assert len(packed) == html.count("<script") == html.count("</script>") == 3
+    html = html[html.index("<script") :]
+    assert html.count("<") == 6 and {*Words(html).tags} == {"script"}
+    for name in ("agent", "question", "answer", "accepted", "error"):
         assert column(packed["list"], name) == [clean(text)]
     assert column(packed["memories"], "memory") == [clean(text)]
     said = texts_of(packed["transcripts-0"][0])
@@ -132,7 +141,7 @@ def test_no_text_leaves_its_block_and_every_text_comes_back(tmp_path, text):
 def test_the_tree_says_what_the_transcript_says():
     shown = transcript(record(("", "Anna met <b>Otto</b>.", "Anna met Boris & Eva.")), True)
     tree = tree_of(shown)
-    assert texts_of(tree) in Words(shown).words and "Anna met <b>Otto</b>." in texts_of(tree)
+    assert texts_of(tree) in Words(str(shown)).words and "Anna met <b>Otto</b>." in texts_of(tree)
     assert "['summary'" not in str(tree)  # the viewer shows that itself
     assert str(tree).count("['ins'") == shown.count("<ins>") > 0
     assert str(tree).count("['del'") == shown.count("<del>") > 0
@@ -152,3 +161,18 @@ def test_a_row_keeps_the_questions_words_and_the_last_memory_in_short():
     failed = row_of(Trajectory(task, turns[:2], error="gone"), cell, agent)
     assert failed["memory"].startswith("She left.")
     assert row_of(Trajectory(task, []), cell, agent)["memory"] == ""
+
+
+def test_only_the_script_of_the_rows_may_run_and_only_where_there_are_rows(tmp_path):
+    folder, summary = evaluation(tmp_path / "e", [row(id=f"{k}") for k in range(9)])
+    write_summary(folder / "summary.json", summary)
+    text = write_report(folder).read_text()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', text)[1]
+    (script,) = re.findall("<script>(.*?)</script>", text, re.S)
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    assert 'id="rows-list"' in text and "Every row" in text
+    assert "<script" not in write_report(folder, running=True).read_text()  # it is loaded anew
+    (folder / "rows.jsonl").unlink()
+    text = write_report(folder).read_text()
+    assert "<script" not in text and "script-src" not in text and "Every row" not in text

@@ -1,0 +1,165 @@
+"""Train every agent in the demo's world, ask all of them alike, and print one table by length.
+
+    python -m dev.agents [--runs runs/agents] [--short]
+
+Holds: the settings, the commands, the table. Leaves out: the demos (commands/demo.py), in which one
+agent is compared with itself before training.
+Exercise it: `python -m dev.agents --short`. Read next: docs/results.md.
+
+What is done already in the folder is not done again. Agents that know no demonstrations start from
+the embedded policy that knows their protocol; the others from demonstrations (`sft`), then all are
+trained with GRPO for as many steps. Agents that edit a store read generated sessions instead.
+Seconds are measured with an agent alone on the machine: run nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.memupdate import BRIEF, LENGTHS, TRAINING
+
+PROCESS = [sys.executable, "cli.py"]
+KEEPER = "embedded/keeper_weights"
+# That policy's settings are MemUpdate's; Memory-R1 pays for right answers alone, and has no budget
+UNBOUNDED = ("--budget", "none", "--budget-entries", "0", "--format-weight", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a group of agents is trained on and asked."""
+
+    trained: dict[str, bool]  # agent -> whether it starts from demonstrations
+    settings: dict[str, tuple[str, ...]]  # agent -> its flags, where the model's are another's
+    untrained: str  # agents that answer with the policy from which training starts
+    model: str
+    data: str
+    grpo: tuple[str, ...]  # flags of train
+    lengths: dict[int, int]  # in sections or sessions -> questions a kind
+    kinds: str = ""
+
+
+def flags(settings: dict) -> tuple[str, ...]:
+    """Return settings as flags of the command line."""
+    words: list[str] = []
+    for name, value in settings.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [f"--{name.replace('_', '-')}", text]
+    return tuple(words)
+
+
+def worlds(short: bool) -> list[World]:
+    english = {4: 64, 16: 64, 64: 64, 256: 32}
+    sessions, edits = {12: 64, 24: 32}, flags(TRAINING | {"lengths": LENGTHS["memupdate"]})
+    steps = "110"
+    if short:
+        english, sessions, steps = {2: 4}, {6: 4}, "2"
+        edits = flags(BRIEF | {"lengths": (6,)})
+    return [
+        World(
+            {"memagent": False, "rememr1": False, "infmem": True, "mem1": True},
+            {},
+            *("full,bm25,oracle,newest,none", "", "world"),
+            ("--preset", "demo", "--steps", steps),
+            english,
+            "one_fact,two_hop,two_hop_reverse",
+        ),
+        World(
+            {"memupdate": False, "memoryr1": False},
+            {"memoryr1": UNBOUNDED},
+            *("newest,idle,facts", KEEPER, "ledger", edits, sessions),
+        ),
+    ]
+
+
+def call(*words: str) -> None:
+    print("python cli.py", *words, flush=True)
+    subprocess.run([*PROCESS, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def model(path: str) -> list[str]:
+    return ["--model", path] if path else []
+
+
+def train(world: World, agent: str, runs: Path, short: bool) -> tuple[str, str]:
+    """Return the folders of the policies from which an agent's training starts and at its end."""
+    common = ("--agent", agent, "--runs", str(runs), "--data", world.data)
+    common += world.settings.get(agent, ())
+    first, last = world.model, runs / f"{agent}-trained" / "model"
+    if world.trained[agent]:
+        first = str(runs / f"{agent}-warm" / "model")
+        steps = ("--steps", "2" if short else "300")
+        if not Path(first).exists():
+            call("sft", *common, "--name", f"{agent}-warm", *steps)
+    if not last.exists():
+        call("train", *common, "--name", f"{agent}-trained", *model(first), *world.grpo)
+    return first, str(last)
+
+
+def ask(world: World, agents: str, name: str, policy: str, runs: Path) -> None:
+    """Evaluate agents at every length with one policy, sampled; a length each, for its n."""
+    for length, n in world.lengths.items():
+        folder = runs / f"{name}-{length}"
+        if not (folder / "summary.json").exists():
+            kinds = ["--kinds", world.kinds] if world.kinds else []
+            call(
+                *("eval", "--agents", agents, *model(policy), "--data", world.data, *kinds),
+                *("--lengths", str(length), "--n", str(n), "--temperatures", "1.0"),
+                *("--runs", str(runs), "--name", folder.name, *world.settings.get(agents, ())),
+            )
+
+
+def cells(world: World, label: str, name: str, runs: Path) -> Iterator[tuple[str, str, int, dict]]:
+    for length in world.lengths:
+        summary = json.loads((runs / f"{name}-{length}" / "summary.json").read_bytes())
+        for cell in summary["cells"]:
+            agent = f"{cell['agent']}{label}"
+            yield agent, cell["question"], length, cell | {"metric": summary["metric"]}
+
+
+def saved(cell: dict) -> str:
+    """Return what stopping early saved: the share of sections unread, and tokens a document."""
+    rates = cell.get("rates", {})
+    if "tokens_saved" not in rates:
+        return ""
+    return f"{100 * rates['sections_unread']:.0f} %, {rates['tokens_saved']:,.0f}"
+
+
+def table(found: Sequence[tuple[str, str, int, dict]]) -> str:
+    """Return the table as Markdown: a row per agent, kind of question and length."""
+    head = "agent | questions | length | n | right | read | written | seconds | left unread"
+    lines = [f"| {head} |", "|---|---" + "|---:" * 7 + "|"]
+    for agent, question, length, cell in found:
+        share = f"{cell['mean']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+        costs = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
+        row = (agent, question, f"{length:,}", cell["n"], share, *costs, f"{cell['seconds']:.2f}")
+        lines.append(f"| {' | '.join(map(str, (*row, saved(cell))))} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m dev.agents", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--runs", type=Path, default=Path("runs/agents"), help="folder of all runs")
+    parser.add_argument("--short", action="store_true", help="does everything run?")
+    given = parser.parse_args(arguments)
+    for world in worlds(given.short):
+        found = []
+        for agent in world.trained:
+            first, last = train(world, agent, given.runs, given.short)
+            for label, policy in ((", before GRPO", first), ("", last)):
+                name = f"{agent}{'-first' if label else ''}"
+                ask(world, agent, name, policy, given.runs)
+                found += cells(world, label, name, given.runs)
+        ask(world, world.untrained, f"others-{world.data}", world.model, given.runs)
+        found += cells(world, "", f"others-{world.data}", given.runs)
+        print(table(sorted(found, key=lambda cell: (cell[1], cell[2]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Drive a headless Chromium over a pipe, by its DevTools protocol: JSON messages, ended by NUL."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from fcntl import F_DUPFD, fcntl
+from itertools import count
+from pathlib import Path
+
+BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+TIMEOUT_S = 60
+KEYS = {"ArrowDown": 40, "ArrowUp": 38, "PageDown": 34, "Home": 36, "End": 35, "Enter": 13,
+        "Escape": 27}  # fmt: skip
+
+
+class Chromium:
+    """A browser with a profile of its own."""
+
+    def __init__(self, profile: Path):
+        flags = ["--headless=new", "--no-first-run", "--disable-gpu", "--hide-scrollbars",
+                 "--remote-debugging-pipe"]  # fmt: skip
+        if os.geteuid() == 0:
+            flags.append("--no-sandbox")  # which Chromium demands of root
+        (theirs_in, self.out), (self.inp, theirs_out) = os.pipe(), os.pipe()
+
+        def attach() -> None:  # it reads from 3 and writes to 4
+            a, b = (fcntl(end, F_DUPFD, 10) for end in (theirs_in, theirs_out))
+            os.dup2(a, 3)
+            os.dup2(b, 4)
+
+        self.process = subprocess.Popen(
+            [BINARY, *flags, f"--user-data-dir={profile}", "about:blank"],
+            close_fds=False, preexec_fn=attach, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.numbers, self.buffer, self.listeners = count(1), b"", {}
+
+    def call(self, method: str, session: str = "", **params) -> dict:
+        """Call a method and return its result. Events that come meanwhile go to their pages."""
+        number = next(self.numbers)
+        message = {"id": number, "method": method, "params": params}
+        raw = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
+        while raw:
+            raw = raw[os.write(self.out, raw) :]
+        while (answer := self.next()).get("id") != number:
+            pass
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def next(self) -> dict:
+        """Return the next message, after handing it to the page it is about."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while b"\0" not in self.buffer:
+            if not select.select([self.inp], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise TimeoutError("Chromium says nothing")
+            if not (part := os.read(self.inp, 1 << 20)):
+                raise EOFError("Chromium has ended")
+            self.buffer += part
+        raw, _, self.buffer = self.buffer.partition(b"\0")
+        message = json.loads(raw)
+        if page := self.listeners.get(message.get("sessionId")):
+            page.hear(message)
+        return message
+
+    def open(self, url: str, width: int = 1400, **how: bool) -> "Page":
+        return Page(self, url, width, **how)
+
+    def close(self) -> None:
+        self.call("Browser.close")
+        self.process.wait(TIMEOUT_S)
+        os.close(self.inp)
+        os.close(self.out)
+
+
+class Page:
+    """A tab."""
+
+    def __init__(
+        self, browser: Chromium, url: str, width: int, dark: bool = False, scripts: bool = True
+    ):
+        self.browser, self.problems, self.loaded = browser, [], False
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.target, self.session = target, attached["sessionId"]
+        browser.listeners[self.session] = self
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        size = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.call("Page.navigate", url=url)
+        while not self.loaded:
+            browser.next()
+
+    def call(self, method: str, **params) -> dict:
+        return self.browser.call(method, self.session, **params)
+
+    def hear(self, message: dict) -> None:
+        """Note an event: that the page is loaded, or what its console shows as an error."""
+        method, params = message.get("method"), message.get("params", {})
+        if method == "Page.loadEventFired":
+            self.loaded = True
+        elif method == "Runtime.exceptionThrown":
+            self.problems.append(params["exceptionDetails"])
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.problems.append(params["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+            self.problems.append(params["args"])
+
+    def run(self, expression: str):
+        """Return the value of JavaScript, of a promise what it comes to."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def until(self, expression: str):
+        """Wait until JavaScript comes to something true, and return it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (value := self.run(expression)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(expression)
+            time.sleep(0.01)
+        return value
+
+    def click(self, selector: str) -> None:
+        """Click into the middle of an element."""
+        x, y = self.run(
+            f"(e => (e.scrollIntoView({{block: 'center'}}), e = e.getBoundingClientRect(), "
+            f"[e.x + e.width / 2, e.y + e.height / 2]))(document.querySelector({selector!r}))"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            where = dict(type=kind, x=x, y=y, button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", **where)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        for kind in ("rawKeyDown", "keyUp"):
+            code = KEYS[key]
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
+
+    def screenshot(self, path: Path, selector: str = "body") -> None:
+        """Take a picture of an element, whole."""
+        keys = ("x", "y", "width", "height")
+        box = self.run(
+            f"(r => [r.x + scrollX, r.y + scrollY, r.width, r.height])"
+            f"(document.querySelector({selector!r}).getBoundingClientRect())"
+        )
+        clip = dict(zip(keys, box, strict=True)) | {"scale": 1}
+        shot = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self) -> None:
+        self.browser.call("Target.closeTarget", targetId=self.target)

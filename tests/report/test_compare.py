@@ -1,0 +1,147 @@
+"""Evaluations side by side: pairs, intervals, what is left out, what is refused."""
+
+import json
+
+import pytest
+from test_page import HOSTILE, Page, row
+from typer.testing import CliRunner
+
+import cli
+from config.errors import UserError
+from report import compare
+from report.compare import Run, side_by_side
+from report.summary import difference_interval, summarise, write_summary
+
+
+def run(name, rows, unit="sections", metric="sub_em", suite=None):
+    return Run(name, rows, unit, metric, suite)
+
+
+def asked(right, ids=range(20), **other):
+    """Rows, of which the first `right` are answered rightly."""
+    other |= {"settings": str(other)}
+    return [row(id=f"q{k}", reward=float(place < right), **other) for place, k in enumerate(ids)]
+
+
+def folder(path, rows, unit="sections", config=""):
+    path.mkdir(parents=True)
+    write_summary(path / "summary.json", summarise(rows, unit))
+    (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    if config:
+        (path / "config.yaml").write_text(config)
+    return path
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli.app, ["compare", *map(str, words)])
+
+
+def test_a_known_difference_with_its_interval():
+    summary = side_by_side([run("a", asked(18)), run("b", asked(4))])
+    (pair,) = summary["paired"]
+    assert (pair["a"], pair["b"], pair["n"]) == ("a: trained", "b: trained", 20)
+    assert pair["mean"] == pytest.approx(14 / 20)
+    values = [float(4 <= k < 18) for k in range(20)]
+    assert (pair["low"], pair["high"]) == difference_interval(values, [])
+    assert 0.4 < pair["low"] < pair["mean"] < pair["high"] < 0.95
+    means = {cell["agent"]: cell["mean"] for cell in summary["cells"]}
+    assert means == {"a: trained": 0.9, "b: trained": 0.2}
+    assert compare.left_out(summary) == []
+
+
+def test_agents_are_paired_by_name_else_with_the_first_one_of_the_first_run():
+    first = asked(9, agent="full") + asked(5, agent="mine") + asked(5, agent="mine", length=64)
+    second = asked(1, agent="mine", length=64) + asked(2, agent="other") + asked(3, agent="mine")
+    third = asked(7, agent="full", temperature="0.0") + asked(8, agent="full")
+    summary = side_by_side([run("a", first), run("b", second), run("c", third)])
+    found = {(pair["a"], pair["b"], pair["length"]): pair["mean"] for pair in summary["paired"]}
+    assert found == {
+        ("a: mine", "b: mine", 4): pytest.approx(2 / 20),
+        ("a: mine", "b: mine", 64): pytest.approx(4 / 20),
+        ("a: full", "b: other", 4): pytest.approx(7 / 20),
+        ("a: full", "c: full", 4): pytest.approx(1 / 20),
+    }
+
+
+def test_what_one_alone_was_asked_is_counted_and_left_out():
+    second = asked(5, range(10, 40)) + asked(3, range(3), length=64)
+    second[0] |= {"task": "another document"}  # question 10
+    summary = side_by_side([run("a", asked(20)), run("b", second)])
+    (pair,) = summary["paired"]
+    assert pair["n"] == 9  # questions 11 to 19
+    assert pair["mean"] == pytest.approx(1 - 4 / 9)
+    assert summary["left_out"] == [
+        {"a": "a: trained", "b": "b: trained", "only_a": 11, "only_b": 24}
+    ]
+    (sentence,) = compare.left_out(summary)
+    assert "11 questions of the first alone and 24 of the second alone" in sentence
+    greedy = asked(3, temperature="0.0")
+    (left,) = side_by_side([run("a", asked(20) + greedy), run("b", asked(20))])["left_out"]
+    assert (left["only_a"], left["only_b"]) == (20, 0)
+
+
+def test_the_samples_of_a_question_are_averaged_first():
+    several = [row(id="q0", sample=k, reward=float(k < 1)) for k in range(4)] + asked(1, [1])
+    (pair,) = side_by_side([run("a", several), run("b", asked(0, range(2)))])["paired"]
+    assert pair["n"] == 2 and pair["mean"] == pytest.approx((0.25 + 1) / 2)
+
+
+@pytest.mark.parametrize(("other", "said"), [
+    (run("b", asked(1), metric="reward"), "a has the metric sub_em, b has reward"),
+    (run("b", asked(1), unit="tokens"), "a has the unit sections, b has tokens"),
+    (run("b", asked(1), suite="ruler"), "a has the suite none, b has ruler"),
+    (run("b", asked(1, range(50, 60))), "a and b have no question in common"),
+    (run("b", asked(1, temperature="0.0")), "in common at one temperature"),
+])  # fmt: skip
+def test_unlike_evaluations_are_refused(other, said):
+    with pytest.raises(UserError, match=said):
+        side_by_side([run("a", asked(3), suite=""), other])
+
+
+def test_the_command_prints_and_writes_a_page(tmp_path):
+    a = folder(tmp_path / "x" / "run", asked(18) + asked(17, length=64), config="eval: {suite: ''}")
+    b = folder(tmp_path / "y" / "run", asked(4) + asked(4, length=64), config="run: {seed: 0}")
+    c = folder(tmp_path / "x" / "c", asked(3, range(15)))
+    done = invoke(a, c)
+    assert done.exit_code == 0, done.output
+    assert "run: trained − c: trained" in done.output
+    words = " ".join(done.output.split())
+    assert "one_fact 1.0 4 +0.800" in words and "25 questions of the first alone" in words
+    page = Page((tmp_path / "x" / "compare-run-c.html").read_text())
+    assert "run: trained minus c: trained" in page.text and "+0.800" in page.text
+    assert "25 questions of the first alone" in page.text and page.tags.count("svg") == 1
+    out = tmp_path / "page.html"
+    assert invoke(a, b, "--out", out).exit_code == 0  # two of one name are called by their paths
+    assert f"{a}: trained minus {b}: trained" in Page(out.read_text()).text
+    assert [path.name for path in tmp_path.glob("*/*.html")] == ["compare-run-c.html"]
+
+
+def test_markup_in_names_is_shown_as_text(tmp_path):
+    name = HOSTILE.replace("\ud83d", "").replace("\0", "")
+    rows = asked(3, agent=name, question=name)
+    a, b = folder(tmp_path / "[bold]<b>a", rows), folder(tmp_path / "b", rows)
+    out = tmp_path / "page.html"
+    done = invoke(a, b, "--out", out)
+    assert done.exit_code == 0 and "\x1b" not in done.output and "[bold]<b>a" in done.output
+    assert "<script>alert(" in Page(out.read_text()).text
+    short = folder(tmp_path / "[red]c", asked(3)), folder(tmp_path / "d", asked(3))
+    assert "[red]c: trained − d: trained" in invoke(*short).output
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    a = folder(tmp_path / "a", asked(3))
+    trained = folder(tmp_path / "trained", asked(3))
+    (trained / "rows.jsonl").unlink()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "summary.json").write_text("{")
+    for words, said in (
+        ([a], "two or more different folders"),
+        ([a, a], "two or more different folders"),
+        ([a, tmp_path / "none"], "summary.json cannot be read: No such file"),
+        ([a, tmp_path / "torn"], "is damaged or of another kind"),
+        ([a, trained], "holds no rows of an evaluation"),
+        ([a, folder(tmp_path / "b", asked(3)), "--out", tmp_path / "no" / "x.html"], "no folder"),
+    ):
+        done = invoke(*words)
+        assert done.exit_code == 2 and said in " ".join(done.output.split()), done.output
+        assert "Traceback" not in done.output
