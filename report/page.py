@@ -19,11 +19,10 @@ from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 
-from agents import find
 from report import plots
 from report.counted import pooled
 from report.folder import Run, read_run, settings_of
-from report.headline import headline, lead_of, reader
+from report.headline import headline, lead_of, reader, reads_all
 from report.markup import (
     REFRESH,
     Markup,
@@ -264,11 +263,11 @@ def _difference(pair: dict) -> Markup:
 
 def _matters(pair: dict) -> int:
     """Return the place of a comparison: first with itself before training, then with an agent that
-    reads all at once (one with `whole`)."""
+    reads all at once."""
     name, _, weights = pair["b"].partition("@")
     if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
         return 0
-    return 2 - (not weights and getattr(find.known(name), "whole", False))
+    return 2 - (not weights and reads_all(name))
 
 
 def comparisons(summary: dict) -> Section:

@@ -18,7 +18,7 @@ from math import ceil, floor, isfinite, log10
 from statistics import fmean
 
 from config.errors import clean
-from report.headline import reader, temperature_of
+from report.headline import reader, temperatures_of
 from report.markup import Markup, fill, joined
 from report.published import Published
 from report.rows import Cell
@@ -133,7 +133,7 @@ def accuracy(
 ) -> dict[str, Markup]:
     """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
 
-    A line per agent, at its `temperature_of`; of one agent alone a second one, greedy and dashed,
+    A line per agent, at its `temperatures_of`; of one agent alone a second one, greedy and dashed,
     if it has both. Published tables as thin grey lines, within the range of our lengths.
     """
     records = dict(cells(summary))
@@ -156,7 +156,7 @@ def accuracy(
             axes.set(
                 ylim=(-0.02, 1.02),
                 xlabel=clean(summary["unit"]),
-                ylabel=METRICS.get(summary["metric"], summary["metric"]),
+                ylabel=METRICS.get(summary["metric"], clean(summary["metric"])),
                 title=_title(title_of(question)),
             )
             entries = _accuracy_entries(lines, colours, bool(marks))
@@ -173,9 +173,9 @@ def _accuracy_lines(
     """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
     lines: dict[tuple[str, str], dict[int, dict]] = {}
     of_question = [cell for cell in records if cell.question == question]
-    alone = len({cell.agent for cell in of_question}) == 1
+    alone, temperatures = len({c.agent for c in of_question}) == 1, temperatures_of(of_question)
     for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
-        shown = temperature_of(records, cell.agent, question)
+        shown = temperatures[cell.agent, question]
         if cell.temperature in (shown, "0.0" if alone else shown):
             lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
     return lines
@@ -411,16 +411,17 @@ def growth(summary: dict) -> Markup:
     """Draw two logarithmic panels by the length of the document: seconds of a question and peak
     memory.
 
-    A line per agent, at its `temperature_of`: the mean over kinds of question, of memory the most.
+    A line per agent, at its `temperatures_of`: the mean over kinds of question, of memory the most.
     """
     records = dict(cells(summary))
-    agents = list(dict.fromkeys(cell.agent for cell in records))
+    agents, at = list(dict.fromkeys(cell.agent for cell in records)), temperatures_of(records)
+    shown = {c: r for c, r in records.items() if c.temperature == at[c.agent, c.question]}
     panels = []
     for metric, label, pool in (
         ("seconds", "seconds a question", fmean),
         ("mib", "MiB at most", max),
     ):
-        lines = {agent: _grown(records, agent, metric, pool) for agent in agents}
+        lines = {agent: _grown(shown, agent, metric, pool) for agent in agents}
         lines = {agent: points for agent, points in lines.items() if points}
         if not lines:
             continue
@@ -449,8 +450,7 @@ def _grown(
     """Return (length, value) of an agent, its kinds of question pooled."""
     by_length: dict[int, list[float]] = {}
     for cell, record in records.items():
-        shown = (agent, temperature_of(records, cell.agent, cell.question))
-        if (cell.agent, cell.temperature) == shown and record.get(metric, 0) > 0 < cell.length:
+        if cell.agent == agent and record.get(metric, 0) > 0 < cell.length:
             by_length.setdefault(cell.length, []).append(record[metric])
     return [(length, pool(values)) for length, values in sorted(by_length.items())]
 

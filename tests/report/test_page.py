@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from memory import Recall
 from report import page as report_page
 from report import plots, training
 from report.headline import headline
-from report.markup import STYLE_SHEET
+from report.markup import STYLE_SHEET, Markup
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
@@ -867,3 +868,29 @@ def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tm
     more = report.html.partition("<h2>Other kinds of questions")[2].partition("</section>")[0]
     assert more.count("<svg") == 3
     assert [x for x in ("Where", "No?", "And?") if x in report.section("Transcripts")] == ["And?"]
+
+
+def test_a_page_takes_time_in_proportion_to_its_cells(tmp_path, monkeypatch):
+    """Without its plots, of which there are as many as kinds of question; a step that looks at all
+    cells for each of them would take eight times as long."""
+    monkeypatch.setattr(plots, "_svg", lambda *_: Markup("<svg></svg>"))
+
+    def seconds(agents):
+        rows = [
+            row(f"a{agent}", f"kind {kind}", t, 2**n, str(i), mib=3, document_tokens=9)
+            for agent in range(agents)
+            for kind in range(8)
+            for t in ("1.0", "0.0")
+            for n in range(6)
+            for i in range(2)
+        ]
+        folder = folder_of(tmp_path / f"{agents}", rows)
+        write_report(folder)
+        times = []
+        for _ in range(3):
+            begun = process_time()
+            write_report(folder)
+            times.append(process_time() - begun)
+        return min(times)
+
+    assert seconds(8) < 1.75 * 8 * seconds(1)  # 768 cells, 96 cells
