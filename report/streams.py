@@ -1,6 +1,7 @@
 """What a stream says: success by epoch for every way of remembering, and what its bank is like.
 
-Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`.
+Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`,
+`rewrite_stream_report`.
 Leaves out: the loop that makes the rows (commands/stream.py), plots (report/plots.py).
 Exercise it: `python cli.py stream`. Read next: report/page.py.
 
@@ -19,10 +20,23 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from config.errors import UserError
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
-from report.markup import Markup, Section, Text, as_table, fill, folded, joined, page
+from report.markup import (
+    REFRESH,
+    Markup,
+    Section,
+    Text,
+    as_table,
+    figures,
+    fill,
+    folded,
+    joined,
+    macro,
+    page,
+)
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
@@ -148,6 +162,33 @@ def write_stream_report(
     say(f"Rows, banks and report.html are in {folder}.")
 
 
+def rewrite_stream_report(
+    folder: Path, config: StreamConfig, outcomes: Sequence[dict], running: bool
+) -> Path:
+    """Write report.html from outside, of a stream at any time; return its path."""
+    path = folder / "summary.json"
+    stored = read_summary(folder) if path.exists() else {}
+    begun = [outcome for outcome in outcomes if outcome["rows"]]
+    if not begun:
+        raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
+    summary = summarise_stream(config, begun, stored.get("rule", ""))
+    summary["leaks"] = stored.get("leaks", {})
+    status = "" if stored and not running else _how_far(config, begun, running)
+    refresh = REFRESH if running else 0
+    write_text(folder / "report.html", _page(summary, config, begun, status, refresh))
+    return folder / "report.html"
+
+
+def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
+    """Say how far a stream has come that is not finished."""
+    last = begun[-1]["rows"][-1]["epoch"] + 1
+    tasks = sum(row["epoch"] + 1 == last for row in begun[-1]["rows"])
+    return (
+        f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, arm {len(begun)} of "
+        f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
+    )
+
+
 def _difference(d: dict) -> str:
     return f"{d['mean']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
 
@@ -209,28 +250,43 @@ def _of_bank(name: str) -> Callable[[dict], float | None]:
     return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
 
 
-def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
+def _page(
+    summary: dict,
+    config: StreamConfig,
+    outcomes: Sequence[dict],
+    status: str = "",
+    refresh: int = 0,
+) -> str:
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
     rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    lead = fill(
-        '<p class="headline">{}</p>',
+    lead = macro(
+        "lead",
+        status,
         f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
         f"epoch {best['epoch']}.{rule}",
+        "",
     )
+    about = {o["arm"]: o["about"] for o in outcomes}
     learning = [o for o in outcomes if o["bank"]]
     sections = [
         Section(
             "Success by epoch",
-            plots.curves({
+            figures(plots.curves({
                 "tasks solved in an epoch": _lines(
                     summary, lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
                 ),
                 "tasks solved so far": _lines(summary, lambda c: c["csr"]),
-            }),
+            })),
             "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
             "intervals; lines that are alike lie on each other.",
         ),
-        Section("Every epoch", _epochs(summary), "95 % intervals are Wilson's."),
+        Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
+        Section(
+            "Every epoch",
+            _epochs(summary),
+            "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
+            "FR: of the tasks that failed, the share that the epoch before had solved.",
+        ),
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
             ["", "", "difference", "n"],
@@ -242,16 +298,16 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
             [[h["arm"], "", _share(h), f"{h['n']:,}", _error(h)]
              for h in summary["held_out"]],
         )),
-        Section("Utilities", plots.curves({
+        Section("Utilities", figures(plots.curves({
             "mean utility": _lines(summary, _of_bank("q_mean")),
             "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
-        }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
+        })) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
         *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
         Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
     ]  # fmt: skip
-    return page(f"Stream {config.name}", lead, sections)
+    return page(f"Stream {config.name}", lead, sections, refresh=refresh)
 
 
 def _long(text: str) -> Text:
