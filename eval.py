@@ -34,10 +34,10 @@ from data import Task
 from engines.open import engine_fingerprint, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
+from report.live import Live
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
 from report.rows import Cell, Rows, labels_of
-from report.status import hold
 from report.summary import Overlap
 from rollout import Sampling, rollout, start
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rollout import Engine
 
 POLL_S = 0.3  # between two looks at rows that another process is making
+PAGE_S = 20.0  # between two pages of an evaluation that goes on
 
 
 # ---------------------------------------------------------------- one cell
@@ -320,9 +321,10 @@ def run_suite(config: EvalConfig, agents: Mapping[str, Agent]) -> Path:
     each row is made by one of them, and each writes the summary when all rows are there.
     """
     suite = _Suite(config, agents)
-    for wait in (False, True):  # first the rows that nobody claims, then those of other processes
-        for untrained in suite.groups:
-            suite.ask(untrained, wait)
+    with suite.page:
+        for wait in (False, True):  # first the rows that nobody claims, then other processes'
+            for untrained in suite.groups:
+                suite.ask(untrained, wait)
     return suite.report()
 
 
@@ -336,6 +338,7 @@ class _Suite:
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
         self.folder = files.evaluation_folder(config.runs, config.name)
+        self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
         if config.endpoint and not config.model and config.suite == "ruler":
             lengths = "The lengths of RULER are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
@@ -359,7 +362,7 @@ class _Suite:
         engine = open_reader(self.config, agents, untrained)
         model = engine_fingerprint(self.config, engine, untrained)
         files.make_folder(self.folder)
-        hold(self.folder)
+        self.page.begin()
         self._write_settings()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not (wait or self.done):
@@ -378,7 +381,7 @@ class _Suite:
                     rows = evaluate(
                         *(engine, self._agent(name), tasks, sampling, cell),
                         *(self.folder / "rows.jsonl", conditions),
-                        lambda row, shown=shown: progress.advance(shown),
+                        lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
                     )
                     if len(rows) == n:
                         self.done[name, sampling.temperature, k] = rows
@@ -425,7 +428,6 @@ class _Suite:
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
-        from report.page import write_report
         from report.summary import overlaps, summarise, table, write_summary
         from tasks.suites import metric_of
 
@@ -441,7 +443,7 @@ class _Suite:
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
-        write_report(self.folder, title=f"Evaluation {self.config.name}")
+        self.page.write()
         console.print(table(summary, console.width))
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))

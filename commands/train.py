@@ -40,6 +40,7 @@ from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
 from models.setup import TrainingSetup, check_device
+from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
 from rollout import advance
@@ -167,17 +168,19 @@ def run_and_report(
     run: RunConfig, config: TrainConfig, agent: Agent, resume: bool, say: Callable[[str], None]
 ) -> None:
     """Train, then write summary and report; `say` is told where everything is."""
-    from report.page import write_report
     from report.runlog import summary
     from report.summary import write_summary
 
     run = hub.pinned(run, say)
-    folder = train(run, config, agent, resume, callbacks=[TrainingProgress(config.steps)])
+    _check_launch(run)  # a run that torchrun starts has a name, the same on every rank
+    run = replace(run, name=run.name or _now())
+    page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
+    folder = train(run, config, agent, resume, callbacks=[page, TrainingProgress(config.steps)])
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         write_summary(folder / "summary.json", summary(folder))
-        write_report(folder, title=f"Training {folder.name}")
+        page.live.write()
     report = folder / "report.html"
     if run.keep_checkpoints:
         say(f"The policy is in {folder / 'model'}.")
@@ -211,8 +214,7 @@ def train(
     find.find(run.agent)
     check(TrainingSetup.of(run, config, agent))
     _check_launch(run)
-    name = run.name or datetime.now().strftime("%Y%m%d-%H%M%S")
-    run = replace(run, name=name, agent=agent.name or run.agent)
+    run = replace(run, name=run.name or _now(), agent=agent.name or run.agent)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
@@ -226,6 +228,10 @@ def train(
         settings = asdict(agent.config)
         return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
     return _train(TrainingSetup.of(run, config, agent), *rest)
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def _check_launch(run: RunConfig) -> None:
@@ -376,6 +382,31 @@ def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
 
 
 # ---------------------------------------------------------------- in the terminal
+
+
+class TrainingPage(lightning.Callback):
+    """The run's page, written after the first step, at every checkpoint and at any end."""
+
+    def __init__(self, folder: Path, save_every: int):
+        self.live, self.save_every = Live(folder, f"Training {folder.name}"), save_every
+        self.first = 0
+
+    def on_train_start(self, trainer, module) -> None:
+        self.first = module.done_steps + 1
+        self.live.begin()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        done = module.done_steps
+        if self._has_one() and (done == self.first or done % self.save_every == 0):
+            self.live.refresh()
+
+    def on_exception(self, trainer, module, exception) -> None:
+        if self._has_one() and module.done_steps:
+            self.live.write()
+
+    def _has_one(self) -> bool:
+        """Whether this is the training's page, not that of an evaluation, as of a demo."""
+        return not (self.live.folder / "rows.jsonl").exists()
 
 
 class TrainingProgress(lightning.Callback):

@@ -1,0 +1,64 @@
+"""The page of a run that goes on: written again and again, for no more than a part of the time.
+
+Holds: `Live`. Leaves out: the page itself (report/page.py), when a run asks for it
+(commands/train.py, eval.py).
+Exercise it: `python cli.py train --steps 40`, and open the page it names. Read next:
+report/page.py.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from config.errors import clean, clip
+from config.terminal import console, say
+from report.status import hold
+
+REST = 20  # times as long as the page took, at least, until it is written again
+
+
+class Live:
+    """The page of a folder. As a context it is written once more where a run ends before its time.
+
+    every: least seconds between two pages. A failure is told once, and ends no run.
+    """
+
+    def __init__(self, folder: Path, title: str = "", every: float = 0.0):
+        self.folder, self.title, self.every = folder, title, every
+        self.begun = self.failed = False
+        self.next = 0.0
+
+    def begin(self) -> None:
+        """Mark the folder as filled by this process, and say once where the page will be."""
+        hold(self.folder)
+        if not self.begun:
+            said = f"The page, as it comes: {self.folder / 'report.html'}"
+            console.print(said, soft_wrap=True, markup=False)
+        self.begun = True
+
+    def refresh(self) -> None:
+        """Write the page of a run that goes on, unless that was done a short time ago."""
+        begun = time.monotonic()
+        if begun >= self.next:
+            self.write(running=True)
+            end = time.monotonic()
+            self.next = end + max(self.every, REST * (end - begun))
+
+    def write(self, running: bool = False) -> None:
+        from report.page import write_report
+
+        try:
+            write_report(self.folder, self.title, running)
+        except Exception as error:  # a page is never worth a run
+            if not self.failed:
+                why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
+                say(f"The page could not be written ({clip(why, 300)}).", "red")
+            self.failed = True
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind and self.begun:
+            self.write()
