@@ -425,6 +425,7 @@ class _Suite:
         """Write summary and report, and print the table."""
         from report.page import write_report
         from report.summary import overlaps, summarise, table, write_summary
+        from tasks.suites import metric_of
 
         rows = [
             row
@@ -434,8 +435,7 @@ class _Suite:
             for row in self.done[name, sampling.temperature, k]
         ]
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = "reward" if self.unit in ("sessions", "steps") else "sub_em"  # their own metric
-        summary = summarise(rows, self.unit, metric, agents=agents)
+        summary = summarise(rows, self.unit, metric_of(self.unit, self.columns), agents=agents)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)

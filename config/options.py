@@ -54,7 +54,8 @@ SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
 ENVIRONMENTS = ("bandit", "llb-db", "llb-os", "bcb", "alfworld", "hle")
 SUITES = (
-    "ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own", *ENVIRONMENTS
+    *("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own"),
+    *("memoryagentbench", *ENVIRONMENTS),
 )  # fmt: skip
 SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
 ANSWERER = Bound(
@@ -427,12 +428,12 @@ class EvalConfig:
     RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
     likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
     questions of their published files about long conversations; own = conversations of yours
-    (docs/evaluation.md); an environment of `stream`, such as llb-db; empty = the files of --data as
-    they are, or generated English"""
+    (docs/evaluation.md); memoryagentbench = one of its published files; an environment of `stream`,
+    such as llb-db; empty = the files of --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
     ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
-    passages: SQuAD's form; for locomo, longmemeval, own: their file"""
+    passages: SQuAD's form; for locomo, longmemeval, own, memoryagentbench: their file"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the
@@ -583,6 +584,7 @@ SUITE_SETTINGS = {
     "locomo": ["source_split", "metric"],
     "longmemeval": ["source_split"],
     "own": ["source_split"],
+    "memoryagentbench": ["source_split"],
     "llb-db": ["db_backend"],
     "bcb": ["interpreter", "leave_out"],
     "alfworld": ["few_shot"],

@@ -1,7 +1,7 @@
 """Suites: the kinds of question and the lengths of an evaluation, their tasks made on demand.
 
-Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER, passages, facts),
-haystacks.
+Holds: `Column`, `columns_of` (generated English, files, RULER-HQA, RULER, MemoryAgentBench,
+passages, facts), `metric_of`, haystacks.
 Leaves out: who answers (commands/). No torch.
 Exercise it: `python cli.py eval --suite ruler-hqa --data FILE --lengths 50,200`.
 Read next: commands/taskfiles.py.
@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from config.errors import UserError, clean
 from config.options import EvalConfig, StreamConfig
+from config.terminal import say
 from data import Pool, Task
-from tasks import episodes, facts, hqa, ledger, passages, readers, ruler, worlds
+from tasks import episodes, facts, hqa, ledger, memoryagentbench, passages, readers, ruler, worlds
 from tasks.environments import ENVIRONMENTS, OPTIONS, open_environment
 from tasks.hqa import Evidence
 from tokens.codec import Codec
@@ -35,6 +36,7 @@ LENGTHS = {
     "locomo": (),
     "longmemeval": (),
     "own": (),
+    "memoryagentbench": (),
 }
 
 
@@ -48,6 +50,7 @@ class Column:
     question: str
     length: int
     make: Callable[[], list[Task]]
+    metric: str = "sub_em"  # the same one in all columns of an evaluation
 
 
 def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Column]]:
@@ -64,6 +67,8 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
         return "documents", passage_columns(config, lengths)
     if config.suite == "facts":
         return "documents", fact_columns(config, lengths)
+    if config.suite == "memoryagentbench":
+        return "tokens", _memoryagentbench(config, codec)
     if config.suite in ENVIRONMENTS:
         return "steps", _environment(config)
     if config.suite in episodes.LOADERS:
@@ -73,6 +78,13 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
     if config.data == (ledger.KIND,):
         return "sessions", _ledger(config, lengths)
     return _files(config)
+
+
+def metric_of(unit: str, columns: Sequence[Column]) -> str:
+    """Return what the answers of these columns are measured by."""
+    if unit in ("sessions", "steps"):
+        return "reward"  # their own metric
+    return columns[0].metric
 
 
 # ---------------------------------------------------------------- generated English
@@ -117,6 +129,29 @@ def _environment(config: EvalConfig) -> list[Column]:
         return tasks
 
     return [Column("", environment.most_steps, make)]
+
+
+# ---------------------------------------------------------------- MemoryAgentBench
+
+
+def _memoryagentbench(config: EvalConfig, codec: Callable[[], Codec]) -> list[Column]:
+    """Make a column of each source, as long as its longest context in tokens of the model."""
+    if config.data == ("world",) or len(config.data) > 1:
+        raise UserError(f"--suite {config.suite} wants one of its files: name it by --data.")
+    (path,) = config.data
+    tasks, said = memoryagentbench.choose(memoryagentbench.load(path), config.source_split)
+    metric = memoryagentbench.metric_of(tasks)
+    for sentence in said:
+        say(sentence, "yellow")
+
+    def make(source: str) -> list[Task]:
+        of_source = memoryagentbench.choose(memoryagentbench.load(path), source)[0]
+        return memoryagentbench.some(of_source, config.n)
+
+    lengths: dict[str, int] = {}
+    for source, text in dict.fromkeys((task.kind, task.text) for task in tasks):
+        lengths[source] = max(lengths.get(source, 0), len(codec().encode(text)))
+    return [Column(name, n, partial(make, name), metric) for name, n in lengths.items()]
 
 
 # ---------------------------------------------------------------- dated sessions
