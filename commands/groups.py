@@ -1,4 +1,4 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `compare`,
+"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report`, `compare`,
 `data few-shot`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
@@ -13,6 +13,7 @@ from agents import find
 from commands.banks import bank_app
 from commands.compare import compare_command
 from commands.fewshot import few_shot_command
+from commands.report import report_command
 from commands.stores import memory_app
 from commands.stream import stream_command
 from config.flags import AgentName, command
@@ -25,6 +26,7 @@ def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     app.add_typer(memory_app, name="memory")
     app.add_typer(bank_app, name="bank")
     stream_command(app)
+    report_command(app)
     few_shot_command(data_app)
     serve_command(app)
     compare_command(app)

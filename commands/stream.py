@@ -31,6 +31,7 @@ from pathlib import Path
 import typer
 
 from agents import find
+from agents.bank import Bank
 from config import files
 from config.errors import Unreachable, UserError, clip
 from config.flags import command
@@ -355,23 +356,28 @@ class Stream:
 
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
-        bank = self.agent.opened()
-        epochs = range(1, self.config.epochs + 1)
-        return {
-            "arm": self.arm,
-            "about": find.learner().about_arms[self.arm],
-            "rows": [*_read(self.rows_path)],
-            "held_out": [*_read(self.transfer_path)],
-            "leaks": self.leaks,
-            "stats": [bank.noted(f"epoch {epoch}") for epoch in epochs],
-            "seconds": [bank.noted(f"seconds {epoch}") for epoch in epochs],
-            "digest": bank.digest,
-            "bank": [
-                {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-                 "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
-                for e in bank.entries() if e.visits
-            ],
-        }  # fmt: skip
+        folder, bank = self.rows_path.parent, self.agent.opened()
+        return outcome_of(folder, self.arm, self.config.epochs, bank) | {"leaks": self.leaks}
+
+
+def outcome_of(folder: Path, arm: str, epochs: int, bank: Bank) -> dict:
+    """Return what the report needs to know of an arm, from its rows and its bank."""
+    numbers = range(1, epochs + 1)
+    return {
+        "arm": arm,
+        "about": find.learner().about_arms[arm],
+        "rows": [*_read(folder / f"{arm}.jsonl")],
+        "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
+        "leaks": [],
+        "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
+        "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
+        "digest": bank.digest,
+        "bank": [
+            {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
+             "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
+            for e in bank.entries() if e.visits
+        ],
+    }  # fmt: skip
 
 
 LEAK = 12  # characters of a solution that are worth looking for
@@ -477,7 +483,9 @@ def _append(path: Path, rows: Sequence[dict]) -> int:
 
 
 def _read(path: Path) -> Iterator[dict]:
+    """Yield the rows of a file; what follows the last newline is torn."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield json.loads(line)
+                if line.endswith("\n"):
+                    yield json.loads(line)

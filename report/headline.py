@@ -1,16 +1,18 @@
 """Say the result of an evaluation in one sentence.
 
-Holds: `headline`, `reader`, `temperature_of`. Leaves out: the numbers (report/summary.py), the page
-(report/page.py), words for kinds of questions (tasks/words.py). No torch.
+Holds: `headline`, `reader`, `temperatures_of`. Leaves out: the numbers (report/summary.py), the
+page (report/page.py), words for kinds of questions (tasks/words.py). No torch.
 Exercise it: `pytest tests/report/test_page.py -k headline`. Read next: report/page.py.
 
-An agent may have an attribute `in_words`: how it reads, for those who do not know its name.
+An agent may have attributes `in_words`, how it reads, for those who do not know its name, and
+`whole`, that it reads the whole document at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean
 
 from agents import find
@@ -25,14 +27,18 @@ def lead_of(records: Iterable[Cell]) -> str:
     return "trained" if "trained" in agents else agents[0] if agents else ""
 
 
-def temperature_of(records: Iterable[Cell], agent: str, question: str) -> str:
-    """Return at which temperature an agent is shown where one is: 1.0, or else its first one."""
-    own = [cell.temperature for cell in records if (cell.agent, cell.question) == (agent, question)]
-    return "1.0" if "1.0" in own else own[0]
+def temperatures_of(records: Iterable[Cell]) -> dict[tuple[str, str], str]:
+    """Return at which temperature an agent is shown where one is: 1.0, or else its first one, by
+    agent and kind of question."""
+    shown: dict[tuple[str, str], str] = {}
+    for cell in records:
+        key = cell.agent, cell.question
+        shown[key] = "1.0" if cell.temperature == "1.0" else shown.get(key, cell.temperature)
+    return shown
 
 
 def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
-    """Return an agent's longest cell of each kind of question, at its `temperature_of`.
+    """Return an agent's longest cell of each kind of question, at its `temperatures_of`.
 
     If other agents share kinds of question with it, only those kinds.
     """
@@ -40,16 +46,23 @@ def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
     shared = {cell.question for cell in own} & {
         cell.question for cell in records if cell.agent != agent
     }
-    longest = []
+    longest, temperatures = [], temperatures_of(own)
     for question in dict.fromkeys(cell.question for cell in own):
         if shared and question not in shared:
             continue
-        temperature = temperature_of(records, agent, question)
+        temperature = temperatures[agent, question]
         same = [c for c in own if (c.question, c.temperature) == (question, temperature)]
         longest.append(max(same, key=lambda cell: cell.length))
     return longest
 
 
+@cache
+def reads_all(agent: str) -> bool:
+    """Whether an agent is shown the whole document at once: one with `whole`."""
+    return getattr(find.known(agent), "whole", False)
+
+
+@cache
 def reader(agent: str) -> str:
     """Return what an agent is called in a sentence, by the name that rows have.
 
@@ -62,7 +75,7 @@ def reader(agent: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.0f} %"
 
 
 def _answers(summary: dict, lead: str) -> str:
@@ -138,7 +151,7 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
         parts = []
         for cell in places:
             said = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
-            share = "{mean:.3g} % [{low:.0f}, {high:.0f}]".format(
+            share = "{mean:.0f} % [{low:.0f}, {high:.0f}]".format(
                 **{name: 100 * records[cell][name] for name in ("mean", "low", "high")}
             )
             against = _of_others(others, records, [cell])

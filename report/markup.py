@@ -30,6 +30,7 @@ STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Text = str | Markup  # a str is escaped
+REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 LONG = 12  # rows of a table that is not folded, at most
 
 # ---------------------------------------------------------------- the template

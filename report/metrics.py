@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from statistics import fmean
 
 import torch
 
@@ -30,6 +31,7 @@ UPDATE_METRICS = (
 def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, float]:
     """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
 
+    reward_se: standard error of the mean reward over groups, which each have one task.
     groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
     """
     trajectories = [t for group in groups for t in group.trajectories]
@@ -37,8 +39,11 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     own = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
     updates = [turn for turn in own if not turn.prompt.final]
     sampled = [lp for turn in own for lp in turn.logprobs]
+    means = [fmean(t.reward for t in group.trajectories) for group in groups]
     n = ranks.all_reduce_sum(
         {
+            "group_means": sum(means),
+            "squared_means": sum(mean * mean for mean in means),
             "trajectories": len(trajectories),
             "groups": len(groups),
             "reward": sum(t.reward for t in trajectories),
@@ -59,6 +64,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     return (
         {
             "reward": n["reward"] / each,
+            "reward_se": _standard_error(n["group_means"], n["squared_means"], n["groups"]),
             "groups_without_signal": n["groups_without_signal"] / n["groups"],
             "failed": n["failed"] / each,
             "turns": n["turns"] / each,
@@ -73,6 +79,17 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
         | dict.fromkeys(UPDATE_METRICS, 0.0)
         | {name: n[name] for name in counted}
     )
+
+
+def _standard_error(total: float, squares: float, n: float) -> float:
+    """Return the standard error of the mean of n values, by their sum and that of their squares;
+    nan of a single one.
+
+    >>> _standard_error(1.0 + 3.0, 1.0 + 9.0, 2)
+    1.0
+    """
+    variance = max(0.0, squares - total * total / n) / (n - 1) if n > 1 else math.nan
+    return math.sqrt(variance / n)
 
 
 def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:

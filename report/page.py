@@ -12,20 +12,19 @@ the page.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 
-from agents import find
-from config.errors import UserError
 from report import plots
 from report.counted import pooled
-from report.headline import headline, lead_of, reader
+from report.folder import Run, read_run, settings_of
+from report.headline import headline, lead_of, reader, reads_all
 from report.markup import (
+    REFRESH,
     Markup,
     Section,
     Text,
@@ -41,9 +40,8 @@ from report.markup import (
 )
 from report.plots import FEW
 from report.published import TABLES, TEN, Published
-from report.reading import thin
-from report.records import CELL, is_record, step_records
 from report.rows import FATES
+from report.status import hold, is_running, release
 from report.summary import (
     COSTS,
     DEPTHS,
@@ -60,27 +58,17 @@ from report.summary import (
     with_pooled,
     write_text,
 )
-from report.training import (
-    Rewards,
-    about_rewards,
-    lengths_of,
-    level_lengths,
-    load_rewards,
-    load_validation,
-    rewards_section,
-)
+from report.training import Training, read_training, rewards_section, steps_section
 from report.transcripts import transcript
 from report.viewer import viewer_section
 from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
 TRANSCRIPTS = 10  # shown on the page, at most
-OF_TRAINING = 4  # of the last recorded step, where nothing has been evaluated
-REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 QUESTIONS = 2000  # named on the page, at most
 
 FIRST = 2  # plots on the first screen
-FIRST_STEPS, FIRST_CHARACTERS = 6, 400  # sections of the transcript there, characters of each
+FIRST_STEPS, FIRST_CHARACTERS = 4, 400  # sections of the transcript there, characters of each
 
 CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 
@@ -121,10 +109,12 @@ def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
 # ---------------------------------------------------------------- accuracy and reward
 
 
-def _first(panels: Sequence[Markup], shown: dict | None, note: str) -> Section:
-    """Return the first screen: what was found and, beside it, one trajectory."""
-    reading = transcript(shown, True, FIRST_STEPS, FIRST_CHARACTERS) if shown else ""
-    return Section("", macro("first", joined(panels), reading, note) if panels or shown else "")
+def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Section:
+    """Return the first screen: what was found and, beside it, a trajectory or two."""
+    readings = joined(
+        transcript(record, k == 0, FIRST_STEPS, FIRST_CHARACTERS) for k, record in enumerate(shown)
+    )
+    return Section("", macro("first", joined(panels), readings, note) if panels or shown else "")
 
 
 def _more_accuracy(panels: Sequence[Markup]) -> Section:
@@ -273,17 +263,18 @@ def _difference(pair: dict) -> Markup:
 
 def _matters(pair: dict) -> int:
     """Return the place of a comparison: first with itself before training, then with an agent that
-    reads all at once (one with `whole`)."""
+    reads all at once."""
     name, _, weights = pair["b"].partition("@")
     if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
         return 0
-    return 2 - (not weights and getattr(find.known(name), "whole", False))
+    return 2 - (not weights and reads_all(name))
 
 
 def comparisons(summary: dict) -> Section:
     tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
     for pair in sorted(summary["paired"], key=_matters):
-        against = f"{pair['a']} minus {pair['b']}"
+        words = reader(pair["b"])
+        against = f"{pair['a']} minus {pair['b']}" + f" ({words})" * (words != pair["b"])
         rows = tables.setdefault(against, {})
         first = title_of(pair["question"]), pair["temperature"]
         rows.setdefault(first, {})[pair["length"]] = _difference(pair)
@@ -505,14 +496,18 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
     return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
 
 
-def _shown_first(records: Sequence[dict], lead: str) -> dict | None:
-    """Return the record beside the first plot: of the leading agent, right, and not too long."""
+def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
+    """Return the records beside the first plot, of the leading agent: one that was right and one
+    that was not, whose memory changes a few times."""
+    own = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
 
     def fitness(record: dict) -> tuple:
-        agent = record.get("cell", {}).get("agent", lead)
-        return agent == lead, record["reward"] > 0, -abs(len(record["turns"]) - FIRST_STEPS)
+        memories = [turn["memory"] for turn in record["turns"]]
+        changes = sum(before != after for before, after in pairwise(memories))
+        return record["step"] or 0, min(changes, 3), -len(memories)
 
-    return max(records, key=fitness, default=None)
+    kinds = ([r for r in own if (r["reward"] > 0) == right] for right in (True, False))
+    return [max(of_kind, key=fitness) for of_kind in kinds if of_kind]
 
 
 def _transcripts(records: Sequence[dict]) -> Section:
@@ -656,140 +651,104 @@ def _warnings(summary: dict) -> Markup:
     return joined(parts)
 
 
-# ---------------------------------------------------------------- the files of a run
-
-
-def _load(folder: Path, running: bool) -> tuple[dict, list[dict]]:
-    """Return the summary of a run and the transcripts of the evaluation it sums up, once each; of
-    a training without one, some of its last recorded step.
-
-    running: a training is summed up as far as its metrics go.
-    """
-    path = folder / "summary.json"
-    try:
-        if running and (folder / "metrics.csv").exists() and not (folder / "rows.jsonl").exists():
-            from report.runlog import summary as summary_of_training
-
-            summary = summary_of_training(folder)
-        else:
-            summary = json.loads(path.read_bytes())
-        if "accuracy" in summary:
-            raise UserError(
-                f"{path} was written by an earlier version: "
-                "run the same eval or train --resume again, which writes it anew."
-            )
-        summary["unit"], list(cells(summary))  # a KeyError if this is no summary
-        path = folder / "transcripts.jsonl"
-        # what follows the last newline is torn
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        records = {(r.get("settings"), r["id"], r["sample"]): r for r in map(json.loads, lines)}
-        if not summary["cells"]:
-            firsts = (r for r in step_records(folder, last=True) if not r["sample"])
-            records |= {(None, r["id"], r["sample"]): thin(r) for r in islice(firsts, OF_TRAINING)}
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
-    for name, default in (("metric", "reward"), ("paired", [])):
-        summary.setdefault(name, default)  # absent from the summary of a training
-    known = [None, *summary.get("settings", [])]
-    current = [r for (settings, _, _), r in records.items() if settings in known]
-    return summary, [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
-
-
 # ---------------------------------------------------------------- the page
 
 
-def measure_of(summary: dict) -> str:
-    """Return what a training is measured by: reward or, on demonstrations, loss."""
-    return "loss" if "loss" in summary else "reward"
-
-
 def _sections(
-    summary: dict,
-    records: Sequence[dict],
-    rewards: Rewards,
-    validation: Sequence[tuple[int, float]],
-    config: str,
-    known: Mapping[str, tuple[int, str]],
-    rows: Section,
-) -> list[Section]:
-    """Return the sections of the page in their order; one without a body is left out of it."""
+    run: Run, training: Training, known: Mapping[str, tuple[int, str]], rows: Section
+) -> Iterator[Section]:
+    """Yield the sections of the page in their order; one without a body is left out of it."""
+    summary = run.summary
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
-    measure = measure_of(summary)
-    drawn = plots.reward(rewards, validation, measure) if rewards else Markup()
-    chosen = _choose(records, TRANSCRIPTS)
+    drawn = training.drawn()
+    chosen = _choose(run.records, TRANSCRIPTS)
     shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
-    first = _first(panels[:FIRST], shown, _how_to_read(summary))
-    if not panels:
-        first = _first([drawn] if drawn else [], shown, about_rewards(rewards))
-    return [
-        first,
-        comparisons(summary),
-        _more_accuracy(panels[FIRST:]),
-        _ruler(summary),
-        rewards_section(rewards, measure, drawn if panels else Markup()),
-        every_cell(summary),
-        _seeds(summary),
-        _published(summary),
-        _depths(summary),
-        _occupancy(summary),
-        _curves(summary),
-        _fates(summary),
-        _counted(summary),
-        rows,
-        _transcripts([record for record in chosen if record is not shown]),
-        _cost(summary),
-        _growth(summary),
-        _all_metrics(summary),
-        _for_papers(summary),
-        _questions(known),
-        _settings(config),
-    ]
+    if panels:
+        yield _first(panels[:FIRST], shown, _how_to_read(summary))
+    else:
+        yield _first([drawn] if drawn else [], shown, training.note)
+    yield comparisons(summary)
+    yield _more_accuracy(panels[FIRST:])
+    yield _ruler(summary)
+    yield rewards_section(training, drawn if panels else Markup())
+    yield steps_section(training)
+    for section in (every_cell, _seeds, _published, _depths, _occupancy, _curves, _fates):
+        yield section(summary)
+    yield _counted(summary)
+    yield rows
+    yield _transcripts([record for record in chosen if record not in shown])
+    for section in (_cost, _growth, _all_metrics, _for_papers):
+        yield section(summary)
+    yield _questions(known)
+    yield _settings(run.config)
 
 
 def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
-    """Write folder/report.html from summary.json and what else the folder holds; return its path.
+    """Write folder/report.html from what the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. Reads metrics.csv, validation.csv, trained_on.csv, config.yaml, transcripts.jsonl and, if
-    nothing has been evaluated, trajectories.jsonl.gz where they exist.
-    running: the run goes on: the page says so, and a browser loads it anew from time to time; of a
-    training it needs no summary.json.
-    UserError if there is no summary, or if it cannot be read.
+    it. running: this process goes on to fill the folder, which is marked until it ends or calls
+    again without (report/status.py); the page says so, and a browser loads it anew.
+    UserError as `read_run`.
     """
-    summary, records = _load(folder, running)
-    path = folder / "config.yaml"
-    config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rewards = load_rewards(folder, level_lengths(config), measure_of(summary))
-    validation, known = load_validation(folder), trained_on(folder)
-    viewer = (Section("", ""), "") if running else viewer_section(folder, summary, records)
-    rows, script = viewer
-    sections = _sections(summary, records, rewards, validation, config, known, rows)
-    longest = max(lengths_of(rewards), default=None) if summary["unit"] == "sections" else None
+    (hold if running else release)(folder)
+    return _write(folder, title, running)
+
+
+def rewrite_report(folder: Path) -> Path:
+    """Write the page anew from outside, finished or not, as `write_report`."""
+    return _write(folder, "", is_running(folder))
+
+
+def _write(folder: Path, title: str, running: bool) -> Path:
+    run = read_run(folder, running)
+    summary = run.summary
+    measure = "loss" if "loss" in summary else "reward"
+    training = read_training(folder, settings_of(run.config), measure)
+    longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
+    rows, script = (
+        (Section("", ""), "") if running else viewer_section(folder, summary, run.records)
+    )
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
-    lead = fill('<p class="headline">{}</p>{}', sentence, _warnings(summary))
-    if running:
-        lead = fill('<p class="note">Running; the page so far.</p>{}', lead)
+    lead = macro("lead", run.status, sentence, _warnings(summary))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
     made = page(
-        title or folder.resolve().name, lead, sections, script, refresh=REFRESH if running else 0
+        title or folder.resolve().name,
+        lead,
+        _sections(run, training, trained_on(folder), rows),
+        script,
+        refresh=REFRESH if running else 0,
     )
     write_text(folder / "report.html", made)
     return folder / "report.html"
 
 
-def write_reading(folder: Path, record: dict, facts: Mapping[str, str]) -> Path:
+def write_reading(
+    folder: Path,
+    record: dict,
+    facts: Mapping[str, str],
+    status: str = "",
+    running: bool = False,
+) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
-    record: of `report.records`; facts: label -> text, shown above the trace.
+    record: of `report.records`; facts: label -> text, shown above the trace. status: of a reading
+    that is not finished; running: it goes on.
     """
     trace = Section(
         "What was read",
         transcript(record, True, most=None, characters=1 << 60),
         fill("Every section, and what became of the memory: {}", CHANGES),
     )
-    write_text(folder / "report.html", page(record["question"], macro("facts", facts), [trace]))
+    write_text(
+        folder / "report.html",
+        page(
+            record["question"],
+            macro("about", status, facts),
+            [trace],
+            refresh=REFRESH if running else 0,
+        ),
+    )
     return folder / "report.html"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, floor, log10
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import ceil, floor, isfinite, log10
 from statistics import fmean
 
 from config.errors import clean
-from report.headline import reader, temperature_of
+from report.headline import reader, temperatures_of
 from report.markup import Markup, fill, joined
 from report.published import Published
 from report.rows import Cell
@@ -133,7 +133,7 @@ def accuracy(
 ) -> dict[str, Markup]:
     """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
 
-    A line per agent, at its `temperature_of`; of one agent alone a second one, greedy and dashed,
+    A line per agent, at its `temperatures_of`; of one agent alone a second one, greedy and dashed,
     if it has both. Published tables as thin grey lines, within the range of our lengths.
     """
     records = dict(cells(summary))
@@ -156,7 +156,7 @@ def accuracy(
             axes.set(
                 ylim=(-0.02, 1.02),
                 xlabel=clean(summary["unit"]),
-                ylabel=METRICS.get(summary["metric"], summary["metric"]),
+                ylabel=METRICS.get(summary["metric"], clean(summary["metric"])),
                 title=_title(title_of(question)),
             )
             entries = _accuracy_entries(lines, colours, bool(marks))
@@ -173,9 +173,9 @@ def _accuracy_lines(
     """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
     lines: dict[tuple[str, str], dict[int, dict]] = {}
     of_question = [cell for cell in records if cell.question == question]
-    alone = len({cell.agent for cell in of_question}) == 1
+    alone, temperatures = len({c.agent for c in of_question}) == 1, temperatures_of(of_question)
     for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
-        shown = temperature_of(records, cell.agent, question)
+        shown = temperatures[cell.agent, question]
         if cell.temperature in (shown, "0.0" if alone else shown):
             lines.setdefault((cell.agent, cell.temperature), {})[cell.length] = records[cell]
     return lines
@@ -253,15 +253,24 @@ def reward(
     training: Sequence[tuple[int, float, str]],
     validation: Sequence[tuple[int, float]] = (),
     measure: str = "reward",
+    errors: Sequence[float] = (),
 ) -> Markup:
     """Draw the reward by training step, or another measure, with its moving average.
 
-    training: (step, value, sections of the tasks). validation: (step, score).
+    training: (step, value, sections of the tasks). validation: (step, score). errors: standard
+    error of each value, nan where it is unknown; none without any.
     """
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
 
     def draw(axes):
+        if any(map(isfinite, errors)):
+            low, high = (
+                [r + side * 1.959964 * e for r, e in zip(rewards, errors, strict=True)]
+                for side in (-1, 1)
+            )
+            style = dict(color=SERIES[0], alpha=0.2, linewidth=0, label="95 % interval")
+            axes.fill_between(steps, low, high, **style)
         axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
         means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
         axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
@@ -270,6 +279,7 @@ def reward(
             axes.plot(*zip(*validation, strict=True), "D-", **style)
         _mark_lengths(axes, steps, lengths)
         axes.set(xlabel="training step", ylabel=f"mean {measure}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(-0.02, 1.02 if measure == "reward" else None)
         axes.figure.legend(loc="outside lower center", ncols=2)
 
@@ -288,6 +298,37 @@ def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
         axes.axvline(steps[i], color=INK, linestyle=":", linewidth=1)
         label, height = f"{clean(lengths[i])[:9]} sections", 1.02 + 0.06 * (row % 3)
         axes.text(steps[i], height, label, transform=axes.get_xaxis_transform(), fontsize=9)
+
+
+def by_step(panels: Mapping[str, Mapping[str, Points]], logarithmic: Collection[str]) -> Markup:
+    """Draw a panel per title, with a line per name, by training step.
+
+    logarithmic: titles of panels whose values are drawn so. A 0 there is left out: a step that had
+    nothing to train has no such value.
+    """
+    figures = []
+    for title, lines in panels.items():
+
+        def draw(axes, title=title, lines=lines):
+            entries: Entries = []
+            for k, (name, points) in enumerate(lines.items()):
+                style = dict(color=SERIES[k % len(SERIES)], linewidth=1.2)
+                points = [p for p in points if p[1] > 0 or title not in logarithmic]
+                mark = "." if len(points) < 40 else ""
+                (line,) = axes.plot(*zip(*points, strict=True), **style, marker=mark)
+                entries.append((line, name))
+            values = [value for points in lines.values() for _, value in points]
+            if title in logarithmic:
+                _value_axis(axes, [value for value in values if value > 0])
+            else:
+                axes.set_ylim(0, 1.02 if max(values) <= 1 and title.startswith("Share") else None)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set(xlabel="training step", title=title)
+            if len(entries) > 1:
+                _legend(axes, entries, columns=3)
+
+        figures.append(_svg(draw, f"step{len(figures)}", f"{title}, by training step"))
+    return _figures(figures)
 
 
 # ---------------------------------------------------------------- memory along the document
@@ -370,16 +411,17 @@ def growth(summary: dict) -> Markup:
     """Draw two logarithmic panels by the length of the document: seconds of a question and peak
     memory.
 
-    A line per agent, at its `temperature_of`: the mean over kinds of question, of memory the most.
+    A line per agent, at its `temperatures_of`: the mean over kinds of question, of memory the most.
     """
     records = dict(cells(summary))
-    agents = list(dict.fromkeys(cell.agent for cell in records))
+    agents, at = list(dict.fromkeys(cell.agent for cell in records)), temperatures_of(records)
+    shown = {c: r for c, r in records.items() if c.temperature == at[c.agent, c.question]}
     panels = []
     for metric, label, pool in (
         ("seconds", "seconds a question", fmean),
         ("mib", "MiB at most", max),
     ):
-        lines = {agent: _grown(records, agent, metric, pool) for agent in agents}
+        lines = {agent: _grown(shown, agent, metric, pool) for agent in agents}
         lines = {agent: points for agent, points in lines.items() if points}
         if not lines:
             continue
@@ -408,8 +450,7 @@ def _grown(
     """Return (length, value) of an agent, its kinds of question pooled."""
     by_length: dict[int, list[float]] = {}
     for cell, record in records.items():
-        shown = (agent, temperature_of(records, cell.agent, cell.question))
-        if (cell.agent, cell.temperature) == shown and record.get(metric, 0) > 0 < cell.length:
+        if cell.agent == agent and record.get(metric, 0) > 0 < cell.length:
             by_length.setdefault(cell.length, []).append(record[metric])
     return [(length, pool(values)) for length, values in sorted(by_length.items())]
 

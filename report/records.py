@@ -1,13 +1,14 @@
 """Trajectories as plain data, stored as JSON lines.
 
-Holds: `record`, `read_records`, `step_records`, `is_record`. Leaves out: how a record is shown
-(report/transcripts.py).
+Holds: `record`, `read_records`, `step_records`, `newest`, `is_record`. Leaves out: how a record is
+shown (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import mmap
 import zlib
@@ -148,6 +149,44 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
                     yield record
         except BROKEN:
             return
+
+
+LOOKED_AT = 200  # gzip members in which `newest` searches
+
+
+def newest(folder: Path) -> list[dict]:
+    """Return the newest trajectory of a training that was right and the newest that was wrong.
+
+    Found from the end of the file backwards, through `LOOKED_AT` members; what is damaged is passed
+    over.
+    """
+    path = folder / "trajectories.jsonl.gz"
+    if not path.exists() or not path.stat().st_size:
+        return []
+    found: dict[bool, dict] = {}
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = len(data)
+        for _ in range(LOOKED_AT):
+            at = data.rfind(MEMBER, 0, end)
+            if at < 0 or len(found) == 2:
+                break
+            for record in _of_member(data[at:end]):
+                if record["reward"] >= 1 or record["reward"] <= 0:
+                    found.setdefault(record["reward"] > 0, record)
+            end = at
+    return [found[right] for right in (True, False) if right in found]
+
+
+def _of_member(data: bytes) -> list[dict]:
+    """Return the records of a gzip member, as far as they can be read, the last one first."""
+    records = []
+    try:
+        with gzip.open(io.BytesIO(data), "rt", encoding="utf-8") as lines:
+            for line in lines:
+                records.append(json.loads(line))
+    except BROKEN:  # chance, or torn
+        pass
+    return [record for record in reversed(records) if is_record(record)]
 
 
 def _last_step(raw: BinaryIO) -> int:

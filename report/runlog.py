@@ -48,6 +48,7 @@ from models.checkpoints import (
 from report.counted import counts_of, ends_of
 from report.loggers import metrics_of
 from report.records import record
+from report.training import whole_rows
 from tasks import seen
 
 
@@ -127,7 +128,8 @@ class StepCSV(Logger):
             if self.columns is None:
                 self.columns = list(metrics)
                 csv.DictWriter(file, self.columns).writeheader()
-            csv.DictWriter(file, self.columns).writerow(metrics)
+            # a run of an earlier version goes on with the columns that it has
+            csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(metrics)
 
 
 class RunRecorder(lightning.Callback):
@@ -279,8 +281,7 @@ def summary(folder: Path, last: int = 10) -> dict:
     or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`; ends: see
     `counted.ends_of`, with the level of each.
     """
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = whole_rows(folder / "metrics.csv")
 
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows)

@@ -1,6 +1,7 @@
 """What a stream says: success by epoch for every way of remembering, and what its bank is like.
 
-Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`.
+Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`,
+`rewrite_stream_report`.
 Leaves out: the loop that makes the rows (commands/stream.py), plots (report/plots.py).
 Exercise it: `python cli.py stream`. Read next: report/page.py.
 
@@ -19,10 +20,22 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from config.errors import UserError
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
-from report.markup import Markup, Section, Text, as_table, fill, folded, joined, page
+from report.markup import (
+    REFRESH,
+    Markup,
+    Section,
+    Text,
+    as_table,
+    fill,
+    folded,
+    joined,
+    macro,
+    page,
+)
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
@@ -148,6 +161,33 @@ def write_stream_report(
     say(f"Rows, banks and report.html are in {folder}.")
 
 
+def rewrite_stream_report(
+    folder: Path, config: StreamConfig, outcomes: Sequence[dict], running: bool
+) -> Path:
+    """Write report.html from outside, of a stream at any time; return its path."""
+    path = folder / "summary.json"
+    stored = read_summary(folder) if path.exists() else {}
+    begun = [outcome for outcome in outcomes if outcome["rows"]]
+    if not begun:
+        raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
+    summary = summarise_stream(config, begun, stored.get("rule", ""))
+    summary["leaks"] = stored.get("leaks", {})
+    status = "" if stored and not running else _how_far(config, begun, running)
+    refresh = REFRESH if running else 0
+    write_text(folder / "report.html", _page(summary, config, begun, status, refresh))
+    return folder / "report.html"
+
+
+def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
+    """Say how far a stream has come that is not finished."""
+    last = begun[-1]["rows"][-1]["epoch"] + 1
+    tasks = sum(row["epoch"] + 1 == last for row in begun[-1]["rows"])
+    return (
+        f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, arm {len(begun)} of "
+        f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
+    )
+
+
 def _difference(d: dict) -> str:
     return f"{d['mean']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
 
@@ -209,13 +249,21 @@ def _of_bank(name: str) -> Callable[[dict], float | None]:
     return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
 
 
-def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
+def _page(
+    summary: dict,
+    config: StreamConfig,
+    outcomes: Sequence[dict],
+    status: str = "",
+    refresh: int = 0,
+) -> str:
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
     rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    lead = fill(
-        '<p class="headline">{}</p>',
+    lead = macro(
+        "lead",
+        status,
         f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
         f"epoch {best['epoch']}.{rule}",
+        "",
     )
     learning = [o for o in outcomes if o["bank"]]
     sections = [
@@ -251,7 +299,7 @@ def _page(summary: dict, config: StreamConfig, outcomes: Sequence[dict]) -> str:
           for o in learning),
         Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
     ]  # fmt: skip
-    return page(f"Stream {config.name}", lead, sections)
+    return page(f"Stream {config.name}", lead, sections, refresh=refresh)
 
 
 def _long(text: str) -> Text:

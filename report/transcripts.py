@@ -384,6 +384,8 @@ def _verdict(record: dict) -> tuple[str, str]:
             return "failed", "bad"
         if record["step"] is not None:  # an episode that is paid for otherwise
             return f"reward {record['reward']:.3g}", ""
+        if record.get("unfinished"):
+            return "not answered yet", ""
         return "answered", "good"  # a question of a user's own
     if record["reward"] >= 1:
         return "right", "good"

@@ -3,16 +3,19 @@
 import ast
 import base64
 import hashlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from test_page import HOSTILE, METRICS_CSV, Page, folder_of
+from test_page import HOSTILE, METRICS_CSV, Page, folder_of, record, row
 
 from config.errors import clean
 from report.markup import Markup, Section, as_table, fill, folded, joined, macro, page
 from report.page import write_report
+from report.summary import summarise
+from tasks import seen
 
 REPORT = Path(__file__).parents[2] / "report"
 
@@ -60,9 +63,71 @@ def test_the_page_of_a_training_that_goes_on_is_loaded_anew(tmp_path):
     folder = folder_of(tmp_path / "run", [])
     metrics = [f"{line},1,2,3" for line in METRICS_CSV.splitlines()[1:]]
     head = "step,level,reward,step_s,read_tokens,written_tokens\n"
-    (folder / "metrics.csv").write_text(head + "\n".join(metrics))
+    (folder / "metrics.csv").write_text(head + "\n".join(metrics) + "\n")
     refresh = '<meta http-equiv="refresh" content="20">'
     assert refresh not in write_report(folder).read_text()
     (folder / "summary.json").unlink()
     made = write_report(folder, running=True).read_text()
     assert refresh in made and "30 training steps" in Page(made).text
+
+
+FIELDS = (
+    "question", "answer", "accepted answer", "section", "memory", "error", "id",
+    "agent of a record", "form", "kind of a record", "agent", "kind", "temperature", "unit",
+    "metric", "config.yaml", "folder", "title", "policy", "question trained on", "sections",
+    "seed's rival",
+)  # fmt: skip
+
+
+def hostile(folder, name):
+    """Return the folder of a run, finished, with a hostile text in one place of it."""
+
+    def text(field, usual):
+        return HOSTILE if field == name else usual
+
+    folder = folder / ("<b>'&amp;\"name" if name == "folder" else "run")
+    agent, kind = text("agent", "trained"), text("kind", "one_fact")
+    temperature = text("temperature", "1.0")
+    rows = [row(a, kind, temperature, n, text("id", "a")) for a in (agent, "other") for n in (4, 8)]
+    cell = dict(agent=agent, question=kind, temperature=temperature, length=4)
+    one = record(
+        ("none", text("memory", "Anna met Otto."), text("memory", "Anna met Otto.")),
+        text("answer", "\\boxed{Lima}"),
+        id=text("id", "a"), question=text("question", "Where?"), error=text("error", ""),
+        answers=[text("accepted answer", "Lima")], kind=text("kind of a record", "one_fact"),
+        agent=text("agent of a record", "memagent"), form=text("form", "boxed"), settings="s",
+    )  # fmt: skip
+    one["turns"][0]["section"] = text("section", "Anna met Otto.")
+    folder_of(folder, [], records=[one | {"cell": cell}, one | {"sample": 1}])
+    summary = summarise(rows)
+    summary["unit"] = text("unit", "sections")
+    summary["trained_on"] = [
+        {"policy": text("policy", "mine"), "agents": ["trained"], "known": 4,
+         "questions": {kind: {"asked": 2, "seen": 1}}},
+    ]  # fmt: skip
+    pair = dict(seed=1, against=text("seed's rival", "b"), temperature="1.0", length=4)
+    summary["seeds"] = [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)]
+    if name == "metric":
+        summary["metric"] = HOSTILE
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text(clean(text("config.yaml", "run: {}")))
+    (folder / "metrics.csv").write_text(
+        f'step,sections,reward\n0,"{clean(text("sections", "4")).replace(chr(34), "")}",0.5\n'
+    )
+    seen.add_trained_on(folder, {}, 3, [("a" * 16, clean(text("question trained on", "q-1")))])
+    return folder
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_hostile_text_in_any_field_stands_there_as_text(tmp_path, name):
+    folder = hostile(tmp_path, name)
+    title = HOSTILE if name == "title" else ""
+    html = write_report(folder, title).read_text(encoding="utf-8")
+    page_ = Page(html)  # nothing but our own elements, and no script but the one of the policy
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert re.fullmatch("default-src 'none'; style-src 'unsafe-inline'", policy)
+    assert not re.search("<script>alert|<img|[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", html)
+    shown = "<b>'&amp;\"name" if name == "folder" else "<script>alert("
+    # by which something is looked up, not shown; of which a few characters are
+    if name not in ("agent of a record", "form", "id", "sections"):
+        assert shown in page_.text

@@ -1,11 +1,14 @@
 """The page: its sections, its plots, its headline; trajectories as people see them."""
 
+import base64
 import io
 import itertools
 import json
 import re
 from dataclasses import asdict, replace
+from hashlib import sha256
 from html.parser import HTMLParser
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -21,13 +24,18 @@ from memory import Recall
 from report import page as report_page
 from report import plots, training
 from report.headline import headline
-from report.markup import STYLE_SHEET
+from report.markup import STYLE_SHEET, Markup
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
 from tasks import seen
+
+
+def b64(digest):
+    return base64.b64encode(digest).decode()
+
 
 # for HTML, for matplotlib, for rich, for the terminal, for UTF-8
 HOSTILE = (
@@ -37,14 +45,16 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched."""
+    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched but the
+    script whose digest the policy names."""
 
-    VOID = frozenset({"meta"})
+    VOID = frozenset({"meta", "input"})
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.html = text
         self.open, self.tags, self.ids, self.refs, self.words = [], [], [], [], []
+        self.scripts, self.kinds = [], []  # their text, the attributes of all
         self.feed(text)
         self.close()
         assert self.open == []
@@ -52,13 +62,19 @@ class Page(HTMLParser):
         allowed = (
             "html head meta title style body main h1 h2 h3 p section div figure "
             "table caption thead tbody tr th td b small details summary span ins del dl dt dd pre "
-            "svg defs g path use text clippath rect tspan nav ul li a"
+            "svg defs g path use text clippath rect tspan nav ul li a "
+            "script input label select"
         )
         assert set(self.tags) <= {*allowed.split()}
+        digests = re.findall("'sha256-([^']*)'", text.partition("<title>")[0])
+        assert [b64(sha256(code.encode()).digest()) for code in self.scripts] == digests
         assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
+        if tag == "script":
+            assert not attributes or ("type", "application/gzip") in attributes
+            self.kinds.append(attributes)
         if tag not in self.VOID:
             self.open.append(tag)
         for name, value in attributes:
@@ -76,7 +92,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        if self.open[-1:] == ["script"]:
+            self.scripts += [] if self.kinds[-1] else [data]
+        else:
+            self.words.append(data)
 
     @property
     def text(self):
@@ -315,7 +334,8 @@ def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypat
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    assert training.load_rewards(folder, []) == [(0, 0.5, "4"), (3, 0.75, "8")]
+    rows = training.whole_rows(folder / "metrics.csv")
+    assert training.load_rewards(rows, [])[0] == [(0, 0.5, "4"), (3, 0.75, "8")]
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
@@ -820,10 +840,9 @@ def test_what_few_questions_say_is_faint(tmp_path):
 def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):
     agents = ("memagent", "bm25", "oracle", "full", "full@untrained", "memagent@untrained")
     report = page(tmp_path / "eval", [row(agent) for agent in agents])
-    captions = re.findall("<caption>(memagent minus [^,]*)", report.html)
-    assert [caption.rpartition(" ")[2] for caption in captions] == [
-        "memagent@untrained", "full", "bm25", "oracle", "full@untrained",
-    ]  # fmt: skip
+    captions = re.findall(r"<caption>memagent minus ([^ ]*) \(", report.html)
+    assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
+    assert "minus full (reading everything at once), by sections" in report.text
 
 
 def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
@@ -841,12 +860,37 @@ def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
 
 def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tmp_path):
     rows = [row(question=f"kind {i}") for i in range(5)]
-    report = page(
-        tmp_path / "eval", rows, records=[record(reward=0.0), record(id="b", question="Right?")]
-    )
+    wrong, other = record(id="b", question="No?", reward=0.0), record(id="c", question="And?")
+    report = page(tmp_path / "eval", rows, records=[record(), wrong, other])
     first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
-    assert first.count("<svg") == 2 and "Right?" in first and "Where is Anna?" not in first
+    assert first.count("<svg") == 2 and "And?" not in first
+    assert first.index("right</span> Where is Anna?") < first.index("wrong</span> No?")
     more = report.html.partition("<h2>Other kinds of questions")[2].partition("</section>")[0]
     assert more.count("<svg") == 3
-    assert "Where is Anna?" in report.section("Transcripts")
-    assert "Right?" not in report.section("Transcripts")
+    assert [x for x in ("Where", "No?", "And?") if x in report.section("Transcripts")] == ["And?"]
+
+
+def test_a_page_takes_time_in_proportion_to_its_cells(tmp_path, monkeypatch):
+    """Without its plots, of which there are as many as kinds of question; a step that looks at all
+    cells for each of them would take eight times as long."""
+    monkeypatch.setattr(plots, "_svg", lambda *_: Markup("<svg></svg>"))
+
+    def seconds(agents):
+        rows = [
+            row(f"a{agent}", f"kind {kind}", t, 2**n, str(i), mib=3, document_tokens=9)
+            for agent in range(agents)
+            for kind in range(8)
+            for t in ("1.0", "0.0")
+            for n in range(6)
+            for i in range(2)
+        ]
+        folder = folder_of(tmp_path / f"{agents}", rows)
+        write_report(folder)
+        times = []
+        for _ in range(3):
+            begun = process_time()
+            write_report(folder)
+            times.append(process_time() - begun)
+        return min(times)
+
+    assert seconds(8) < 1.75 * 8 * seconds(1)  # 768 cells, 96 cells

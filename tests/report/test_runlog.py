@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from report.headline import headline
-from report.runlog import gain, summary
+from report.runlog import StepCSV, gain, summary
 
 RISEN = [*(0.30, 0.34, 0.26, 0.30) * 2, *(0.44, 0.52, 0.48, 0.40) * 2]
 
@@ -52,3 +52,18 @@ def test_the_headline_says_it(tmp_path):
     level = headline(summary(run(tmp_path, [0.5] * 20)))
     assert "is 0.50, +0.00 on that of the first 10. Nothing" in level
     assert headline(summary(run(tmp_path, RISEN[:5]))).count("on that") == 0
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_its_columns(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,reward\n0,0.5\n1,0.25\n")
+    logger = StepCSV(path, resumed_at=1)
+    logger.log_metrics({"step": 1, "reward": 1.0, "reward_se": 0.1})
+    assert path.read_text() == "step,reward\n0,0.5\n1,1\n"
+
+
+def test_a_torn_line_is_no_step(tmp_path):
+    run(tmp_path, RISEN)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("0,0.9,1.5,10,1")
+    assert summary(tmp_path, 8)["steps"] == len(RISEN)

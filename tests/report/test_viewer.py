@@ -51,7 +51,7 @@ class Words(HTMLParser):
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.words, self.tags = "", []
-        self.feed(text)
+        self.feed(str(text))
         self.close()
 
     def handle_starttag(self, tag, attrs):

@@ -1,0 +1,100 @@
+"""Write the page of a run anew, at any time: going on, stopped or finished.
+
+Holds: `report_command`, `report`. Leaves out: the pages (report/page.py, report/streams.py), what a
+folder holds (report/folder.py), whether a run goes on (report/status.py).
+Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agents import find
+from config.errors import UserError, clean
+from config.flags import command
+from config.options import StreamConfig
+
+
+def report_command(app: typer.Typer) -> None:
+    """Register the command."""
+
+    @command(app, name="report")
+    def _report(
+        run: Annotated[Path, typer.Argument(help="a run's folder: RUNS/NAME")],
+        open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
+    ):
+        """Write the page of any run, also of one that goes on or was stopped: RUN/report.html."""
+        path = report(run)
+        typer.echo(f"The page is {path}.")
+        if open_it:
+            typer.launch(path.resolve().as_uri())
+
+
+def report(folder: Path) -> Path:
+    """Write a run's page; return its path. UserError: the folder holds no run that has one."""
+    from report.folder import settings_of
+    from report.page import rewrite_report
+
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {clean(folder)}: give a run's, such as runs/demo.")
+    path = folder / "config.yaml"
+    settings = settings_of(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        if "stream" in settings:
+            return _stream(folder, settings)
+        if "ask" in settings:
+            return _reading(folder, settings)
+        return rewrite_report(folder)
+    except OSError as error:
+        raise UserError(f"The page of {folder} cannot be written: {error.strerror}.") from error
+
+
+def _stream(folder: Path, settings: dict) -> Path:
+    """Write the page of a stream from the rows and banks of those arms that have begun."""
+    from commands.stream import outcome_of
+    from report.status import is_running
+    from report.streams import rewrite_stream_report
+
+    config, kind = StreamConfig(**settings["stream"]), find.learner()
+    outcomes = []
+    for arm in config.arms:
+        if not (folder / f"{arm}.db").exists():
+            continue
+        fields = settings.get("agent", {}) | kind.arms[arm] | {"bank": str(folder / f"{arm}.db")}
+        reader = kind(kind.Config(**fields))
+        reader.frozen = True  # nothing of another process's bank is written
+        outcomes.append(outcome_of(folder, arm, config.epochs, reader.opened()))
+        reader.opened().close()
+    return rewrite_stream_report(folder, config, outcomes, is_running(folder))
+
+
+def _reading(folder: Path, settings: dict) -> Path:
+    """Write the page of a reading as far as it has come; one that is finished has its page."""
+    from report.folder import lines_of
+    from report.page import write_reading
+    from report.status import is_running
+
+    page = folder / "report.html"
+    if (folder / "transcripts.jsonl").exists() and page.exists():
+        return page
+    try:
+        about = json.loads((folder / "document.json").read_bytes())
+        question, said, title = about["question"], about["said"], about["document"]["title"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} holds no reading that can be shown: {error!r}.") from error
+    turns = lines_of(folder / "turns.jsonl")
+    answer = turns[-1]["response"] if turns and turns[-1]["final"] else ""
+    record = {
+        "id": title, "agent": settings.get("run", {}).get("agent", ""), "step": None, "sample": 0,
+        "question": question, "answers": [], "kind": "asked", "reward": 0.0, "answer": answer,
+        "form": settings.get("agent", {}).get("form", ""), "error": "", "turns": turns,
+        "unfinished": not answer,
+    }  # fmt: skip
+    running = is_running(folder)
+    sections = f"{sum(not turn['final'] for turn in turns):,} sections"
+    status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
+    return write_reading(folder, record, {"read": title, "by": said}, status, running)

@@ -1,0 +1,219 @@
+"""Read what a run's folder holds at any time: finished, going on, or killed.
+
+Holds: `Run`, `read_run`, `settings_of`, `lines_of`. Leaves out: the page (report/page.py), who
+writes the files (report/runlog.py, eval.py). No torch.
+Exercise it: `python cli.py report RUN`. Read next: report/page.py.
+
+What follows the last newline of a file is torn, and dropped. Where summary.json is missing, or says
+less than the rows or metrics beside it, the run is summed up from these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+from agents import find
+from config.errors import UserError
+from report.reading import thin
+from report.records import CELL, is_record, newest, step_records
+from report.rows import Cell
+from report.summary import cells, summarise
+from report.training import whole_rows
+
+OF_TRAINING = 4  # transcripts of the last recorded step, where nothing has been evaluated
+# what lengths count, by suite and by data
+UNITS = {"ruler-hqa": "documents", "ruler": "tokens", "passages": "documents", "facts": "documents",
+         "locomo": "sessions", "longmemeval": "sessions", "own": "sessions"}  # fmt: skip
+DATA_UNITS = {"world": "sections", "ledger": "sessions"}
+OWN_METRIC = ("sessions", "steps")  # units of suites that are graded by a metric of their own
+
+
+@dataclass(slots=True)
+class Run:
+    """What a page is made of."""
+
+    folder: Path
+    summary: dict
+    records: list[dict] = field(default_factory=list)  # transcripts
+    config: str = ""  # the text of config.yaml
+    status: str = ""  # how far it has come, of a run that is not finished
+
+
+def read_run(folder: Path, running: bool = False) -> Run:
+    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files.
+
+    running: a process still fills it.
+    """
+    path = folder / "config.yaml"
+    config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    settings = settings_of(config)
+    summary, how_far, progress = _summed_up(folder, settings)
+    for name, default in (("metric", "reward"), ("paired", [])):
+        summary.setdefault(name, default)  # absent from the summary of a training
+    records = _transcripts(folder / "transcripts.jsonl", summary)
+    if not summary["cells"]:
+        records += _of_training(folder)
+    status = _status(how_far, running, progress) if how_far or running else ""
+    return Run(folder, summary, records, config, status)
+
+
+def settings_of(config: str) -> dict:
+    """Return the sections of config.yaml from its text; {} if it is none."""
+    import yaml
+
+    try:
+        sections = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return {}
+    return sections if isinstance(sections, dict) else {}
+
+
+def _summed_up(folder: Path, settings: dict) -> tuple[dict, str, Path]:
+    """Return a run's summary, how far it has come if it is not finished, and the file that tells
+    when it last went on."""
+    summary = _stored(folder / "summary.json")
+    if "eval" in settings:
+        path = folder / "rows.jsonl"
+        rows = _rows(path)
+        if summary is None or _says_less(summary, rows):
+            asked = settings["eval"]
+            return _of_rows(rows, asked), _answered(rows, asked), path
+        return summary, "", path
+    path = folder / "metrics.csv"
+    steps = whole_rows(path)
+    section = next((name for name in ("grpo", "sft") if name in settings), "")
+    wanted = settings[section].get("steps", 0) if section else 0
+    how_far = f"step {len(steps):,} of {wanted:,}" if len(steps) < wanted else ""
+    if summary is None and not (steps or section):
+        raise UserError(
+            f"{folder} holds no run: there is neither summary.json nor a config.yaml of one."
+        )
+    if summary is None and not steps:
+        summary = {"unit": "sections", "cells": []}
+    elif steps and (summary is None or summary.get("steps", len(steps)) != len(steps)):
+        from report.runlog import summary as of_training
+
+        with _reading(path):
+            summary = of_training(folder)
+    return summary, how_far if not summary["cells"] else "", path
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
+
+
+def _stored(path: Path) -> dict | None:
+    """Return the summary that a run has written; None: none yet."""
+    if not path.exists():
+        return None
+    with _reading(path):
+        summary = json.loads(path.read_bytes())
+        if "accuracy" in summary:
+            raise UserError(
+                f"{path} was written by an earlier version: "
+                "run the same eval or train --resume again, which writes it anew."
+            )
+        summary["unit"], list(cells(summary))  # a KeyError if this is no summary
+    return summary
+
+
+def lines_of(path: Path) -> list[dict]:
+    """Return the whole lines of a file of JSON; [] if there is no such file."""
+    with _reading(path):
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def _rows(path: Path) -> list[dict]:
+    """Return the rows of an evaluation, once each: in each cell those of its latest settings."""
+    rows = lines_of(path)
+    with _reading(path):
+        latest = {_cell(row): row["settings"] for row in rows}
+        kept = [row for row in rows if row["settings"] == latest[_cell(row)]]
+        return [*{(_cell(r), r["id"], r["sample"], r["task"]): r for r in kept}.values()]
+
+
+def _cell(row: dict) -> Cell:
+    return Cell(row["agent"], row["question"], row["temperature"], row["length"])
+
+
+def _says_less(summary: dict, rows: Sequence[dict]) -> bool:
+    """Whether rows have been written since the summary: of other cells, or of more questions."""
+    asked: dict[Cell, set] = {}
+    for row in rows:
+        asked.setdefault(_cell(row), set()).add((row["id"], row["task"]))
+    known = {cell: record.get("n") for cell, record in cells(summary)}
+    return any(known.get(cell, 0) < len(questions) for cell, questions in asked.items())
+
+
+def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
+    """Return the summary of the rows that are there.
+
+    asked: the settings of the evaluation. What agents of a user's own file count is left out.
+    """
+    data = asked.get("data") or ()
+    unit = UNITS.get(asked.get("suite")) or DATA_UNITS.get(*data[:1] or ("",), "documents")
+    kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
+    agents = {name: kind() for name, kind in kinds.items() if kind is not None}
+    metric = "reward" if unit in OWN_METRIC else "sub_em"
+    return summarise(rows, unit, metric, agents=agents)
+
+
+def _answered(rows: Sequence[dict], asked: dict) -> str:
+    """Return "37 of 128 answers"; without the number of all, where only the suite knows it."""
+    all_ = ""
+    if asked.get("data") == ["world"] and not asked.get("suite") and asked.get("lengths"):
+        columns = len(asked["lengths"]) * len(asked["kinds"]) * len(asked["agents"])
+        samples = (asked["samples"] if t > 0 else 1 for t in asked["temperatures"])
+        all_ = f" of {columns * asked['n'] * sum(samples):,}"
+    return f"{len(rows):,}{all_} answer{'s' * (bool(all_) or len(rows) != 1)}"
+
+
+# ---------------------------------------------------------------- how far, and what was read
+
+
+def _status(how_far: str, running: bool, progress: Path) -> str:
+    """Say whether a run goes on, how far it has come, and when it last did."""
+    there = f": {how_far}" if how_far else ""
+    if not progress.exists():
+        return f"{'Running' if running else 'Stopped'}{there}."
+    at = datetime.fromtimestamp(progress.stat().st_mtime)
+    return (
+        f"Running{there}, last written at {at:%H:%M:%S}."
+        if running
+        else f"Stopped{there}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."
+    )
+
+
+def _transcripts(path: Path, summary: dict) -> list[dict]:
+    """Return the transcripts of the evaluation that a summary is of, once each."""
+    lines = lines_of(path)
+    with _reading(path):
+        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    known = [None, *summary.get("settings", [])]
+    current = [r for (settings, _, _), r in records.items() if settings in known]
+    return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
+
+
+def _of_training(folder: Path) -> list[dict]:
+    """Return some trajectories of the last recorded step, with the newest that was right and the
+    newest that was wrong, wherever these are."""
+    firsts = (r for r in step_records(folder, last=True) if not r["sample"])
+    chosen = [*newest(folder), *islice(firsts, OF_TRAINING)]
+    return [*{(r["step"], r["id"], r["sample"]): thin(r) for r in chosen}.values()]

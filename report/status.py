@@ -1,0 +1,72 @@
+"""Tell whether a run goes on: by locks, which the kernel releases however a process ends.
+
+Holds: `hold`, `release`, `is_running`. Leaves out: how far a run has come (report/folder.py).
+No torch. Exercise it: `pytest tests/report/test_status.py`. Read next: report/folder.py.
+
+    FOLDER/.running             held, shared, by each process that fills a run's folder
+           rows.jsonl.claims    a byte is locked for each row in the making (report/rows.py)
+           turns.jsonl.claims   likewise, of a reading
+    FOLDER                      itself, by a stream
+
+POSIX locks are of a process: a child does not inherit them, and closing any descriptor of the file
+gives them up. So nothing but `hold` opens .running where it is held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+MARK = ".running"
+CLAIMS = ("rows.jsonl.claims", "turns.jsonl.claims")
+
+_held: dict[Path, int] = {}  # folder -> descriptor of its mark
+
+
+def hold(folder: Path) -> None:
+    """Mark a folder as filled by this process, until `release` or the end of the process.
+
+    Several processes may hold one. Where the file system knows no locks, nothing is marked.
+    """
+    if (path := folder.resolve()) in _held:
+        return
+    with suppress(OSError):
+        fd = os.open(path / MARK, os.O_RDWR | os.O_CREAT, 0o644)
+        _held[path] = fd
+        fcntl.lockf(fd, fcntl.LOCK_SH)  # who looks at it has it for a moment
+
+
+def release(folder: Path) -> None:
+    """Give up what `hold` has marked."""
+    fd = _held.pop(folder.resolve(), None)
+    if fd is not None:
+        os.close(fd)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process fills a folder. Not for a process that itself makes rows in it: looking at
+    its claims would give them up."""
+    if folder.resolve() in _held:
+        return True
+    posix = any(_is_locked(folder / name, fcntl.lockf) for name in (MARK, *CLAIMS))
+    return posix or _is_locked(folder, fcntl.flock)
+
+
+def _is_locked(path: Path, lock: Callable[[int, int], None]) -> bool:
+    """Try to lock a file or folder; return whether another process had it locked."""
+    try:
+        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,220 @@
+"""The page of a run at any time: going on, killed in the middle of a line, or finished."""
+
+import json
+import os
+import re
+
+import pytest
+from test_counted import trajectory
+from test_page import Page, folder_of, record, row
+
+from config.errors import UserError
+from memagent import Agent
+from report import records, runlog
+from report.folder import read_run
+from report.page import rewrite_report, write_report
+from report.status import hold, release
+
+TRAINING = "run:\n  data: world\n  lengths: [4, 8]\ngrpo:\n  steps: 50\n"
+EVALUATION = {
+    "suite": "", "data": ["world"], "lengths": [4, 8], "kinds": ["one_fact"], "n": 16,
+    "agents": ["memagent", "full"], "temperatures": [1.0, 0.0], "samples": 2,
+}  # fmt: skip
+COLUMNS = (
+    "step,level,reward,reward_se,groups_without_signal,memory_tokens,read_tokens,written_tokens,"
+    "computed_tokens,mismatch,mismatch_mean,rollout_s,switch_s,update_s,step_s"
+).split(",")
+
+
+def step(k, **other):
+    values = {
+        "step": k, "level": 0, "reward": 0.5 + k / 64, "reward_se": 0.05,
+        "groups_without_signal": 0.25, "memory_tokens": 40, "read_tokens": 1000,
+        "written_tokens": 200, "computed_tokens": 500, "mismatch": 1e-3, "mismatch_mean": 1e-5,
+        "rollout_s": 1.5, "switch_s": 0, "update_s": 0.5, "step_s": 2,
+    } | other  # fmt: skip
+    return ",".join(str(values[name]) for name in values) + "\n"
+
+
+def training(folder, steps=12, columns=COLUMNS, **other):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(TRAINING)
+    text = ",".join([*columns, *other]) + "\n" + "".join(step(k, **other) for k in range(steps))
+    (folder / "metrics.csv").write_text(text)
+    return folder
+
+
+def shown(path):
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def evaluation(folder, rows, **other):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(json.dumps({"eval": EVALUATION | other}))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return folder
+
+
+# ---------------------------------------------------------------- a training
+
+
+def test_a_training_that_was_killed_in_the_middle_of_a_line(tmp_path):
+    folder = training(tmp_path / "run")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write(step(12, step_s=25.5)[:-2])  # all columns, and half a number
+    os.utime(folder / "metrics.csv", (1e9, 1e9))
+    report = shown(rewrite_report(folder))
+    assert re.search(
+        "Stopped: step 12 of 50; nothing has been written since 2001-09-0[89] ", report.text
+    )
+    assert "12 training steps; the mean reward of the last ones is 0.60" in report.text
+    assert "refresh" not in report.html
+
+
+def test_a_training_that_goes_on_says_so_and_then_no_longer(tmp_path):
+    folder = training(tmp_path / "run")
+    write_report(folder, running=True)
+    for write in (lambda: folder / "report.html", lambda: rewrite_report(folder)):
+        report = shown(write())
+        assert re.search(r"Running: step 12 of 50, last written at \d\d:\d\d:\d\d\.", report.text)
+        assert '<meta http-equiv="refresh" content="20">' in report.html
+    training(folder, steps=50)
+    report = shown(write_report(folder))
+    assert "step 50" not in report.text and "Running" not in report.text
+    assert "refresh" not in report.html and "Stopped" not in shown(rewrite_report(folder)).text
+
+
+def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
+    folder = training(tmp_path / "run", steps=0)
+    assert "Stopped: step 0 of 50" in shown(rewrite_report(folder)).text
+    (folder / "metrics.csv").unlink()
+    assert "Stopped: step 0 of 50." in shown(rewrite_report(folder)).text
+    # a summary of fewer steps than there are now
+    training(folder, steps=20)
+    (folder / "summary.json").write_text(json.dumps(runlog.summary(folder)))
+    training(folder, steps=30)
+    assert "30 training steps" in shown(rewrite_report(folder)).text
+
+
+def test_what_is_known_of_every_step_is_drawn(tmp_path):
+    report = shown(rewrite_report(training(tmp_path / "run", peak_gib=7)))
+    labels = re.findall("<text[^>]*>([^<]*)</text>", report.html)
+    assert [x for x in labels if x in (
+        "Share of groups with signal", "Memory, tokens a turn", "Tokens of a step",
+        "Seconds of a step", "GPU memory, GiB at most", "95 % interval",
+        "Sampler and trainer, difference of log-probs", "with signal", "switch",
+    )] == [
+        "95 % interval", "Share of groups with signal",
+        "Sampler and trainer, difference of log-probs", "Memory, tokens a turn", "Tokens of a step",
+        "Seconds of a step", "GPU memory, GiB at most",
+    ]  # fmt: skip  # nothing was switched, and a single line needs no legend
+    first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
+    assert first.count("<svg") == 1 and "Band: the 95 % interval" in first
+    old = [name for name in COLUMNS if name not in ("reward_se", "mismatch", "mismatch_mean")]
+    folder = training(tmp_path / "old")
+    rows = [dict(zip(COLUMNS, step(k).strip().split(","), strict=True)) for k in range(12)]
+    lines = [",".join(old), *(",".join(r[name] for name in old) for r in rows)]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    html = shown(rewrite_report(folder)).html
+    assert "95 % interval" not in html and "Sampler and trainer," not in html
+    assert "Memory, tokens a turn" in html
+
+
+def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
+    tmp_path, monkeypatch
+):
+    folder = training(tmp_path / "run")
+    writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
+    for k, rewards in enumerate([(0, 1), (0, 0), (0.5, 1), (1, 1), (0.5, 1)]):
+        made = []
+        for sample, reward in enumerate(rewards):
+            one = trajectory(k, sample, a=1)
+            one.reward = reward
+            made.append(one)
+        writer.write([runlog.packed(made, Agent(), k)])
+    with (folder / "trajectories.jsonl.gz").open("ab") as file:
+        file.write(records.MEMBER + b"torn")
+    assert [(r["step"], r["sample"]) for r in records.newest(folder)] == [(4, 1), (1, 1)]
+    html = shown(rewrite_report(folder)).html
+    first = html.partition('<div class="first">')[2].partition("</section>")[0]
+    assert first.index("training step 4") < first.index("training step 1<")
+    monkeypatch.setattr(records, "LOOKED_AT", 3)
+    assert [r["step"] for r in records.newest(folder)] == [4]
+    assert records.newest(tmp_path) == []
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def test_an_evaluation_that_is_partly_there(tmp_path):
+    rows = [row("memagent", id=str(i), length=n) for n in (4, 8) for i in range(10)]
+    folder = evaluation(tmp_path / "eval", [*rows, *rows[:3]])
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write('{"agent": "full", "ques')
+    report = shown(rewrite_report(folder))
+    # 2 agents, 2 lengths, 16 questions, at temperature 1 twice
+    assert "Stopped: 20 of 192 answers; nothing" in report.text
+    assert (
+        "memagent correctly answers 100 % [72, 100] of questions that need one fact" in report.text
+    )
+    assert (folder / "table.csv").exists() and not (folder / "summary.json").exists()
+    hold(folder)
+    assert "Running: 20 of 192 answers, last" in shown(rewrite_report(folder)).text
+    release(folder)
+    other = evaluation(tmp_path / "files", rows, suite="ruler-hqa", data=["a.json"])
+    report = shown(rewrite_report(other))
+    assert "Stopped: 20 answers; nothing" in report.text and "in 8 documents" in report.text
+
+
+def test_an_evaluation_without_an_answer_yet(tmp_path):
+    folder = evaluation(tmp_path / "eval", [])
+    report = shown(write_report(folder, running=True))
+    assert (
+        "Running: 0 of 192 answers" in report.text
+        and "Nothing has been evaluated yet." in report.text
+    )
+    (folder / "rows.jsonl").unlink()
+    assert "Stopped: 0 of 192 answers." in shown(write_report(folder)).text
+
+
+def test_a_summary_stands_unless_there_are_more_rows(tmp_path):
+    rows = [row("memagent", id=str(i)) for i in range(4)]
+    folder = evaluation(folder_of(tmp_path / "eval", rows), rows)
+    text = shown(rewrite_report(folder)).text
+    assert "Stopped" not in text and "n = 4" in text
+    # of other settings, and repeated
+    again = [r | {"settings": "new"} for r in rows[:3]]
+    evaluation(folder, [*rows, *again])
+    assert "n = 4" in shown(rewrite_report(folder)).text
+    (folder / "summary.json").rename(tmp_path / "kept")
+    assert "n = 3" in shown(rewrite_report(folder)).text  # the latest ones alone
+    (tmp_path / "kept").rename(folder / "summary.json")
+    evaluation(folder, [*rows, row("memagent", id="5")])
+    text = shown(rewrite_report(folder)).text
+    assert "Stopped: 5 of 192 answers" in text and "n = 5" in text
+    evaluation(folder, [*rows, row("full")])
+    assert "(reading everything at once 100\u00a0%)" in shown(rewrite_report(folder)).html
+
+
+@pytest.mark.parametrize("content", ["{}\n", "[1]\n", "{\n"])
+def test_damaged_rows_are_named(tmp_path, content):
+    folder = evaluation(tmp_path / "eval", [row()])
+    (folder / "rows.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"rows\.jsonl is damaged"):
+        rewrite_report(folder)
+
+
+def test_a_folder_of_no_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run: there is neither"):
+        read_run(tmp_path)
+    (tmp_path / "config.yaml").write_text(": [")
+    with pytest.raises(UserError, match="holds no run"):
+        read_run(tmp_path)
+
+
+def test_transcripts_of_a_running_evaluation_are_shown(tmp_path):
+    cell = dict(agent="memagent", question="one_fact", temperature="1.0", length=4)
+    folder = evaluation(tmp_path / "eval", [row("memagent")])
+    one = record(cell=cell, settings="s")
+    (folder / "transcripts.jsonl").write_text(json.dumps(one) + "\n" + json.dumps(one)[:50])
+    assert shown(rewrite_report(folder)).text.count("Where is Anna?") == 1
