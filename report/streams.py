@@ -30,6 +30,7 @@ from report.markup import (
     Section,
     Text,
     as_table,
+    figures,
     fill,
     folded,
     joined,
@@ -265,20 +266,27 @@ def _page(
         f"epoch {best['epoch']}.{rule}",
         "",
     )
+    about = {o["arm"]: o["about"] for o in outcomes}
     learning = [o for o in outcomes if o["bank"]]
     sections = [
         Section(
             "Success by epoch",
-            plots.curves({
+            figures(plots.curves({
                 "tasks solved in an epoch": _lines(
                     summary, lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
                 ),
                 "tasks solved so far": _lines(summary, lambda c: c["csr"]),
-            }),
+            })),
             "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
             "intervals; lines that are alike lie on each other.",
         ),
-        Section("Every epoch", _epochs(summary), "95 % intervals are Wilson's."),
+        Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
+        Section(
+            "Every epoch",
+            _epochs(summary),
+            "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
+            "FR: of the tasks that failed, the share that the epoch before had solved.",
+        ),
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
             ["", "", "difference", "n"],
@@ -290,10 +298,10 @@ def _page(
             [[h["arm"], "", _share(h), f"{h['n']:,}", _error(h)]
              for h in summary["held_out"]],
         )),
-        Section("Utilities", plots.curves({
+        Section("Utilities", figures(plots.curves({
             "mean utility": _lines(summary, _of_bank("q_mean")),
             "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
-        }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
+        })) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
         *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),

@@ -28,6 +28,7 @@ from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
 from report.markup import Markup, fill, macro
 from report.records import WITHOUT_RESPONSE
+from tasks.words import title_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -399,6 +400,7 @@ def _verdict(record: dict) -> tuple[str, str]:
 def _origin(record: dict) -> str:
     """Describe where a record comes from: its cell of an evaluation, or its place in training."""
     if cell := record.get("cell"):
-        return "{agent}, {question}, length {length:,}, temperature {temperature}".format(**cell)
+        how = "{agent}, length {length:,}, temperature {temperature}".format(**cell)
+        return f"{title_of(cell['question'])}; {how}"
     how = sampled(record)
-    return f"{record['kind']}, {how}" if how else record["kind"]
+    return f"{title_of(record['kind'])}; {how}" if how else title_of(record["kind"])

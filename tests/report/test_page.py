@@ -424,7 +424,10 @@ def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path)
     text = page(tmp_path / "many", [row()], records=many).text
     assert len(re.findall(r"sample \d+\?", text)) == 10
     # some of every kind
-    assert len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "untrained, one_fact" in text
+    assert (
+        len(re.findall(r"wrong sample \d+\?", text)) >= 3
+        and "Questions that need one fact; untrained," in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -894,3 +897,15 @@ def test_a_page_takes_time_in_proportion_to_its_cells(tmp_path, monkeypatch):
         return min(times)
 
     assert seconds(8) < 1.75 * 8 * seconds(1)  # 768 cells, 96 cells
+
+
+def test_the_memory_along_the_document_is_drawn_once_an_agent(tmp_path):
+    rows = [
+        row(agent, temperature=t, length=n, occupancy=[1.0, 2.0], memory_most=2)
+        for agent in ("trained", "mine") for t in ("1.0", "0.0") for n in (4, 16)
+    ]  # fmt: skip
+    body = page(tmp_path / "eval", rows).html.partition("Memory along the document</h2>")[2]
+    body = body.partition("</section>")[0]
+    assert body.count("<svg") == 2 and body.count('d="M ') > 0
+    greedy = [row("mine", temperature="0.0", occupancy=[1.0, 2.0], memory_most=2)]
+    assert "Tokens in the memory of mine" in page(tmp_path / "greedy", greedy).html

@@ -1,0 +1,90 @@
+"""The pages of runs in a real Chromium, from a telephone's width to a wide screen's: `make
+test-browser`."""
+
+import json
+
+import pytest
+from chromium import BINARY
+from real_viewer import browser  # noqa: F401
+from test_counted import trajectory
+from test_folder import evaluation, training
+from test_page import record, row
+from test_streams import outcome
+
+from config.options import StreamConfig
+from memagent import Agent
+from report import runlog, streams
+from report.page import write_reading, write_report
+
+pytestmark = pytest.mark.skipif(not BINARY, reason="needs Chromium: apt-get install chromium")
+LONG = "unbreakable_" * 20
+
+
+def long_names(folder):
+    rows = [
+        row(agent, kind, t, n, str(i), float(i % 2), document_tokens=9, seconds=1.0, mib=4,
+            depths=[0.5], occupancy=[1.0, 2.0], memory_most=2, sections=4, needed=1, held=[],
+            seen=[1])
+        for agent in ("memagent", "full", LONG) for kind in ("two_hop", "one_fact", LONG)
+        for t in ("1.0", "0.0") for n in (4, 16, 64, 256, 1024, 4096) for i in range(4)
+    ]  # fmt: skip
+    cell = dict(agent="memagent", question="two_hop", temperature="1.0", length=4)
+    texts = dict(question=LONG, answer=LONG, answers=[LONG], settings="s", cell=cell)
+    one = record(("none", LONG, LONG + " and more"), **texts)
+    (evaluation(folder, rows) / "transcripts.jsonl").write_text(json.dumps(one) + "\n")
+    return write_report(folder, LONG)
+
+
+def steps(folder):
+    writer = runlog.TrajectoryWriter(training(folder) / "trajectories.jsonl.gz")
+    writer.write([runlog.packed([trajectory(3, 0, a=1)], Agent(), 3)])
+    return write_report(folder, running=True)
+
+
+def stream(folder):
+    config = StreamConfig(epochs=2, arms=("none", "memrl"))
+    outcomes = [outcome("none", None), outcome("memrl", 0.25)]
+    summary = streams.summarise_stream(config, outcomes)
+    (folder / "report.html").write_text(streams._page(summary, config, outcomes, LONG, 20))
+    return folder / "report.html"
+
+
+def reading(folder):
+    return write_reading(folder, record(("none", LONG, LONG), question=LONG), {LONG: LONG})
+
+
+@pytest.fixture(scope="module", params=[long_names, steps, stream, reading])
+def page_of(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("run")).as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 800, 1400, 1600])
+def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa: F811
+    page = browser.open(page_of, width=width, dark=dark)
+    page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    too_wide = page.run(
+        "[...document.querySelectorAll('main > *, section > *, .first > *, figure, .box *')]"
+        ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1)"
+        ".map(e => e.tagName + '.' + e.className)"
+    )
+    assert too_wide == [] and page.problems == []
+    page.close()
+
+
+def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
+    """By WCAG's contrast of 4.5 for text, in both schemes; what is faint on purpose is left out."""
+    address = long_names(tmp_path).as_uri()
+    ratio = """(() => {
+      const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(v => {
+        v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 })
+        return .2126 * r + .7152 * g + .0722 * b }
+      const under = lum(getComputedStyle(document.body).backgroundColor)
+      return Math.min(...['h1', '.note', 'th', 'td', 'nav a', 'small', '.headline'].map(s => {
+        const over = lum(getComputedStyle(document.querySelector(s)).color)
+        return (Math.max(over, under) + .05) / (Math.min(over, under) + .05) })) })()"""
+    for dark in (False, True):
+        page = browser.open(address, dark=dark)
+        assert page.run(ratio) >= 4.5
+        page.close()
