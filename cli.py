@@ -233,6 +233,7 @@ def ask(
     resume: Annotated[
         bool, typer.Option(help="go on with the reading of this --name, which was stopped")
     ] = False,
+    also: Annotated[list[str] | None, typer.Option(help="another question; repeatable")] = None,
     asked: dict = {},
     agent: dict = {},
 ):
@@ -240,7 +241,8 @@ def ask(
     from commands.ask import How
     from commands.ask import ask as run_ask
 
-    run_ask(words or [], AskConfig(**asked), How(reader, preset, compat, agent), resume)
+    how = How(reader, preset, compat, agent)
+    run_ask(words or [], AskConfig(**asked), how, resume, also or ())
 
 
 @command(app)

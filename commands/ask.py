@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
@@ -108,26 +109,40 @@ class Reading:
         return f"ask --resume --name {self.config.name}{runs}"
 
 
-def ask(words: Sequence[str], config: AskConfig, how: How = How(), resume: bool = False) -> None:
+def ask(
+    words: Sequence[str],
+    config: AskConfig,
+    how: How = How(),
+    resume: bool = False,
+    also: Sequence[str] = (),
+) -> None:
     """Read documents, showing the memory whenever it changes; end with the answer and its pages.
 
-    words: files and folders, the question last. resume: go on with the reading config.name, with
-    the settings that it began with. UserError for what the user can mend; Ctrl-C leaves with 130.
+    words: files and folders, the question last. also: further questions about the same text, each
+    a reading of its own. resume: go on with the reading config.name, with the settings that it
+    began with. UserError for what the user can mend; Ctrl-C leaves with 130.
     """
-    reading = None
+    readings: list[Reading] = []
+    console.stderr = config.json
     try:
-        reading = _resumed(words, config, how) if resume else _new(words, config)
-        _answer(reading, how)
-    except KeyboardInterrupt:  # before the reading itself, or after it
-        kept = reading and reading.folder and (reading.folder / "document.json").exists()
+        readings += [_resumed(words, config, how, also)] if resume else _new(words, config, also)
+        answers = _answer(readings, how)
+        if config.json:
+            typer.echo(json.dumps(answers, ensure_ascii=False, indent=1))
+    except KeyboardInterrupt:  # before a reading itself, or after it
+        reading = next((reading for reading in reversed(readings) if reading.folder), None)
+        kept = reading and (reading.folder / "document.json").exists()
         done = "what was read before is kept" if resume else "nothing was read"
         done = f"go on with: {reading.again}" if kept else done
         typer.echo(f"memagent: stopped; {done}", err=True)
         raise typer.Exit(130) from None
+    finally:
+        console.stderr = False
 
 
-def _answer(reading: Reading, how: How) -> None:
-    """Open what answers, choose the agent, make the folder, and read."""
+def _answer(readings: Sequence[Reading], how: How) -> list[dict]:
+    """Open what answers, choose the agent by the first reading, and do all of them."""
+    reading, several = readings[0], len(readings) > 1
     agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
     for remark in reading.document.remarks:
         say(remark, "dim")
@@ -138,7 +153,8 @@ def _answer(reading: Reading, how: How) -> None:
         tell=lambda words: say(words, "yellow"),
     )
     asked = evaluation_of(reading.config, name="ask", in_flight=1)
-    engine = open_reader(asked, agents, window=reading.window, terms=terms)
+    keep = reading.config.cache_tokens if several else 0  # sections, for the next question
+    engine = open_reader(asked, agents, window=reading.window, terms=terms, cache_tokens=keep)
     with contextlib.closing(engine):
         if reading.agent is None:
             _choose(reading, how, engine, agents)
@@ -146,35 +162,62 @@ def _answer(reading: Reading, how: How) -> None:
         if axes := find.axes(reading.agent, compat=how.compat):
             say(axes)
         _say_notes(reading.config)
-        new = reading.folder is None
+        answers = []
+        for number, each in enumerate(readings, 1):
+            each.agent, each.said = reading.agent, reading.said
+            if several:
+                say(f"question {number} of {len(readings)}: {each.question}", "bold")
+            answers.append(_kept(each, engine, warm=number > 1))
+            if several:
+                say(_cost(answers[-1]))
+    return answers
+
+
+def _kept(reading: Reading, engine: Engine, warm: bool) -> dict:
+    """Make the folder of a reading, unless it is there, and read."""
+    new = reading.folder is None
+    if new:
+        reading.folder = _folder(reading)
+    with Rows(reading.folder / "turns.jsonl") as rows:
+        if not rows.claim("reading"):
+            raise UserError(f"{reading.folder} is being read by another process.")
         if new:
-            reading.folder = _folder(reading)
-        with Rows(reading.folder / "turns.jsonl") as rows:
-            if not rows.claim("reading"):
-                raise UserError(f"{reading.folder} is being read by another process.")
-            if new:
-                _begin(reading)
-            _read(reading, engine, rows)
+            _begin(reading)
+        return _read(reading, engine, rows, warm)
+
+
+def _cost(answer: dict) -> str:
+    """Say how long an answer took, and how much of its prompts had been read before."""
+    new = answer["prompt_tokens"] - answer["reused_tokens"]
+    return f"{answer['seconds']:.1f} s, {new:,} of {answer['prompt_tokens']:,} tokens read anew"
 
 
 # ---------------------------------------------------------------- what is read, and by whom
 
 
-def _new(words: Sequence[str], config: AskConfig) -> Reading:
+def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[Reading]:
+    """Return a reading for each question; the second of a NAME is NAME-2."""
     if len(words) < 2:
         raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
     *paths, question = words
-    if not question.strip():
+    questions = question, *also
+    if not all(asked.strip() for asked in questions):
         raise UserError("The question is empty: it comes last, after the files.")
     if Path(question).suffix and _is_file(question):
         raise UserError(f"{question} is a file: the question comes last.")
-    _check_encoding(question)
-    if config.name:
-        _free(files.run_path(config.runs, config.name))
+    for asked in questions:
+        _check_encoding(asked)
+    numbers = ["", *(f"-{k}" for k in range(2, len(questions) + 1))]
+    names = [f"{config.name}{number}" if config.name else "" for number in numbers]
+    for name in filter(None, names):
+        _free(files.run_path(config.runs, name))
     document = documents.read(paths)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
-    return Reading(config, document, question, who.said, who.window, who.keyed)
+    return [
+        Reading(replace(config, name=name), document, asked, who.said, who.window, who.keyed)
+        for name, asked in zip(names, questions, strict=True)
+    ]
 
 
 def _is_file(words: str) -> bool:
@@ -205,14 +248,17 @@ def _free(folder: Path) -> None:
         raise UserError(f"{folder} holds another run: give this reading another --name.")
 
 
-def _resumed(words: Sequence[str], config: AskConfig, how: How) -> Reading:
+def _resumed(
+    words: Sequence[str], config: AskConfig, how: How, also: Sequence[str] = ()
+) -> Reading:
     """Return the reading of this name as it was begun."""
     if not config.name:
         raise UserError("--resume goes on with a reading: say which by --name.")
     folder = files.run_path(config.runs, config.name)
-    kept = {"name": config.name, "runs": config.runs}
+    kept = {"name": config.name, "runs": config.runs, "json": config.json}
     given = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
     given = [name for name in given if name not in kept] + [*how.settings] + [how.said]
+    given += ["also"] if also else []
     if words or any(given):
         what = f"--{next(filter(None, given)).replace('_', '-')}" if any(given) else words[0]
         raise UserError(f"--resume goes on with what {folder} began with: leave {clean(what)} out.")
@@ -370,8 +416,11 @@ def _begin(reading: Reading) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
-    """Drive the agent, turn by turn; each is on the disk before the next one."""
+def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
+    """Drive the agent, turn by turn; each is on the disk before the next one.
+
+    Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
+    """
     recorded = list(rows.new())
     if damaged := [k for k, row in enumerate(recorded, 1) if not ROW <= row.keys()]:
         raise UserError(
@@ -385,14 +434,14 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
     n_sections = _n_sections(reading.document, agent, sections)
     clock = Clock(reading, agent, tokens, n_sections, [turn["seconds"] for turn in recorded])
     sampling, turn, section = Sampling(reading.config.temperature), None, None
-    trace, n_read = recorded[:], 0
+    trace, n_read, cost = recorded[:], 0, Counter()
     n_steps = n_sections if agent.by_section else 1
     with engine.awake(), bar("sections") as progress:
         shown = console.is_terminal  # elsewhere every turn has lines of its own
         task_of_bar = progress.add_task("reading", total=n_steps, note="", visible=shown)
         try:
             trial = None
-            if not recorded and not (reading.config.endpoint and reading.keyed):
+            if not (recorded or warm or (reading.config.endpoint and reading.keyed)):
                 trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not recorded and not agent.by_section:
                 say(clock.estimate(trial), to=progress.console)
@@ -404,6 +453,9 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):
                     continue  # it is tried again by --resume
+                cost["prompt_tokens"] += len(turn.prompt_ids)
+                cost["reused_tokens"] += turn.reused_tokens
+                cost["written_tokens"] += len(turn.response_ids)
                 if begins(turn, section):
                     n_read, section = n_read + 1, turn.prompt.section
                 if number == len(recorded):
@@ -430,7 +482,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows) -> None:
             if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
                 raise UserError(_too_long(error, reading)) from error
             raise UserError(_stopped(error, reading, n_read, n_sections)) from error
-    _end(reading, agent, turn, trace)
+    return _end(reading, agent, turn, trace) | cost
 
 
 def begins(turn: Turn, section: str | None) -> bool:
@@ -578,8 +630,8 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     yield from (styled(line) for line in lines if not line.before)
 
 
-def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
-    """Show the answer and its pages, and write the page with the whole trace."""
+def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
+    """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
 
     answer = clean(turn.response).strip()
@@ -609,6 +661,8 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> None:
         say(f"What was kept: {reading.folder / name}")
     page = write_reading(reading.folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
+    found = {"question": reading.question, "answer": final, "stands": stands, "report": str(page)}
+    return found | {"agent": agent.label, "seconds": round(trajectory.seconds, 3)}
 
 
 def _stands(document: Document, answer: str) -> str:

@@ -619,6 +619,9 @@ class AnsweringConfig:
     """endpoint: send text, for servers that take no token ids"""
     trust_remote_code: bool = False
     """run code that comes with the model"""
+    cache_tokens: Annotated[int, COUNT] = 1 << 16
+    """transformers: tokens of sections that stay in memory, so that another question about a
+    document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
 
     def __post_init__(self):
         check_fields(self)
@@ -632,6 +635,8 @@ class AskConfig(AnsweringConfig):
     """name of the reading, kept in RUNS/NAME; empty = ask-DATE"""
     runs: str = "runs"
     """folder of all runs"""
+    json: bool = False
+    """print a JSON list of the answers alone; all else goes to standard error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -660,9 +665,6 @@ class ServeConfig(AnsweringConfig):
     """longest time from a request to its answer; past it 503"""
     grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
     """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
-    cache_tokens: Annotated[int, COUNT] = 1 << 16
-    """transformers: tokens of sections that stay in memory, so that another question about a
-    document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
     kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
     """vllm: GiB of the key/value cache; 0 = what it takes by itself on a GPU, 1 on a CPU"""
 
