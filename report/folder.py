@@ -43,6 +43,7 @@ class Run:
     records: list[dict] = field(default_factory=list)  # transcripts
     config: str = ""  # the text of config.yaml
     status: str = ""  # how far it has come, of a run that is not finished
+    title: str = ""
 
 
 def read_run(folder: Path, running: bool = False) -> Run:
@@ -60,7 +61,10 @@ def read_run(folder: Path, running: bool = False) -> Run:
     if not summary["cells"]:
         records += _of_training(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
-    return Run(folder, summary, records, config, status)
+    kind = "Evaluation " if "eval" in settings else ""
+    if not summary["cells"] and ("grpo" in settings or "sft" in settings):
+        kind = "Training "
+    return Run(folder, summary, records, config, status, kind + folder.resolve().name)
 
 
 def settings_of(config: str) -> dict:
