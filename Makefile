@@ -22,7 +22,7 @@ test: .venv/ready
 
 # the page in Chromium, which apt installs where it may
 test-browser: .venv/ready
-	@command -v chromium chromium-browser >/dev/null \
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
 		|| { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
 		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
 		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }

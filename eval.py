@@ -439,7 +439,8 @@ class _Suite:
             for row in self.done[name, sampling.temperature, k]
         ]
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        summary = summarise(rows, self.unit, metric_of(self.unit, self.columns), agents=agents)
+        metric = metric_of(self.unit, [column.question for column in self.columns])
+        summary = summarise(rows, self.unit, metric, agents=agents)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)

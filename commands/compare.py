@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from config.errors import UserError
+from config.errors import UserError, clean
 from config.files import replacing_output
 from config.flags import command
 from config.terminal import console
@@ -40,13 +40,19 @@ def compare_command(app: typer.Typer) -> None:
 
 def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
     """Print the comparison and write its page. UserError: fewer than two runs, or unlike ones."""
-    from report.compare import comparison_page, differences, left_out, read_run, side_by_side
+    from report.compare import (
+        comparison_page,
+        differences,
+        read_evaluation,
+        remarks,
+        side_by_side,
+    )
     from report.summary import table
 
     names = _names([folder.resolve() for folder in folders])
     if len(names) < 2:
         raise UserError("compare takes two or more different folders.")
-    runs = [read_run(folder, name) for folder, name in names.items()]
+    runs = [read_evaluation(folder, name) for folder, name in names.items()]
     summary = side_by_side(runs)
     title = " and ".join(names.values())
     path = out or next(iter(names)).parent / f"compare-{'-'.join(map(_plain, names.values()))}.html"
@@ -54,8 +60,8 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
         temporary.write_text(comparison_page(summary, title), encoding="utf-8")
     console.print(table(summary, console.width))
     console.print(differences(summary))
-    for sentence in left_out(summary):
-        console.print(sentence, markup=False)
+    for sentence in remarks(summary):
+        console.print(clean(sentence), markup=False)
     console.print(f"Page: {path}", markup=False, soft_wrap=True)
 
 

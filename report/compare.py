@@ -1,6 +1,6 @@
 """Put several evaluations side by side, on the questions that they have in common.
 
-Holds: `read_run`, `side_by_side`, and how the result is shown: `differences`, `left_out`,
+Holds: `read_evaluation`, `side_by_side`, and how the result is shown: `differences`, `remarks`,
 `comparison_page`. Leaves out: means, intervals and pairs of one evaluation (report/summary.py).
 No torch.
 Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
@@ -8,15 +8,14 @@ Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.errors import UserError, clean
-from config.files import read_yaml
 from report import plots
+from report.folder import read_run, settings_of
 from report.markup import Section, figures, fill, joined, page
 from report.page import comparisons, every_cell
 from report.rows import Cell, read_rows
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Evaluation:
     """An evaluation: its rows, and what they were asked and measured by."""
 
     name: str
@@ -35,33 +34,27 @@ class Run:
     unit: str
     metric: str
     suite: str | None  # None: of a run that does not say
+    status: str = ""  # how far it has come, of one that is not finished
 
 
-def read_run(folder: Path, name: str) -> Run:
-    """Read the evaluation in a folder. UserError if there is none, or if it is damaged."""
-    path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_bytes())
-        unit, settings = summary["unit"], summary.get("settings", [])
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Evaluate first.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
-    rows = read_rows(folder / "rows.jsonl", settings)
+def read_evaluation(folder: Path, name: str) -> Evaluation:
+    """Read the evaluation in a folder, as far as it has come. UserError if there is none."""
+    run = read_run(folder)
+    summary, asked = run.summary, settings_of(run.config).get("eval")
+    rows = read_rows(folder / "rows.jsonl", summary.get("settings", ()))
     if not rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
-    config = folder / "config.yaml"
-    asked = read_yaml(config).get("eval") if config.exists() else None
     suite = asked.get("suite") if isinstance(asked, dict) else None
-    return Run(name, rows, unit, summary.get("metric", "reward"), suite)
+    return Evaluation(name, rows, summary["unit"], summary["metric"], suite, run.status)
 
 
-def side_by_side(runs: Sequence[Run]) -> dict:
+def side_by_side(runs: Sequence[Evaluation]) -> dict:
     """Return the summary of several evaluations, each agent under the names of run and agent.
 
     paired has every agent of the later runs against the agent of the first run that has its name,
     else against the first run's first agent. left_out: for each such pair {a, b, only_a, only_b},
     the questions that one of the two alone was asked; asked at two temperatures counts twice.
+    unfinished: sentences on evaluations that are partly there.
     UserError if the runs were asked or measured otherwise, or if two have no question in common.
     """
     first, *others = runs
@@ -82,6 +75,7 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     summary = summarise(
         (row for rows in labelled.values() for row in rows), first.unit, first.metric, paired=False
     )
+    summary["unfinished"] = [f"{run.name}: {run.status}" for run in runs if run.status]
     summary["left_out"] = []
     own = agents[first.name]
     for other in others:
@@ -104,7 +98,7 @@ def _label(run: str, agent: str) -> str:
     return f"{run}: {agent}"
 
 
-def _by_agent(run: Run) -> dict[str, list[dict]]:
+def _by_agent(run: Evaluation) -> dict[str, list[dict]]:
     rows: dict[str, list[dict]] = {}
     for row in run.rows:
         rows.setdefault(row["agent"], []).append(row)
@@ -139,9 +133,9 @@ def _asked_of_one(a: Sequence[dict], b: Sequence[dict]) -> dict[str, int]:
 # ---------------------------------------------------------------- shown
 
 
-def left_out(summary: dict) -> list[str]:
-    """Say which questions a comparison leaves out, a sentence for each pair that has any."""
-    return [
+def remarks(summary: dict) -> list[str]:
+    """Say which evaluations are not finished, and which questions a comparison leaves out."""
+    return summary["unfinished"] + [
         f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
         f"first alone and {pair['only_b']:,} of the second alone are left out."
         for pair in summary["left_out"]
@@ -182,5 +176,5 @@ def comparison_page(summary: dict, title: str) -> str:
         "a question are averaged first.",
     )
     drawn = Section("Accuracy", figures(joined(plots.accuracy(summary).values())))
-    lead = joined(fill('<p class="note">{}</p>', sentence) for sentence in left_out(summary))
+    lead = joined(fill('<p class="note">{}</p>', sentence) for sentence in remarks(summary))
     return page(title, lead, [pairs, drawn, every_cell(summary)])

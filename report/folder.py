@@ -25,13 +25,9 @@ from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell
 from report.summary import cells, summarise
 from report.training import whole_rows
+from tasks.suites import metric_of, unit_of
 
 OF_TRAINING = 4  # transcripts of the last recorded step, where nothing has been evaluated
-# what lengths count, by suite and by data
-UNITS = {"ruler-hqa": "documents", "ruler": "tokens", "passages": "documents", "facts": "documents",
-         "locomo": "sessions", "longmemeval": "sessions", "own": "sessions"}  # fmt: skip
-DATA_UNITS = {"world": "sections", "ledger": "sessions"}
-OWN_METRIC = ("sessions", "steps")  # units of suites that are graded by a metric of their own
 
 
 @dataclass(slots=True)
@@ -43,6 +39,7 @@ class Run:
     records: list[dict] = field(default_factory=list)  # transcripts
     config: str = ""  # the text of config.yaml
     status: str = ""  # how far it has come, of a run that is not finished
+    title: str = ""
 
 
 def read_run(folder: Path, running: bool = False) -> Run:
@@ -60,7 +57,10 @@ def read_run(folder: Path, running: bool = False) -> Run:
     if not summary["cells"]:
         records += _of_training(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
-    return Run(folder, summary, records, config, status)
+    kind = "Evaluation " if "eval" in settings else ""
+    if not summary["cells"] and ("grpo" in settings or "sft" in settings):
+        kind = "Training "
+    return Run(folder, summary, records, config, status, kind + folder.resolve().name)
 
 
 def settings_of(config: str) -> dict:
@@ -167,12 +167,10 @@ def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
 
     asked: the settings of the evaluation. What agents of a user's own file count is left out.
     """
-    data = asked.get("data") or ()
-    unit = UNITS.get(asked.get("suite")) or DATA_UNITS.get(*data[:1] or ("",), "documents")
+    unit = unit_of(asked)
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     agents = {name: kind() for name, kind in kinds.items() if kind is not None}
-    metric = "reward" if unit in OWN_METRIC else "sub_em"
-    return summarise(rows, unit, metric, agents=agents)
+    return summarise(rows, unit, metric_of(unit, {row["question"] for row in rows}), agents=agents)
 
 
 def _answered(rows: Sequence[dict], asked: dict) -> str:

@@ -715,7 +715,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
     made = page(
-        title or folder.resolve().name,
+        title or run.title,
         lead,
         _sections(run, training, trained_on(folder), rows),
         script,

@@ -152,13 +152,14 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
 
 
 LOOKED_AT = 200  # gzip members in which `newest` searches
+LOOKED_THROUGH = 1 << 23  # bytes of them, after which it begins no other
 
 
 def newest(folder: Path) -> list[dict]:
     """Return the newest trajectory of a training that was right and the newest that was wrong.
 
-    Found from the end of the file backwards, through `LOOKED_AT` members; what is damaged is passed
-    over.
+    Found from the end of the file backwards, through `LOOKED_AT` members or `LOOKED_THROUGH` bytes;
+    what is damaged is passed over.
     """
     path = folder / "trajectories.jsonl.gz"
     if not path.exists() or not path.stat().st_size:
@@ -168,7 +169,7 @@ def newest(folder: Path) -> list[dict]:
         end = len(data)
         for _ in range(LOOKED_AT):
             at = data.rfind(MEMBER, 0, end)
-            if at < 0 or len(found) == 2:
+            if at < 0 or len(found) == 2 or len(data) - end > LOOKED_THROUGH:
                 break
             for record in _of_member(data[at:end]):
                 if record["reward"] >= 1 or record["reward"] <= 0:

@@ -49,6 +49,7 @@
 
   let shown = []; // rows that the filters let through
   let current = -1; // place in `shown`
+  const drawn = new Map(); // place -> its line
 
   function line(k) {
     const row = shown[k], length = (+text("length", row)).toLocaleString("en");
@@ -67,19 +68,29 @@
     element.style.height = `${LINE}px`;
     element.role = "option";
     element.ariaSelected = k === current;
+    element.addEventListener("click", () => { move(k); show(); });
     element.ariaPosInSet = k + 1;
     element.ariaSetSize = shown.length;
-    element.addEventListener("click", () => { move(k); show(); });
     return element;
   }
 
+  // Lines that stay in sight are kept: a click needs the same element at its beginning and end.
   function draw() {
     const first = Math.max(0, Math.floor(lines.scrollTop / LINE) - MARGIN);
-    const end = Math.ceil((lines.scrollTop + lines.clientHeight) / LINE) + MARGIN;
-    const places = [];
-    for (let k = first; k < Math.min(end, shown.length); k++) places.push(k);
+    const sight = Math.ceil((lines.scrollTop + lines.clientHeight) / LINE);
+    const end = Math.min(sight + MARGIN, shown.length);
+    for (const [k, element] of drawn) {
+      if (k < first || k >= end) {
+        element.remove();
+        drawn.delete(k);
+      } else element.ariaSelected = k === current;
+    }
+    for (let k = first; k < end; k++) {
+      if (drawn.has(k)) continue;
+      drawn.set(k, line(k));
+      space.append(drawn.get(k));
+    }
     space.style.height = `${shown.length * LINE}px`;
-    space.replaceChildren(...places.map(line));
   }
 
   function move(to) {
@@ -151,6 +162,8 @@
     const [n, all, good] = [shown.length, total, right].map((x) => x.toLocaleString("en"));
     count.textContent = `${n} of ${all} rows, ${good} right`;
     current = -1;
+    drawn.clear();
+    space.replaceChildren();
     lines.removeAttribute("aria-activedescendant");
     lines.scrollTop = 0;
     draw();

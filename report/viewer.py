@@ -30,7 +30,7 @@ from markupsafe import Markup
 from config.errors import clean, clip
 from report.markup import Section, fill, joined
 from report.rows import Cell, fate, read_rows
-from report.transcripts import transcript
+from report.transcripts import transcript, unformed
 from tasks.words import in_words
 
 MOST = 20_000  # rows on a page: the first ones of every cell
@@ -89,7 +89,6 @@ def _key(row: dict) -> tuple:
 
 def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int]:
     """Return what the list shows of a row. Rows of earlier versions lack the question's words."""
-    said = row.get("response", "").strip() if row["prediction"] is None else row["prediction"]
     return {
         "agent": clean(row["agent"]),
         "kind": clean(in_words(row["question"])),
@@ -98,11 +97,19 @@ def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int
         "result": _result(row, metric),
         "kept": fate(row) if "needed" in row else "unknown",
         "question": clean(row.get("wording") or asked.get(row["id"], "") or row["id"]),
-        "answer": clean(clip(said, ANSWER_CHARACTERS)),
+        "answer": clean(_answer(row, metric)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
         "origin": clean(f"{row['id']}, sample {row['sample']}"),
         "error": clean(row["error"]),
     }
+
+
+def _answer(row: dict, metric: str) -> str:
+    """Return a row's answer, marked where it lacks the form that was asked for."""
+    if row["prediction"] is not None:
+        return clip(row["prediction"], ANSWER_CHARACTERS)
+    said = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
+    return f"{said} {unformed('', row[metric] <= 0)}" if said else ""
 
 
 def _result(row: dict, metric: str) -> str:
@@ -124,7 +131,7 @@ def _columns(rows: Sequence[dict]) -> dict[str, dict[str, list]]:
 def block(name: str, value: object) -> Markup:
     """Return an element that holds a value for the script, and that a browser does not run."""
     raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+    text = base64.b64encode(gzip.compress(raw, 5, mtime=0)).decode()
     return fill('<script type="application/gzip" id="rows-{}">{}</script>\n', name, text)
 
 

@@ -1,6 +1,6 @@
 """MemoryAgentBench (arXiv 2507.05257): long texts, each with many questions, from eleven sources.
 
-Holds: `load`, `choose`, `metric_of`, `EXACT`. Leaves out: the columns of an evaluation
+Holds: `load`, `choose`, `check_metric`, `some`, `EXACT`. Leaves out: the columns of an evaluation
 (tasks/suites.py), scores (data.py). No torch.
 Exercise it: `pytest tests/tasks/test_memoryagentbench.py`. Read next: tasks/suites.py.
 
@@ -94,15 +94,14 @@ def choose(tasks: Sequence[Task], source: str) -> tuple[list[Task], list[str]]:
     return chosen, said
 
 
-def metric_of(tasks: Sequence[Task]) -> str:
-    """Return the metric of these tasks; UserError if they are measured by two."""
+def check_metric(tasks: Sequence[Task]) -> None:
+    """Raise a UserError if these tasks are graded by two metrics."""
     by_exact = {task.kind: task.kind.startswith(EXACT) for task in tasks}
     if len({*by_exact.values()}) > 1:
         raise UserError(
             "Some of these sources are graded by exact match, others by containment: choose one "
             f"by --source-split ({', '.join(by_exact)})."
         )
-    return "em" if next(iter(by_exact.values())) else "sub_em"
 
 
 def some(tasks: Sequence[Task], n: int) -> list[Task]:

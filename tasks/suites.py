@@ -10,7 +10,7 @@ Read next: commands/taskfiles.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,6 +38,18 @@ LENGTHS = {
     "own": (),
     "memoryagentbench": (),
 }
+# suite -> what lengths count; and without a suite, by --data, else documents, or tokens of RULER
+UNITS = {
+    "ruler-hqa": "documents",
+    "ruler": "tokens",
+    "passages": "documents",
+    "facts": "documents",
+    "locomo": "sessions",
+    "longmemeval": "sessions",
+    "own": "sessions",
+    "memoryagentbench": "tokens",
+} | dict.fromkeys(ENVIRONMENTS, "steps")
+DATA_UNITS = {"world": "sections", ledger.KIND: "sessions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,6 @@ class Column:
     question: str
     length: int
     make: Callable[[], list[Task]]
-    metric: str = "sub_em"  # the same one in all columns of an evaluation
 
 
 def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, list[Column]]:
@@ -59,32 +70,44 @@ def columns_of(config: EvalConfig, codec: Callable[[], Codec]) -> tuple[str, lis
     Sources are read now, so that mistakes show before a model is loaded.
     """
     lengths = config.lengths or LENGTHS.get(config.suite, ())
-    if config.suite == "ruler-hqa":
-        return "documents", _ruler_hqa(config, lengths)
-    if config.suite == "ruler":
-        return "tokens", _ruler(config, lengths, codec)
-    if config.suite == "passages":
-        return "documents", passage_columns(config, lengths)
-    if config.suite == "facts":
-        return "documents", fact_columns(config, lengths)
-    if config.suite == "memoryagentbench":
-        return "tokens", _memoryagentbench(config, codec)
-    if config.suite in ENVIRONMENTS:
-        return "steps", _environment(config)
-    if config.suite in episodes.LOADERS:
-        return "sessions", _conversations(config)
+    if config.suite:
+        return UNITS[config.suite], _of_suite(config, lengths, codec)
     if config.data == ("world",):
-        return "sections", _world(config, lengths)
+        return DATA_UNITS["world"], _world(config, lengths)
     if config.data == (ledger.KIND,):
-        return "sessions", _ledger(config, lengths)
+        return DATA_UNITS[ledger.KIND], _ledger(config, lengths)
     return _files(config)
 
 
-def metric_of(unit: str, columns: Sequence[Column]) -> str:
-    """Return what the answers of these columns are measured by."""
+def _of_suite(
+    config: EvalConfig, lengths: Sequence[int], codec: Callable[[], Codec]
+) -> list[Column]:
+    if config.suite == "ruler-hqa":
+        return _ruler_hqa(config, lengths)
+    if config.suite == "ruler":
+        return _ruler(config, lengths, codec)
+    if config.suite == "passages":
+        return passage_columns(config, lengths)
+    if config.suite == "facts":
+        return fact_columns(config, lengths)
+    if config.suite == "memoryagentbench":
+        return _memoryagentbench(config, codec)
+    if config.suite in ENVIRONMENTS:
+        return _environment(config)
+    return _conversations(config)
+
+
+def unit_of(config: Mapping[str, object]) -> str:
+    """Return what lengths count in an evaluation that has these settings, so far as they tell."""
+    data = tuple(config.get("data") or ())
+    return UNITS.get(config.get("suite")) or DATA_UNITS.get(*data[:1] or ("",), "documents")
+
+
+def metric_of(unit: str, questions: Iterable[str]) -> str:
+    """Return what answers are measured by. questions: the names of the columns."""
     if unit in ("sessions", "steps"):
         return "reward"  # their own metric
-    return columns[0].metric
+    return "em" if any(name.startswith(memoryagentbench.EXACT) for name in questions) else "sub_em"
 
 
 # ---------------------------------------------------------------- generated English
@@ -140,7 +163,7 @@ def _memoryagentbench(config: EvalConfig, codec: Callable[[], Codec]) -> list[Co
         raise UserError(f"--suite {config.suite} wants one of its files: name it by --data.")
     (path,) = config.data
     tasks, said = memoryagentbench.choose(memoryagentbench.load(path), config.source_split)
-    metric = memoryagentbench.metric_of(tasks)
+    memoryagentbench.check_metric(tasks)
     for sentence in said:
         say(sentence, "yellow")
 
@@ -151,7 +174,7 @@ def _memoryagentbench(config: EvalConfig, codec: Callable[[], Codec]) -> list[Co
     lengths: dict[str, int] = {}
     for source, text in dict.fromkeys((task.kind, task.text) for task in tasks):
         lengths[source] = max(lengths.get(source, 0), len(codec().encode(text)))
-    return [Column(name, n, partial(make, name), metric) for name, n in lengths.items()]
+    return [Column(name, n, partial(make, name)) for name, n in lengths.items()]
 
 
 # ---------------------------------------------------------------- dated sessions

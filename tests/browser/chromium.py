@@ -133,8 +133,8 @@ class Page:
             time.sleep(0.01)
         return value
 
-    def click(self, selector: str) -> None:
-        """Click into the middle of an element."""
+    def click(self, selector: str, meanwhile: str = "") -> None:
+        """Click into the middle of an element. meanwhile: JavaScript while the button is down."""
         x, y = self.run(
             f"(e => (e.scrollIntoView({{block: 'center'}}), e = e.getBoundingClientRect(), "
             f"[e.x + e.width / 2, e.y + e.height / 2]))(document.querySelector({selector!r}))"
@@ -142,6 +142,7 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             where = dict(type=kind, x=x, y=y, button="left", clickCount=1)
             self.call("Input.dispatchMouseEvent", **where)
+            self.run(meanwhile)
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)

@@ -7,6 +7,7 @@ import pytest
 from chromium import BINARY, Chromium
 from test_page import HOSTILE, record, row
 
+from commands.compare import print_comparison
 from config.errors import clean
 from report.page import write_report
 from report.summary import summarise, write_summary
@@ -112,6 +113,18 @@ def test_nothing_overflows(browser, address, width, dark):
     page.close()
 
 
+@pytest.mark.parametrize("width", [360, 1600])
+def test_a_comparison_does_not_overflow(browser, tmp_path, width):
+    for name in ("first", "a-second-one-with-a-long-name"):
+        (tmp_path / name).mkdir()
+        report(tmp_path / name, ROWS)
+    print_comparison([*tmp_path.iterdir()], tmp_path / "page.html")
+    page = browser.open((tmp_path / "page.html").as_uri(), width=width)
+    assert "Differences" in text_of(page, "body") and page.problems == []
+    assert page.run("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
 def test_filters_let_through_what_they_say(opened):
     count_is(opened, "160 of 160 rows, 88 right")
     choose(opened, "agent", "trained")
@@ -162,7 +175,8 @@ def test_a_transcript_is_opened_by_keys_and_by_mouse(opened):
     assert opened.run("document.activeElement.id") == "rows-lines"
     opened.press("End")  # of another agent: its transcripts were not kept
     opened.until("document.querySelector('[aria-selected=true]').innerText.includes('39')")
-    opened.click("[aria-selected=true]")
+    # the list may be drawn anew while the button is down
+    opened.click("[aria-selected=true]", meanwhile="dispatchEvent(new Event('resize'))")
     opened.until("document.querySelector('#rows-open').innerText.includes('not kept')")
     assert "aunt 64-39" in text_of(opened, "#rows-open .memory")
 

@@ -727,7 +727,7 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
     assert summary["trained_on"] == [expected]
     assert untrained.main([str(tmp_path / "e"), str(model)]) == 1
     page = (tmp_path / "e" / "report.html").read_text()
-    assert html.escape(sentence) in page and sentence in (tmp_path / "e" / "table.md").read_text()
+    assert sentence in html.unescape(page) and sentence in (tmp_path / "e" / "table.md").read_text()
     clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
     out = printed(run_suite, replace(config, name="c", data=(clean_file,)))
     assert (

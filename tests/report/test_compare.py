@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 import cli
 from config.errors import UserError
 from report import compare
-from report.compare import Run, side_by_side
+from report.compare import Evaluation, side_by_side
 from report.summary import difference_interval, summarise, write_summary
 
 
 def run(name, rows, unit="sections", metric="sub_em", suite=None):
-    return Run(name, rows, unit, metric, suite)
+    return Evaluation(name, rows, unit, metric, suite)
 
 
 def asked(right, ids=range(20), **other):
@@ -46,7 +46,7 @@ def test_a_known_difference_with_its_interval():
     assert 0.4 < pair["low"] < pair["mean"] < pair["high"] < 0.95
     means = {cell["agent"]: cell["mean"] for cell in summary["cells"]}
     assert means == {"a: trained": 0.9, "b: trained": 0.2}
-    assert compare.left_out(summary) == []
+    assert compare.remarks(summary) == []
 
 
 def test_agents_are_paired_by_name_else_with_the_first_one_of_the_first_run():
@@ -73,7 +73,7 @@ def test_what_one_alone_was_asked_is_counted_and_left_out():
     assert summary["left_out"] == [
         {"a": "a: trained", "b": "b: trained", "only_a": 11, "only_b": 24}
     ]
-    (sentence,) = compare.left_out(summary)
+    (sentence,) = compare.remarks(summary)
     assert "11 questions of the first alone and 24 of the second alone" in sentence
     greedy = asked(3, temperature="0.0")
     (left,) = side_by_side([run("a", asked(20) + greedy), run("b", asked(20))])["left_out"]
@@ -119,7 +119,7 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
 def test_markup_in_names_is_shown_as_text(tmp_path):
     name = HOSTILE.replace("\ud83d", "").replace("\0", "")
     rows = asked(3, agent=name, question=name)
-    a, b = folder(tmp_path / "[bold]<b>a", rows), folder(tmp_path / "b", rows)
+    a, b = folder(tmp_path / "[bold]<b>a", rows), folder(tmp_path / "b", rows[1:])
     out = tmp_path / "page.html"
     done = invoke(a, b, "--out", out)
     assert done.exit_code == 0 and "\x1b" not in done.output and "[bold]<b>a" in done.output
@@ -137,7 +137,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     for words, said in (
         ([a], "two or more different folders"),
         ([a, a], "two or more different folders"),
-        ([a, tmp_path / "none"], "summary.json cannot be read: No such file"),
+        ([a, tmp_path / "none"], "holds no run"),
         ([a, tmp_path / "torn"], "is damaged or of another kind"),
         ([a, trained], "holds no rows of an evaluation"),
         ([a, folder(tmp_path / "b", asked(3)), "--out", tmp_path / "no" / "x.html"], "no folder"),
@@ -145,3 +145,15 @@ def test_mistakes_are_one_sentence(tmp_path):
         done = invoke(*words)
         assert done.exit_code == 2 and said in " ".join(done.output.split()), done.output
         assert "Traceback" not in done.output
+
+
+def test_an_evaluation_that_is_partly_there_is_compared_and_that_is_said(tmp_path):
+    rows = asked(3)
+    a = folder(tmp_path / "a", rows, config="eval: {suite: ruler-hqa, agents: [trained]}")
+    b = folder(tmp_path / "b", rows[:5], config="eval: {suite: ruler-hqa, agents: [trained]}")
+    (b / "summary.json").unlink()
+    write_summary(a / "summary.json", summarise(rows, "documents"))
+    done = invoke(a, b)
+    words = " ".join(done.output.split())
+    assert done.exit_code == 0 and "b: Stopped: 5 answers; nothing has been written" in words
+    assert "15 questions of the first alone" in words

@@ -68,7 +68,7 @@ def test_a_training_that_was_killed_in_the_middle_of_a_line(tmp_path):
         "Stopped: step 12 of 50; nothing has been written since 2001-09-0[89] ", report.text
     )
     assert "12 training steps; the mean reward of the last ones is 0.60" in report.text
-    assert "refresh" not in report.html
+    assert "refresh" not in report.html and "<h1>Training run</h1>" in report.html
 
 
 def test_a_training_that_goes_on_says_so_and_then_no_longer(tmp_path):
@@ -140,6 +140,9 @@ def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
     assert first.index("training step 4") < first.index("training step 1<")
     monkeypatch.setattr(records, "LOOKED_AT", 3)
     assert [r["step"] for r in records.newest(folder)] == [4]
+    monkeypatch.setattr(records, "LOOKED_AT", 9)
+    monkeypatch.setattr(records, "LOOKED_THROUGH", 100)  # a member is longer
+    assert [r["step"] for r in records.newest(folder)] == [4]
     assert records.newest(tmp_path) == []
 
 
@@ -157,6 +160,7 @@ def test_an_evaluation_that_is_partly_there(tmp_path):
     assert (
         "memagent correctly answers 100 % [72, 100] of questions that need one fact" in report.text
     )
+    assert "<h1>Evaluation eval</h1>" in report.html
     assert (folder / "table.csv").exists() and not (folder / "summary.json").exists()
     hold(folder)
     assert "Running: 20 of 192 answers, last" in shown(rewrite_report(folder)).text

@@ -19,7 +19,7 @@ from report.page import write_report
 from report.reading import row_of
 from report.rows import Cell, read_rows
 from report.summary import summarise, write_summary
-from report.transcripts import transcript
+from report.transcripts import transcript, unformed
 from report.viewer import tree_of, viewer_section
 
 
@@ -107,6 +107,15 @@ def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
     (folder / "rows.jsonl").write_text("{}\n\n")
     with pytest.raises(UserError, match="line 2 is damaged"):
         read_rows(folder / "rows.jsonl", {"s"})
+
+
+def test_an_answer_without_the_form_is_marked_as_such(tmp_path):
+    rows = [row(id="a", prediction=None, response=" It is Lima. ", reward=0.0),
+            row(id="b", prediction=None, response=" ", reward=0.0),
+            row(id="c", prediction="x" * 5000)]  # fmt: skip
+    section, _ = viewer_section(*evaluation(tmp_path / "e", rows), [])
+    formless, empty, long = column(blocks(section.body)["list"], "answer")
+    assert formless == f"It is Lima. {unformed('')}" and empty == "" and len(long) < 800
 
 
 def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):

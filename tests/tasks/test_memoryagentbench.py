@@ -69,12 +69,13 @@ def test_sources_that_cannot_be_graded_are_left_out_and_named(tmp_path):
 )  # fmt: skip
 def test_the_metric_is_that_of_the_authors(tmp_path, source, metric):
     path = written(tmp_path, [row(source, ["?"], [["1"]])], "x.jsonl")
-    assert bench.metric_of(bench.load(path)) == metric
+    bench.check_metric(bench.load(path))
+    assert metric_of("tokens", [source]) == metric
 
 
 def test_two_metrics_in_one_evaluation_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--source-split \(factconsolidation_sh_6k, icl_bank"):
-        bench.metric_of(bench.load(written(tmp_path, [FACTS, LABELS], "x.jsonl")))
+        bench.check_metric(bench.load(written(tmp_path, [FACTS, LABELS], "x.jsonl")))
 
 
 def test_the_questions_that_are_asked_come_from_every_context(tmp_path):
@@ -124,7 +125,7 @@ def test_a_column_is_as_long_as_its_longest_context(tmp_path, codec):
     unit, (column,) = columns_of(config, lambda: codec)
     assert unit == "tokens" and column.length == len(codec.encode("one two three four"))
     assert [task.text for task in column.make()] == ["one", "one two three four"]
-    assert metric_of(unit, [column]) == "sub_em"
+    assert metric_of(unit, [column.question]) == "sub_em"
 
 
 def test_a_file_has_to_be_named():
