@@ -1,0 +1,51 @@
+"""The page of a run that goes on: when it is written, and what a failure does."""
+
+from __future__ import annotations
+
+import pytest
+
+from report import live, page
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Return the `running` of each page that was asked for; the clock stands still."""
+    asked = []
+    monkeypatch.setattr(page, "write_report", lambda folder, title, running: asked.append(running))
+    monkeypatch.setattr(live.time, "monotonic", lambda: 100.0)
+    return asked
+
+
+def test_a_page_waits_for_its_time(written, monkeypatch, tmp_path):
+    run = live.Live(tmp_path, every=20.0)
+    run.refresh()
+    run.refresh()
+    assert written == [True]
+    monkeypatch.setattr(live.time, "monotonic", lambda: 120.0)
+    run.refresh()
+    assert written == [True, True]
+
+
+def test_its_place_is_said_once_before_anything_is_done(written, tmp_path, capsys):
+    run = live.Live(tmp_path)
+    run.begin()
+    run.begin()
+    assert capsys.readouterr().out.count("report.html") == 1 and not written
+
+
+def test_a_run_that_ends_early_has_a_page_that_says_so(written, tmp_path):
+    with pytest.raises(KeyboardInterrupt), live.Live(tmp_path) as run:
+        run.begin()
+        raise KeyboardInterrupt
+    assert written == [False]
+
+
+def test_a_page_that_cannot_be_written_is_said_once_and_ends_no_run(monkeypatch, tmp_path, capsys):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(page, "write_report", fail)
+    run = live.Live(tmp_path)
+    run.write(running=True)
+    run.write()
+    assert capsys.readouterr().out.count("the disk is full") == 1
