@@ -44,8 +44,7 @@ from rollout import Sampling, rollout, start
 if TYPE_CHECKING:
     from rollout import Engine
 
-POLL_S = 0.3  # between two looks at rows that another process is making
-PAGE_S = 20.0  # between two pages of an evaluation that goes on
+POLL_S, PAGE_S = 0.3, 20.0  # between two looks at rows of another process; between two pages
 
 
 # ---------------------------------------------------------------- one cell
