@@ -61,6 +61,7 @@ from report.summary import (
 from report.training import Training, read_training, rewards_section, steps_section
 from report.transcripts import transcript
 from report.viewer import viewer_section
+from tasks.ruler import KINDS as RULER
 from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
@@ -164,8 +165,9 @@ def _ruler(summary: dict) -> Section:
     """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
     maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for cell, record in cells(summary):
-        tasks = maps.setdefault((cell.agent, cell.temperature), {})
-        tasks.setdefault(cell.question, {})[cell.length] = record["mean"]
+        if cell.question.partition(",")[0] in RULER:  # others count tokens too
+            tasks = maps.setdefault((cell.agent, cell.temperature), {})
+            tasks.setdefault(cell.question, {})[cell.length] = record["mean"]
     for name, mean in _mean_of_ten(summary).items():
         maps[name]["mean of the paper's ten"] = mean
     tables = [

@@ -101,6 +101,22 @@ def policy(codec):
     return random_policy(codec)
 
 
+class Stop(Exception):
+    """Ends a training from a callback."""
+
+
+def stop_at(step: int):
+    """Make a callback of Lightning that raises `Stop` when so many steps are done."""
+    import lightning
+
+    class StopAt(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            if module.done_steps == step:
+                raise Stop
+
+    return StopAt()
+
+
 class Inline:
     """A worker that does its work when it is given: the demo's own are processes of their own."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_policy
+from conftest import Stop, random_policy, stop_at
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -152,17 +152,6 @@ def test_killed_at_every_step_boundary(model, tmp_path):
         train.train(run_config(model, tmp_path, "whole", save_every=3), GRPO, reader())
     )
 
-    class Stop(Exception):
-        pass
-
-    class StopAt(train.lightning.Callback):
-        def __init__(self, step):
-            self.step = step
-
-        def on_train_batch_end(self, trainer, module, *_):
-            if module.done_steps == self.step:
-                raise Stop
-
     run = run_config(model, tmp_path, "killed", save_every=3)
     for step in (2, 3, 5, 7):
         with pytest.raises(Stop):
@@ -171,7 +160,7 @@ def test_killed_at_every_step_boundary(model, tmp_path):
                 GRPO,
                 reader(),
                 resume=(tmp_path / "killed").exists(),
-                callbacks=[StopAt(step)],
+                callbacks=[stop_at(step)],
             )
     assert_same(outcome(train.train(run, GRPO, reader(), resume=True)), expected)
     assert_same(
@@ -458,9 +447,6 @@ def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
 
 
 def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model, tmp_path):
-    class Stop(Exception):
-        pass
-
     class Early(train.lightning.Callback):
         def on_fit_start(self, trainer, module):
             raise Stop
@@ -499,9 +485,6 @@ def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
 def test_tensorboard_has_every_step_once(model, tmp_path):
     """Also where a run was killed before its first checkpoint and begins anew."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Stop(Exception):
-        pass
 
     class Late(train.lightning.Callback):
         def on_train_batch_end(self, trainer, module, *_):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import random_policy
+from conftest import Stop, random_policy, stop_at
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -52,19 +52,6 @@ class Heard(Logger):
             file.write(json.dumps(record) + "\n")
 
 
-class Stop(Exception):
-    pass
-
-
-class StopAt(train.lightning.Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, module, *_):
-        if module.done_steps == self.step:
-            raise Stop
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, codec):
     """Settings of a short run of a random policy."""
@@ -77,7 +64,7 @@ def run(tmp_path_factory, codec):
 
 def go(run, resume=False, steps=7, stop=0):
     agent = tiny.agent(memory_tokens=4, final_tokens=4)
-    stops = [StopAt(stop)] if stop else []
+    stops = [stop_at(stop)] if stop else []
     return train.train(run, replace(GRPO, steps=steps), agent, resume, stops)
 
 

@@ -379,6 +379,9 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
     assert "Trained, it correctly answers 75 % of 11 kinds of questions in 8,192 tokens. (n" in text
     assert "brackets" not in text
     assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
+    others = [row(question="eventqa_65536", length=65536, metric="x")]  # of MemoryAgentBench
+    text = page(tmp_path / "others", others, unit="tokens").text
+    assert "eventqa_65536" in text and "RULER" not in text
 
 
 def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
