@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from cli import app
 from report import live, page
 
 
@@ -49,3 +51,28 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_no_run(monkeypatch,
     run.write(running=True)
     run.write()
     assert capsys.readouterr().out.count("the disk is full") == 1
+
+
+def test_a_training_and_an_evaluation_name_and_write_their_page_while_they_go_on(
+    monkeypatch, tmp_path
+):
+    asked, write = [], page.write_report
+
+    def noted(folder, title, running):
+        asked.append(running)
+        return write(folder, title, running)
+
+    monkeypatch.setattr(page, "write_report", noted)
+    small = "--tasks-per-step 1 --group-size 2 --lengths 1 --save-every 1 --micro-tokens 512"
+    for words in (
+        f"train --name t --steps 2 {small}",
+        "eval --name e --agents none --lengths 1 --n 2 --temperatures 0",
+    ):
+        asked.clear()
+        told = CliRunner().invoke(app, [*words.split(), "--runs", str(tmp_path)])
+        assert told.exit_code == 0, told.output
+        folder = tmp_path / words.split()[2]
+        first = told.output.replace("\n", "").index("The page, as it comes:")
+        assert first < told.output.replace("\n", "").index("none" if "eval" in words else "step ")
+        assert asked[0] is True and asked[-1] is False
+        assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
