@@ -191,6 +191,7 @@ class Tried:
     shown: list[dict] = field(default_factory=list)  # entries, and why they were retrieved
     pool: int = 0
     best_sim: float = 0.0
+    cut: bool = False  # its intent was not read to the end
     experience: str = ""  # "" = none is to be kept
     kind: str = ""
 
@@ -383,6 +384,7 @@ class MemRL(Agent):
         c = self.config
         tried.shown = [_noted(found) for found in shown]
         tried.pool, tried.best_sim = retrieved.pool, retrieved.best_sim
+        tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
         kept = c.update != "none" and (tried.success or c.update != "validation")
         if not kept:

@@ -473,6 +473,7 @@ def _row(agent: Agent, trajectory: Trajectory) -> dict:
         "shown": tried.shown if tried else [],
         "pool": tried.pool if tried else 0,
         "best_sim": tried.best_sim if tried else 0.0,
+        "cut": tried.cut if tried else False,
         "action": tried.action if tried else "",
         "interaction": [
             [clip(notes.action, NOTED), clip(notes.observation, NOTED)] for notes in acts

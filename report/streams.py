@@ -96,6 +96,7 @@ def epochs_of(outcome: dict) -> list[dict]:
                 bool(row["error"] or row["failure"] not in ("", *LIMITS)) for row in rows.values()
             ),
             "ran_out": sum(row["failure"] in LIMITS for row in rows.values()),
+            "cut": sum(row.get("cut", False) for row in rows.values()),
             "steps": fmean(row["steps"] for row in rows.values()),
             "shown": fmean(len(row["shown"]) for row in rows.values()),
             "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
@@ -307,7 +308,8 @@ def _page(
             _epochs(summary),
             "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
             "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
-            "tasks that used up their steps or the model's window.",
+            "tasks that used up their steps or the model's window; cut: tasks whose intent is "
+            "longer than what similarity takes in.",
         ),
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
@@ -348,11 +350,11 @@ def _epochs(summary: dict) -> Markup:
         [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
          f"{c['crashed']:,}", f"{c['ran_out']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
          f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
-         _error(c)]
+         f"{c['cut']:,}", _error(c)]
         for c in summary["cells"]
     ]  # fmt: skip
     head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "ran out", "steps", "shown", "read",
-            "written", "seconds", "calibration error"]  # fmt: skip
+            "written", "seconds", "cut", "calibration error"]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 

@@ -32,6 +32,9 @@ class Plane:
     def __init__(self, **known):
         self.known, self.calls = known, 0
 
+    def cut(self, texts, query=False):
+        return [False] * len(texts)
+
     def embed(self, texts, query=False):
         self.calls += len(texts)
         rows = []
@@ -319,6 +322,20 @@ def test_a_batch_is_seen_when_it_has_ended():
         made.write("q", "x", success=True, task_id="t9")
         assert made.retrieve("q").ids == (1,)
     assert len(made.retrieve("q").ids) == 2
+
+
+def test_intents_that_the_embedder_does_not_read_to_their_end_are_counted():
+    class Short(Plane):
+        def cut(self, texts, query=False):
+            return [len(text) > 10 for text in texts]
+
+    for how, n in (("dense", 1), ("hybrid", 1), ("bm25", 0)):
+        made = bank(embedder=Short(), retrieve=how)
+        for text in ("x" * 10, "x" * 11):
+            made.write(text, "y", success=True, task_id="t")
+        assert [entry.meta for entry in made.entries()] == [{}, {"not_read": True} if n else {}]
+        assert made.stats()["cut"] == n
+        assert [made.cut("x" * k) for k in (10, 11, 4097)] == [False, n == 1, True]
 
 
 def test_long_intents_are_cut_and_counted():

@@ -261,6 +261,9 @@ class Failing:
         self.inner, self.left = embedder_of("hash:64"), dict.fromkeys(texts, times)
         self.refused = 0
 
+    def cut(self, texts, query=False):
+        return [text == LLBDB().intent("own-5") for text in texts]
+
     def embed(self, texts, query=False):
         for text in texts:
             if self.left.get(text):
@@ -290,6 +293,16 @@ def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
     assert embedder.refused == 2
     assert failing.agent.bank.digest == whole.agent.bank.digest
     assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+
+
+def test_intents_that_are_cut_are_counted_in_every_epoch_beside_what_it_costs(tmp_path):
+    stream = with_embedder(tmp_path / "s", "memrl", Failing())
+    outcome = stream.outcome()
+    assert {row["id"] for row in outcome["rows"] if row["cut"]} == {"own-5"}
+    assert [(cell["n"], cell["cut"]) for cell in epochs_of(outcome)] == [(8, 1)] * 2
+    assert stream.agent.bank.stats()["cut"] == 2  # of two entries
+    reflection = with_embedder(tmp_path / "r", "reflection", Failing())
+    assert not any(row["cut"] for row in reflection.outcome()["rows"])  # nothing is compared
 
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
