@@ -28,6 +28,9 @@ PROCESS = [sys.executable, "cli.py"]
 KEEPER = "embedded/keeper_weights"
 # That policy's settings are MemUpdate's; Memory-R1 pays for right answers alone, and has no budget
 UNBOUNDED = ("--budget", "none", "--budget-entries", "0", "--format-weight", "0")
+# The demo's settings suit a policy that fails often. One that starts from demonstrations fails
+# rarely and, sampled hot and with that rate, unlearnt to search and to stop (dev/LOG.md)
+CALM = ("--lr", "1e-4", "--temperature", "1.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def train(world: World, agent: str, runs: Path, short: bool) -> tuple[str, str]:
         if not Path(first).exists():
             call("sft", *common, "--name", f"{agent}-warm", *steps)
     if not last.exists():
-        call("train", *common, "--name", f"{agent}-trained", *model(first), *world.grpo)
+        calm = CALM if world.trained[agent] else ()
+        call("train", *common, "--name", f"{agent}-trained", *model(first), *world.grpo, *calm)
     return first, str(last)
 
 
