@@ -127,6 +127,12 @@ ABOUT_ARMS = {
     "memp": "alpha = 0: scripts and reflections of similar tasks",
     "memrl": "the same, chosen by learnt utilities as well",
 }
+# what they are where a bank that was learnt elsewhere is read alone
+FROZEN_ARMS = {
+    "none": "no memory",
+    "rag": "the frozen bank's experiences, by similarity alone",
+    "memrl": "the same, by similarity and utility",
+}
 
 # set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2; released: what the code's
 # configuration comes to. A delta belongs to the embedder that it was measured with, text-embedding-
@@ -205,6 +211,7 @@ class MemRL(Agent):
     name = "memrl"
     Config = MemRLConfig
     arms, usual_arms, about_arms, constants = ARMS, USUAL_ARMS, ABOUT_ARMS, CONSTANTS
+    frozen_arms = FROZEN_ARMS
     prompts = {
         "act": ACT,
         "next": "{observation}",

@@ -45,9 +45,10 @@ FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
-    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests}.
+    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests, frozen}.
 
-    outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did.
+    outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did. frozen: the
+    bank that was read alone, {} where every arm has its own.
     """
     found = {
         "environment": config.environment,
@@ -57,6 +58,7 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
         "held_out": [_held_out(outcome) for outcome in outcomes if outcome["held_out"]],
         "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
         "digests": {o["arm"]: o["digest"] for o in outcomes},
+        "frozen": next((o["frozen"] for o in outcomes if o["frozen"]), {}),
     }
     found["differences"] = _differences(outcomes, config.epochs)
     return found
@@ -155,9 +157,8 @@ def write_stream_report(
     console.print(_printed(summary))
     for difference in summary["differences"]:
         say(_said(difference))
-    for arm, ids in summary["leaks"].items():
-        said = f"the bank holds solutions of {len(ids)} held-out tasks"
-        say(f"{arm}: {said} ({', '.join(ids[:3])}).")
+    for sentence in filter(None, (_frozen(summary), *_leaks(summary))):
+        say(sentence)
     write_text(folder / "report.html", _page(summary, config, outcomes))
     say(f"Rows, banks and report.html are in {folder}.")
 
@@ -172,7 +173,7 @@ def rewrite_stream_report(
     if not begun:
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
     summary = summarise_stream(config, begun, stored.get("rule", ""))
-    summary["leaks"] = stored.get("leaks", {})
+    summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
     refresh = REFRESH if running else 0
     write_text(folder / "report.html", _page(summary, config, begun, status, refresh))
@@ -187,6 +188,21 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
         f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, arm {len(begun)} of "
         f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
     )
+
+
+def _frozen(summary: dict) -> str:
+    """Say which bank was read and never written; "" if every arm has its own."""
+    if not (bank := summary["frozen"]):
+        return ""
+    return f"Frozen: {bank['entries']:,} entries of {bank['path']}; nothing was learnt."
+
+
+def _leaks(summary: dict) -> list[str]:
+    """Say of how many tasks that it should not know a bank holds the solution."""
+    return [
+        f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
+        for arm, ids in summary["leaks"].items()
+    ]
 
 
 def _difference(d: dict) -> str:
@@ -258,12 +274,13 @@ def _page(
     refresh: int = 0,
 ) -> str:
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
-    rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
+    rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
+    more = " ".join(filter(None, (rule, _frozen(summary), *_leaks(summary))))
     lead = macro(
         "lead",
         status,
         f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
-        f"epoch {best['epoch']}.{rule}",
+        f"epoch {best['epoch']}. {more}",
         "",
     )
     about = {o["arm"]: o["about"] for o in outcomes}

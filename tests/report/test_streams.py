@@ -43,7 +43,7 @@ def outcome(arm: str, mean: float | None) -> dict:
              "experience": "Task: a\nStep one. " * 20}  # fmt: skip
     return {
         "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
-        "seconds": [1.0, 1.0],
+        "frozen": {}, "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
         "bank": [] if mean is None else [entry],
     }  # fmt: skip
