@@ -44,6 +44,7 @@ class World:
     data: str
     grpo: tuple[str, ...]  # flags of train
     lengths: dict[int, int]  # in sections or sessions -> questions a kind
+    costs_at: int  # the length of which the table shows the costs
     kinds: str = ""
 
 
@@ -69,13 +70,13 @@ def worlds(short: bool) -> list[World]:
             {},
             *("full,bm25,oracle,newest,none", "", "world"),
             ("--preset", "demo", "--steps", steps),
-            english,
+            *(english, 2 if short else 64),
             "one_fact,two_hop,two_hop_reverse",
         ),
         World(
             {"memupdate": False, "memoryr1": False},
             {"memoryr1": UNBOUNDED},
-            *("newest,idle,facts", KEEPER, "ledger", edits, sessions),
+            *("newest,idle,facts", KEEPER, "ledger", edits, sessions, 6 if short else 12),
         ),
     ]
 
@@ -118,12 +119,12 @@ def ask(world: World, agents: str, name: str, policy: str, runs: Path) -> None:
             )
 
 
-def cells(world: World, label: str, name: str, runs: Path) -> Iterator[tuple[str, str, int, dict]]:
+def cells(world: World, label: str, name: str, runs: Path) -> Iterator[dict]:
+    """Return the cells of an agent's evaluations as they stand in their summaries."""
     for length in world.lengths:
         summary = json.loads((runs / f"{name}-{length}" / "summary.json").read_bytes())
         for cell in summary["cells"]:
-            agent = f"{cell['agent']}{label}"
-            yield agent, cell["question"], length, cell | {"metric": summary["metric"]}
+            yield cell | {"agent": f"{cell['agent']}{label}", "metric": summary["metric"]}
 
 
 def saved(cell: dict) -> str:
@@ -134,26 +135,46 @@ def saved(cell: dict) -> str:
     return f"{100 * rates['sections_unread']:.0f} %, {rates['tokens_saved']:,.0f}"
 
 
-def table(found: Sequence[tuple[str, str, int, dict]]) -> str:
-    """Return the table as Markdown: a row per agent, kind of question and length."""
-    head = "agent | questions | length | n | right | read | written | seconds | left unread"
-    lines = [f"| {head} |", "|---|---" + "|---:" * 7 + "|"]
-    for agent, question, length, cell in found:
-        share = f"{cell['mean']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
-        costs = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
-        row = (agent, question, f"{length:,}", cell["n"], share, *costs, f"{cell['seconds']:.2f}")
-        lines.append(f"| {' | '.join(map(str, (*row, saved(cell))))} |")
-    return "\n".join(lines)
+def share(cell: dict) -> str:
+    """Return a mean with its interval as in the documents: .98 (.95-1.00)."""
+    mean, low, high = (f"{cell[name]:.2f}".removeprefix("0") for name in ("mean", "low", "high"))
+    return f"{mean} ({low}-{high})"
+
+
+def tables(found: Sequence[dict], costs_at: int) -> Iterator[str]:
+    """Return a table in Markdown for every kind of question: what is right by length, and what a
+    document of one length costs."""
+    for kind in sorted({cell["question"] for cell in found}):
+        of_kind = {(c["agent"], c["length"]): c for c in found if c["question"] == kind}
+        lengths = sorted({length for _, length in of_kind})
+        n = ", ".join(str(max(c["n"] for k, c in of_kind.items() if k[1] == x)) for x in lengths)
+        head = (*(f"{x:,}" for x in lengths), "read", "written", "seconds", "left unread")
+        lines = [
+            f"{kind}: right at ... sections (n = {n}); of one with {costs_at:,}, tokens read and "
+            "written, seconds, and the share and tokens of what was left unread",
+            "",
+            f"| agent | {' | '.join(head)} |",
+            "|---" * (1 + len(lengths)) + "|---:" * 4 + "|",
+        ]
+        for agent in dict.fromkeys(agent for agent, _ in of_kind):
+            rights = (share(of_kind[agent, x]) if (agent, x) in of_kind else "" for x in lengths)
+            cell = of_kind[agent, costs_at]
+            costs = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
+            row = (agent, *rights, *costs, f"{cell['seconds']:.2f}", saved(cell))
+            lines.append(f"| {' | '.join(row)} |")
+        yield "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m dev.agents", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--runs", type=Path, default=Path("runs/agents"), help="folder of all runs")
+    parser.add_argument("--save", type=Path, help="file for all cells, as JSON")
     parser.add_argument("--short", action="store_true", help="does everything run?")
     given = parser.parse_args(arguments)
+    everything = []
     for world in worlds(given.short):
-        found = []
+        found: list[dict] = []
         for agent in world.trained:
             first, last = train(world, agent, given.runs, given.short)
             for label, policy in ((", before GRPO", first), ("", last)):
@@ -162,7 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found += cells(world, label, name, given.runs)
         ask(world, world.untrained, f"others-{world.data}", world.model, given.runs)
         found += cells(world, "", f"others-{world.data}", given.runs)
-        print(table(sorted(found, key=lambda cell: (cell[1], cell[2]))), flush=True)
+        print(*tables(found, world.costs_at), sep="\n\n", flush=True)
+        everything += found
+    if given.save:
+        given.save.write_text(json.dumps(everything, indent=1) + "\n")
 
 
 if __name__ == "__main__":
