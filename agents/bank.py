@@ -723,6 +723,13 @@ class Bank:
         )
         return [*map(_entry, rows)]
 
+    def entry(self, id: int) -> Entry:
+        """Return an entry, also one that was let go of. ValueError: there was never one."""
+        row = self._db.execute(f"{FROM} WHERE entry.id = ?", (id,)).fetchone()
+        if row is None:
+            raise ValueError(f"the bank has no entry {id}")
+        return _entry(row)
+
     def entries_of(self, task_id: str) -> list[Entry]:
         """Return the entries that a task has left, the oldest first."""
         return self.entries(Filter(task_id=task_id))

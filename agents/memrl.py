@@ -479,10 +479,9 @@ class MemRL(Agent):
             for one in tried
         ]
         best = next((one for one in tried if one.success), tried[0])
-        task = trajectories[0].task
-        wanted = {each["id"] for each in best.shown}
-        shown = tuple(f for f in self.recollect(task).shown if f.entry.id in wanted)
-        return Lesson(task, best, shown, fmean(rewards))
+        # as it was noted: the bank may have learnt from another group since, or another rank asked
+        shown = tuple(_found(self.opened(), noted) for noted in best.shown)
+        return Lesson(trajectories[0].task, best, shown, fmean(rewards))
 
     def learn(self, lessons: Sequence[Lesson], **noted: object) -> list[Update]:
         """Teach the bank a batch of lessons, first all feedback, then all experiences.
@@ -557,8 +556,9 @@ class MemRL(Agent):
         return lines
 
     def state(self) -> dict | None:
-        """Return the bank's rows, for checkpoints."""
-        return self.bank.dump() if self.bank is not None else None
+        """Return the bank's rows, for checkpoints; None: it is in memory alone, and not begun."""
+        begun = self.bank is not None or self.config.bank
+        return self.opened().dump() if begun else None
 
     def load_state(self, state: dict) -> None:
         self.opened().load(state)
@@ -568,6 +568,12 @@ def _answering(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns up to the one that answers."""
     last = max((k for k, turn in enumerate(turns) if turn.prompt.final), default=-1)
     return [*turns[: last + 1]]
+
+
+def _found(bank: Bank, noted: Mapping) -> Found:
+    """Return an entry that was shown, from its notes."""
+    why = {name: noted[name] for name in ("sim", "sim_z", "q_z", "score", "by_chance")}
+    return Found(bank.entry(noted["id"]), **why)
 
 
 def _noted(found: Found) -> dict:
