@@ -31,6 +31,7 @@ UNBOUNDED = ("--budget", "none", "--budget-entries", "0", "--format-weight", "0"
 # The demo's settings suit a policy that fails often. One that starts from demonstrations fails
 # rarely and, sampled hot and with that rate, unlearnt to search and to stop (dev/LOG.md)
 CALM = ("--lr", "1e-4", "--temperature", "1.0")
+ALONE = 8  # documents that are timed, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +107,33 @@ def train(world: World, agent: str, runs: Path, short: bool) -> tuple[str, str]:
     return first, str(last)
 
 
+def evaluations(world: World, name: str) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Return the runs of a policy and its agents: folder, length, flags. The last is for seconds:
+    a few documents, one after the other."""
+    for length, n in world.lengths.items():
+        yield f"{name}-{length}", length, ("--n", str(n))
+    yield f"{name}-alone", world.costs_at, ("--n", str(ALONE), "--in-flight", "1")
+
+
 def ask(world: World, agents: str, name: str, policy: str, runs: Path) -> None:
     """Evaluate agents at every length with one policy, sampled; a length each, for its n."""
-    for length, n in world.lengths.items():
-        folder = runs / f"{name}-{length}"
-        if not (folder / "summary.json").exists():
+    for folder, length, flags_of_run in evaluations(world, name):
+        if not (runs / folder / "summary.json").exists():
             kinds = ["--kinds", world.kinds] if world.kinds else []
             call(
                 *("eval", "--agents", agents, *model(policy), "--data", world.data, *kinds),
-                *("--lengths", str(length), "--n", str(n), "--temperatures", "1.0"),
-                *("--runs", str(runs), "--name", folder.name, *world.settings.get(agents, ())),
+                *("--lengths", str(length), *flags_of_run, "--temperatures", "1.0"),
+                *("--runs", str(runs), "--name", folder, *world.settings.get(agents, ())),
             )
 
 
 def cells(world: World, label: str, name: str, runs: Path) -> Iterator[dict]:
     """Return the cells of an agent's evaluations as they stand in their summaries."""
-    for length in world.lengths:
-        summary = json.loads((runs / f"{name}-{length}" / "summary.json").read_bytes())
+    for folder, _, flags_of_run in evaluations(world, name):
+        summary = json.loads((runs / folder / "summary.json").read_bytes())
+        more = {"metric": summary["metric"], "alone": "--in-flight" in flags_of_run}
         for cell in summary["cells"]:
-            yield cell | {"agent": f"{cell['agent']}{label}", "metric": summary["metric"]}
+            yield cell | more | {"agent": f"{cell['agent']}{label}"}
 
 
 def saved(cell: dict) -> str:
@@ -145,13 +154,16 @@ def tables(found: Sequence[dict], costs_at: int) -> Iterator[str]:
     """Return a table in Markdown for every kind of question: what is right by length, and what a
     document of one length costs."""
     for kind in sorted({cell["question"] for cell in found}):
-        of_kind = {(c["agent"], c["length"]): c for c in found if c["question"] == kind}
+        of_kind, alone = (
+            {(c["agent"], c["length"]): c for c in found if (c["question"], c["alone"]) == which}
+            for which in ((kind, False), (kind, True))
+        )
         lengths = sorted({length for _, length in of_kind})
         n = ", ".join(str(max(c["n"] for k, c in of_kind.items() if k[1] == x)) for x in lengths)
         head = (*(f"{x:,}" for x in lengths), "read", "written", "seconds", "left unread")
         lines = [
             f"{kind}: right at ... sections (n = {n}); of one with {costs_at:,}, tokens read and "
-            "written, seconds, and the share and tokens of what was left unread",
+            f"written, seconds (alone, {ALONE} documents), what was left unread in % and tokens",
             "",
             f"| agent | {' | '.join(head)} |",
             "|---" * (1 + len(lengths)) + "|---:" * 4 + "|",
@@ -160,7 +172,8 @@ def tables(found: Sequence[dict], costs_at: int) -> Iterator[str]:
             rights = (share(of_kind[agent, x]) if (agent, x) in of_kind else "" for x in lengths)
             cell = of_kind[agent, costs_at]
             costs = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
-            row = (agent, *rights, *costs, f"{cell['seconds']:.2f}", saved(cell))
+            seconds = f"{alone[agent, costs_at]['seconds']:.2f}"
+            row = (agent, *rights, *costs, seconds, saved(cell))
             lines.append(f"| {' | '.join(row)} |")
         yield "\n".join(lines)
 
