@@ -125,13 +125,13 @@ ABOUT_ARMS = {
     "reflection": "each task sees its own last try",
     "rag": "similar trajectories; utilities stay at their start",
     "memp": "alpha = 0: scripts and reflections of similar tasks",
-    "memrl": "the same, chosen by learnt utilities as well",
+    "memrl": "scripts and reflections, chosen by learnt utilities as well",
 }
 # what they are where a bank that was learnt elsewhere is read alone
 FROZEN_ARMS = {
     "none": "no memory",
     "rag": "the frozen bank's experiences, by similarity alone",
-    "memrl": "the same, by similarity and utility",
+    "memrl": "the frozen bank's experiences, by similarity and utility",
 }
 
 # set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2; released: what the code's

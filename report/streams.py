@@ -40,6 +40,7 @@ from report.markup import (
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
+LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
 FOLDED = 120  # characters of an experience, whose rest is folded away
 
@@ -91,7 +92,10 @@ def epochs_of(outcome: dict) -> list[dict]:
             "csr": len(ever) / n,
             "fr": lost / failed if failed else 0.0,
             "fr_p1": lost / len(before) if before else 0.0,
-            "crashed": sum(bool(row["error"] or row["failure"]) for row in rows.values()),
+            "crashed": sum(
+                bool(row["error"] or row["failure"] not in ("", *LIMITS)) for row in rows.values()
+            ),
+            "ran_out": sum(row["failure"] in LIMITS for row in rows.values()),
             "steps": fmean(row["steps"] for row in rows.values()),
             "shown": fmean(len(row["shown"]) for row in rows.values()),
             "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
@@ -302,7 +306,8 @@ def _page(
             "Every epoch",
             _epochs(summary),
             "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
-            "FR: of the tasks that failed, the share that the epoch before had solved.",
+            "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
+            "tasks that used up their steps or the model's window.",
         ),
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
@@ -341,13 +346,13 @@ def _texts(tables: Markup) -> Markup:
 def _epochs(summary: dict) -> Markup:
     rows = [
         [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
-         f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
+         f"{c['crashed']:,}", f"{c['ran_out']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
          f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
          _error(c)]
         for c in summary["cells"]
     ]  # fmt: skip
-    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written",
-            "seconds", "calibration error"]  # fmt: skip
+    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "ran out", "steps", "shown", "read",
+            "written", "seconds", "calibration error"]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 
@@ -385,6 +390,18 @@ def _worth(outcome: dict) -> Markup:
     return joined(parts)
 
 
+def _begin(text: str, most: int) -> str:
+    """Return the beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} ..."
+
+
+def _shown(found: dict) -> Markup:
+    said = _begin(found["experience"], EXCERPT)
+    why = f"Q {found['q']:.2f}, similarity {found['sim']:.2f}"
+    return fill("<div>{}</div>", f"{found['id']} ({why}): {said}")
+
+
 def _one_task(outcome: dict) -> Markup:
     """Show what the task was shown whose success changed most often."""
     by_task: dict[str, list[dict]] = {}
@@ -397,12 +414,8 @@ def _one_task(outcome: dict) -> Markup:
     rows = max(by_task.values(), key=changes, default=[])
     lines = [
         [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
-         joined(
-             (f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f}): "
-              f"{' '.join(f['experience'].split())[:EXCERPT]}"
-              for f in row["shown"]),
-             between="<br>",
-         ) or "nothing", row["action"][:200]]
+         joined(_shown(found) for found in row["shown"]) or "nothing",
+         _begin(row["action"], 2 * EXCERPT)]
         for row in rows
     ]  # fmt: skip
     head = ["epoch", "it was", "shown", "last action"]
