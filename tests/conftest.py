@@ -101,6 +101,29 @@ def policy(codec):
     return random_policy(codec)
 
 
+@pytest.fixture(autouse=True)
+def quick_plots(request, monkeypatch):
+    """Render plots in the tests of pages and of the front page alone.
+
+    Elsewhere matplotlib is told what to draw, and no more: nobody looks at the plots, and laying
+    one out and writing it takes 70 ms.
+    """
+    if not RENDERING & {*request.path.parts}:
+        monkeypatch.setattr("report.plots._svg", unrendered)
+
+
+RENDERING = {"report", "browser", "test_cli.py", "test_front_page.py"}
+
+
+def unrendered(draw, name, label):
+    from matplotlib.figure import Figure
+
+    from report.markup import fill
+
+    draw(Figure().add_subplot())
+    return fill('<svg role="img" aria-label="{}"></svg>', label)
+
+
 class Stop(Exception):
     """Ends a training from a callback."""
 
