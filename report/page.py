@@ -712,7 +712,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     training = read_training(folder, settings_of(run.config), measure)
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
     rows, script = (
-        (Section("", ""), "") if running else viewer_section(folder, summary, run.records)
+        (Section("", ""), "") if running else viewer_section(run.rows, summary, run.records)
     )
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))

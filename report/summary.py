@@ -187,7 +187,7 @@ def summarise(
             "unformed": float(not failed and answered and not formed),
             "empty": float(not failed and not answered),
         }
-        cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
+        cell = Cell.of(row)
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
     by_length = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
@@ -399,7 +399,7 @@ def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
     """
     for record in summary["cells"]:
         if not name or name in record:
-            cell = Cell(*(record[part] for part in Cell.__dataclass_fields__))
+            cell = Cell.of(record)
             yield cell, record[name] if name else record
 
 
