@@ -240,25 +240,39 @@ class MemRL(Agent):
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
         self._retrieved: dict[tuple, Retrieved] = {}  # (task, batches so far) -> what it is shown
+        self._rows: dict | None = None  # of the bank of a model that is asked
 
     def with_settings(self, **fields: object) -> Agent:
         other = super().with_settings(**fields)
         other.bank, other.embed, other.epoch, other.seed = None, self.embed, self.epoch, self.seed
+        other.frozen, other._rows = self.frozen, self._rows
         return other
+
+    def freeze(self) -> None:
+        """Write no experiences from now on, and nothing to the bank's file."""
+        self.frozen = True
 
     def opened(self) -> Bank:
         """Return the bank. UserError: it cannot be opened."""
         if self.bank is None:
             c, first = self.config, os.environ.get("RANK", "0") == "0"
-            path = Path(c.bank) if c.bank else None
-            own = dict(namespace=c.namespace, frozen=self.frozen)
+            path = Path(c.bank) if c.bank and self._rows is None else None
+            frozen = self.frozen and first and path is not None
+            own = dict(namespace=c.namespace, frozen=frozen)
             self.bank = Bank(path if first else None, c, self.embed, **own)
-            if not first and path is not None and path.exists():
+            if self._rows is not None:
+                self.bank.load(self._rows)
+            elif not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
                 there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
                 self.bank.load(there.dump())
                 there.close()
         return self.bank
+
+    def check(self, task: Task) -> None:
+        """Refuse a bank that cannot be read."""
+        if self.frozen and self.config.recall != "none":
+            self.opened()
 
     # ---- what it does
 
@@ -387,6 +401,7 @@ class MemRL(Agent):
         tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
         kept = c.update != "none" and (tried.success or c.update != "validation")
+        kept = kept and not self.frozen
         if not kept:
             return
         self.opened().prepare(tried.intent)
@@ -563,7 +578,10 @@ class MemRL(Agent):
         return self.opened().dump() if begun else None
 
     def load_state(self, state: dict) -> None:
-        self.opened().load(state)
+        if self.frozen:
+            self._rows, self.bank = state, None  # in memory, once the embedder is there as well
+        else:
+            self.opened().load(state)
 
 
 def _answering(turns: Sequence[Turn]) -> list[Turn]:

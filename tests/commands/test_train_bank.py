@@ -1,5 +1,6 @@
 """Training with experiences: a few steps of GRPO, from the command line to the bank's file."""
 
+import json
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from agents.bank import Bank, BankConfig
 from agents.memrl import REFLECT, SCRIPT, SHOWN
 from commands import train
 from config.options import GRPOConfig, RunConfig
+from engines.open import give_embedder
 
 STEPS, TASKS, MEMBERS = 3, 2, 3
 READING = dict(chunk_tokens=24, memory_tokens=6, final_tokens=6, lesson_tokens=4, delta=0.0)
@@ -114,6 +116,9 @@ def test_what_was_retrieved_is_read_and_never_trained_on(model, tmp_path, steps)
         assert trained == [(turn.prompt_ids, turn.response_ids) for turn in acted]
         with_block += sum(turn.prompt.text.startswith(SHOWN) for turn in acted)
         assert not any(SHOWN in turn.response for turn in acted)
+        assert all(
+            t.answer and t.turns[-1] in lessons for group in groups for t in group.trajectories
+        )
     assert with_block == (STEPS - 1) * len(acted)  # every prompt, but those of an empty bank
 
 
@@ -139,3 +144,29 @@ def test_a_resumed_run_has_the_bank_of_one_that_was_never_stopped(model, tmp_pat
     parts, again = trained("parts", resume=True)
     assert again == bank and len(bank[0]) == 1 + 4 * TASKS
     assert_same(outcome(parts), outcome(folder))
+
+
+@pytest.mark.parametrize("retrieve", ["bm25", "dense"])
+def test_a_model_is_evaluated_with_the_bank_of_its_training_and_writes_nothing(
+    model, tmp_path, retrieve  # noqa: F811
+):  # fmt: skip
+    """Its answers are graded, though a lesson may follow them; the file may have gone on since."""
+    path, given = tmp_path / "r.db", {"retrieve": retrieve, "embedder": "hash:64"}
+    agent = find.make(find.learner().name, READING | given | {"bank": str(path)})
+    give_embedder([agent])
+    folder = train.train(*settings(model, tmp_path, "r"), agent)
+    path.write_bytes(b"gone on")
+    words = f"--agents {find.learner().name} --lengths 1 --kinds one_fact --n 4 --temperatures 1"
+    words = [*words.split(), "--model", folder / "model", "--runs", tmp_path, "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, ["eval", "--name", "e", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "e" / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 and not any(row["error"] for row in rows)
+    assert all(row["response"] and row["model_calls"] == 2 for row in rows)  # and no lesson
+    assert all(row["counts"]["shown"] for row in rows)
+    assert path.read_bytes() == b"gone on"
+    words = [*words, "--name", "f", "--bank", tmp_path / "none.db"]
+    (folder / "model" / find.STATE).unlink()
+    result = CliRunner().invoke(cli.app, ["eval", *map(str, words)])
+    assert result.exit_code == 2 and "There is no bank at" in " ".join(result.output.split())
+    assert not (tmp_path / "none.db").exists()
