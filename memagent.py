@@ -127,8 +127,8 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """The final turn's response, "" if there is none."""
-        return str(self.turns[-1].response) if self.turns and self.turns[-1].prompt.final else ""
+        """The response of the turn that answers, "" if there is none."""
+        return next((str(turn.response) for turn in self.turns[::-1] if turn.prompt.final), "")
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agents import find
 from config.errors import UserError, clean
 from config.flags import command
 from config.options import StreamConfig
@@ -55,20 +55,18 @@ def report(folder: Path) -> Path:
 
 def _stream(folder: Path, settings: dict) -> Path:
     """Write the page of a stream from the rows and banks of those arms that have begun."""
+    from agents.bank import Bank, BankConfig
     from commands.stream import outcome_of
     from report.status import is_running
     from report.streams import rewrite_stream_report
 
-    config, kind = StreamConfig(**settings["stream"]), find.learner()
-    outcomes = []
+    config, outcomes = StreamConfig(**settings["stream"]), []
+    namespace = settings.get("agent", {}).get("namespace", "default")
     for arm in config.arms:
-        if not (folder / f"{arm}.db").exists():
-            continue
-        fields = settings.get("agent", {}) | kind.arms[arm] | {"bank": str(folder / f"{arm}.db")}
-        reader = kind(kind.Config(**fields))
-        reader.frozen = True  # nothing of another process's bank is written
-        outcomes.append(outcome_of(folder, arm, config.epochs, reader.opened()))
-        reader.opened().close()
+        if (path := folder / f"{arm}.db").exists():
+            # nothing of another process's bank is written, and no embedder is needed to look at it
+            with closing(Bank(path, BankConfig(), namespace=namespace, frozen=True)) as bank:
+                outcomes.append(outcome_of(folder, arm, config, bank))
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 

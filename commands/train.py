@@ -385,19 +385,16 @@ def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
 
 
 class TrainingPage(lightning.Callback):
-    """The run's page, written after the first step, at every checkpoint and at any end."""
+    """The run's page, written after the first steps, at every checkpoint and at any end."""
 
     def __init__(self, folder: Path, save_every: int):
         self.live, self.save_every = Live(folder, f"Training {folder.name}"), save_every
-        self.first = 0
 
     def on_train_start(self, trainer, module) -> None:
-        self.first = module.done_steps + 1
         self.live.begin()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        done = module.done_steps
-        if self._has_one() and (done == self.first or done % self.save_every == 0):
+        if self._has_one() and (not self.live.written or module.done_steps % self.save_every == 0):
             self.live.refresh()
 
     def on_exception(self, trainer, module, exception) -> None:

@@ -16,6 +16,7 @@ from config.terminal import console, say
 from report.status import hold
 
 REST = 20  # times as long as the page took, at least, until it is written again
+SOON = 2.0  # seconds until the first page: what ends within them is written once, at its end
 
 
 class Live:
@@ -26,7 +27,7 @@ class Live:
 
     def __init__(self, folder: Path, title: str = "", every: float = 0.0):
         self.folder, self.title, self.every = folder, title, every
-        self.begun = self.failed = False
+        self.begun = self.written = self.failed = False
         self.next = 0.0
 
     def begin(self) -> None:
@@ -35,6 +36,7 @@ class Live:
         if not self.begun:
             said = f"The page, as it comes: {self.folder / 'report.html'}"
             console.print(said, soft_wrap=True, markup=False)
+            self.next = time.monotonic() + SOON
         self.begun = True
 
     def refresh(self) -> None:
@@ -48,6 +50,7 @@ class Live:
     def write(self, running: bool = False) -> None:
         from report.page import write_report
 
+        self.written = True
         try:
             write_report(self.folder, self.title, running)
         except Exception as error:  # a page is never worth a run

@@ -101,6 +101,29 @@ def policy(codec):
     return random_policy(codec)
 
 
+@pytest.fixture(autouse=True)
+def quick_plots(request, monkeypatch):
+    """Render plots in the tests of pages and of the front page alone.
+
+    Elsewhere matplotlib is told what to draw, and no more: nobody looks at the plots, and laying
+    one out and writing it takes 70 ms.
+    """
+    if not RENDERING & {*request.path.parts}:
+        monkeypatch.setattr("report.plots._svg", unrendered)
+
+
+RENDERING = {"report", "browser", "test_cli.py", "test_front_page.py"}
+
+
+def unrendered(draw, name, label):
+    from matplotlib.figure import Figure
+
+    from report.markup import fill
+
+    draw(Figure().add_subplot())
+    return fill('<svg role="img" aria-label="{}"></svg>', label)
+
+
 class Stop(Exception):
     """Ends a training from a callback."""
 
@@ -131,17 +154,18 @@ class Inline:
     def shutdown(self, *_, **__): ...
 
 
-def forked(words, out=os.devnull, cwd=None):
+def forked(words, out=os.devnull, cwd=None, main=None):
     """Start a command in a forked child; returns the process. Its messages go to the file `out`.
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
+    main: what is called with the words, instead of the commands.
     """
     import cli
 
     def run():
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
-        cli.app([str(word) for word in words])
+        (main or cli.app)([str(word) for word in words])
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()

@@ -110,22 +110,19 @@ def checkout(tmp_path, monkeypatch):
 SMALL = "--items 3 --sections 9 --chunk-tokens 50 --new-tokens 40 --in-flight 2 --rounds 1".split()
 
 
-class ForkedAfterTheFirst:
-    """Stands in for `subprocess`: runs our side in forked processes after the first round.
+class Forked:
+    """Stands in for `subprocess`: runs our side in forked processes.
 
-    The first is a fresh interpreter, as all are of the real comparison; each takes seconds.
+    They are fresh interpreters in the real comparison, and each takes seconds.
     """
 
     TimeoutExpired = subprocess.TimeoutExpired
 
     def __init__(self, folder):
-        self.said, self.commands = folder / "said", []
+        self.said = folder / "said"
 
     def run(self, command, cwd, timeout, **other):
-        ours = command[1] == str(client.ROOT / "cli.py")
-        is_first = not any(words[1] == command[1] for words in self.commands)
-        self.commands.append(command)
-        if is_first or not ours:
+        if command[1] != str(client.ROOT / "cli.py"):
             return subprocess.run(command, cwd=cwd, timeout=timeout, **other)
         process = forked(command[2:], self.said, cwd)
         process.join(timeout)
@@ -138,7 +135,7 @@ def compared(checkout, monkeypatch):
     Returns the result and the bodies of all requests, of both sides in three rounds.
     """
     monkeypatch.setenv("FAKE_SPOILS", "one")
-    monkeypatch.setattr(client, "subprocess", ForkedAfterTheFirst(checkout.parent))
+    monkeypatch.setattr(client, "subprocess", Forked(checkout.parent))
     server = client.Server()
     result = client.main(["--checkout", str(checkout), "--endpoint", server.url, *SMALL])
     return result, [body for body, *_ in server.seen if "messages" in body]

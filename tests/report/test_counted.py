@@ -36,7 +36,10 @@ class Clerk(Agent):
 
     name = "clerk"
     keeps = True
-    rates = {"done": ("done", "turns"), "search_s": ("search_s", "searches")}
+    rates = {
+        "done": ("done", "turns"),
+        **{rate: (rate, "searches") for rate in ("search_s", "search_cut")},
+    }
     tallies = {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"}
     curves = {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")}
 
@@ -108,6 +111,20 @@ def test_who_read_the_document_paid_for_it():
     assert not {"first", "later", "search_ms", "episodes", "tallies"} & plain.keys()
     alone = summarise([reading(0), reading(1)], agents=AGENTS)["cells"][0]
     assert "first" not in alone and "later" not in alone  # nothing was shared
+
+
+def test_texts_that_an_embedder_cuts_stand_with_what_a_question_costs():
+    rows = [asked("a", counts={"searches": 4, "search_s": 0.1, "search_cut": 6}), *SHARED]
+    summary = summarise(rows, "sessions", agents=AGENTS)
+    one, two, *_ = (record for _, record in cells(summary))
+    assert one["search_cut"] == 0.6 and "search_cut" not in two
+    assert "| ms a search | texts cut a search |" in markdown_of(summary)
+    named = next(csv.DictReader(io.StringIO(csv_of(summary))))
+    assert named["search_cut"] == "0.6"
+    cost = str(report_page._cost(summary).body)
+    assert "texts cut a search" in cost and ">0.60<" in cost
+    assert "search cut" not in str(report_page._rated(summary))  # once is enough
+    assert "texts cut" not in markdown_of(summarise(SHARED, "sessions", agents=AGENTS))
 
 
 def test_what_a_question_costs_stands_in_a_second_table():

@@ -28,6 +28,16 @@ def test_a_page_waits_for_its_time(written, monkeypatch, tmp_path):
     assert written == [True, True]
 
 
+def test_what_ends_within_a_moment_is_written_once(written, monkeypatch, tmp_path):
+    run = live.Live(tmp_path)
+    run.begin()
+    run.refresh()
+    assert not written and not run.written
+    monkeypatch.setattr(live.time, "monotonic", lambda: 100.0 + live.SOON)
+    run.refresh()
+    assert written == [True] and run.written
+
+
 def test_its_place_is_said_once_before_anything_is_done(written, tmp_path, capsys):
     run = live.Live(tmp_path)
     run.begin()
@@ -63,6 +73,7 @@ def test_a_training_and_an_evaluation_name_and_write_their_page_while_they_go_on
         return write(folder, title, running)
 
     monkeypatch.setattr(page, "write_report", noted)
+    monkeypatch.setattr(live, "SOON", 0.0)
     small = "--tasks-per-step 1 --group-size 2 --lengths 1 --save-every 1 --micro-tokens 512"
     for words in (
         f"train --name t --steps 2 {small}",
