@@ -58,8 +58,8 @@ class Prompt:
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
     target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
-    # turns of a group with one place are compared; None: the k-th are, and those that answer
-    place: Hashable = None
+    place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
+    aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
     @property
     def text(self) -> str:

@@ -413,7 +413,7 @@ class MemRL(Agent):
         prompt = self.prompt(name, c.lesson_tokens, task=told[0], trajectory=trajectory)
         lesson = ""
         if not self._too_long(prompt):
-            turn = yield replace(prompt, trained=False)
+            turn = yield replace(prompt, trained=False, aside=True)
             lesson = str(self.codec.after_thinking(turn.response)).strip()
             turn.notes = tried  # the last turn tells what became of the task
         tried.kind = "script" if tried.success else "reflection"
@@ -560,6 +560,8 @@ class MemRL(Agent):
         }
 
     def lines(self, turn: dict) -> list[Line]:
+        if turn.get("aside"):
+            return [Line("lesson", turn["response"].strip())]
         notes = turn.get("notes") or {}
         lines = [
             Line("shown", f"{f['id']}: {f['experience']}", f"Q {f['q']:.2f}", before=True)

@@ -75,6 +75,7 @@ def _reading(folder: Path, settings: dict) -> Path:
     from report.folder import lines_of
     from report.page import write_reading
     from report.status import is_running
+    from report.transcripts import n_sections
 
     page = folder / "report.html"
     if (folder / "transcripts.jsonl").exists() and page.exists():
@@ -93,6 +94,6 @@ def _reading(folder: Path, settings: dict) -> Path:
         "unfinished": not answer,
     }  # fmt: skip
     running = is_running(folder)
-    sections = f"{sum(not turn['final'] for turn in turns):,} sections"
+    sections = f"{n_sections(record):,} sections"
     status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
     return write_reading(folder, record, {"read": title, "by": said}, status, running)

@@ -28,12 +28,13 @@ from pathlib import Path
 import typer
 
 from agents import find
-from commands.ask import PATIENCE_S, How, begins, evaluation_of, fitted, made
+from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
+from report.reading import begins
 from tasks.chat_requests import Asked, ChatRequest, Refused
 from tasks.pages import Places
 
@@ -134,7 +135,10 @@ def key_of(config: ServeConfig) -> str:
 def _listen(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family)
+        listening = socket.create_server((config.host, config.port), family=family)
+        # without it, a reply whose head has gone waits 40 ms for the client's acknowledgement
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except (OSError, OverflowError) as error:
         why = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
         raise UserError(f"{config.host}:{config.port} cannot be listened on: {why}.") from None
@@ -229,7 +233,7 @@ class Exchange:
         """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
         from report.records import record_turn
 
-        if turn.prompt.final or turn.prompt.frozen:
+        if turn.prompt.final or turn.prompt.frozen or turn.prompt.aside:
             return ""
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
         return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"

@@ -22,9 +22,9 @@ from conftest import forked
 from typer.testing import CliRunner
 
 import cli
-from commands.serve import API_KEY, Terms, app
-from config.options import EMBEDDED
-from data import extract_answer
+from commands.serve import API_KEY, Terms, _listen, app
+from config.options import EMBEDDED, ServeConfig
+from data import extract_answer, formed
 from embedded import tiny
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
@@ -43,7 +43,7 @@ MEMORY = Path("/proc/self/statm")
 def served(engine, agent=AGENT, terms=None, **service):
     """Serve in a thread; yields the URL and the service."""
     terms, service = terms or Terms(NAME), Service(engine, **service)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = _listen(ServeConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app(service, agent, terms), log_level="warning", timeout_graceful_shutdown=1)
     )
@@ -134,6 +134,22 @@ def test_a_stream_brings_each_memory_before_the_answer(server):
     last = chunks[-2]
     assert last.choices[0].finish_reason == "stop" and last.metadata == whole.metadata
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_plan_is_no_memory_of_a_section(codec):
+    planner = tiny.agent("infmem")
+
+    def script(prompt):
+        if prompt.final:
+            return formed("Lima", "boxed")
+        return "Otto reached Lima." if prompt.section else "<recall>Otto</recall>"
+
+    with served(ScriptedEngine(codec, script), agent=planner) as (url, _):
+        reply = client(url).chat.completions.create(**chat(TASK))
+    n = len(planner.on(codec).sections(TASK))
+    lines = reply.choices[0].message.reasoning_content.splitlines()
+    assert lines == [f"[section {k} of {n}] Otto reached Lima." for k in range(1, n + 1)]
+    assert reply.metadata["sections_read"] == str(n)
 
 
 def test_the_same_document_is_read_once(engine):
@@ -377,6 +393,12 @@ def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
 
 def megabytes():
     return int(MEMORY.read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def test_no_reply_waits_for_an_acknowledgement():
+    with _listen(ServeConfig(port=0)) as listening:
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.skipif(not MEMORY.exists(), reason="memory is read from /proc")
