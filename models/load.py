@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import importlib
 import logging
 import os
@@ -165,17 +166,39 @@ def import_bitsandbytes() -> None:
 
     peft imports it anyway. On some CPUs it then fetches compiled code from the hub if the package
     `kernels` is installed, and warns if it is not. Imported here first, with `kernels` hidden, it
-    does neither.
+    does neither, and loads no compiler.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     hidden = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
     sys.modules["kernels"] = None  # type: ignore[assignment]  # importing it now fails
     try:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), _compiled_when_called():
             importlib.import_module("bitsandbytes")
     finally:
         del sys.modules["kernels"]
         sys.modules.update(hidden)
+
+
+@contextlib.contextmanager
+def _compiled_when_called() -> Iterator[None]:
+    """Put off what `torch.compile` does to the first call of what it returns.
+
+    It loads the compiler at once otherwise: two seconds in every process that imports a module with
+    a function to be compiled, called or not.
+    """
+    compile = torch.compile
+
+    def put_off(function=None, **settings):
+        if function is None:
+            return functools.partial(put_off, **settings)
+        compiled = functools.cache(lambda: compile(function, **settings))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = put_off
+    try:
+        yield
+    finally:
+        torch.compile = compile
 
 
 # ---------------------------------------------------------------- adapters

@@ -8,6 +8,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
     runs/NAME/config.yaml            resolved settings; `--config` replays it
               metrics.csv            one line per training step; tensorboard/ beside it
               loggers.json           what further loggers were told (report/loggers.py)
+              loggers/               a folder for each of them
               checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
                                      position in trajectories.jsonl.gz
               validation.csv         score on the validation tasks at each checkpoint

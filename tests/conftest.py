@@ -101,18 +101,21 @@ def policy(codec):
     return random_policy(codec)
 
 
+@pytest.fixture
+def rendered():
+    """Mark a test of commands whose plots are rendered, as a user's are."""
+
+
 @pytest.fixture(autouse=True)
 def quick_plots(request, monkeypatch):
-    """Render plots in the tests of pages and of the front page alone.
+    """Render plots in the tests of pages, and in those that are `rendered`.
 
     Elsewhere matplotlib is told what to draw, and no more: nobody looks at the plots, and laying
     one out and writing it takes 70 ms.
     """
-    if not RENDERING & {*request.path.parts}:
+    of_pages = {"report", "browser", "test_front_page.py"} & {*request.path.parts}
+    if not of_pages and "rendered" not in request.fixturenames:
         monkeypatch.setattr("report.plots._svg", unrendered)
-
-
-RENDERING = {"report", "browser", "test_cli.py", "test_front_page.py"}
 
 
 def unrendered(draw, name, label):

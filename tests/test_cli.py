@@ -548,7 +548,7 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
     assert parts_of(summary, "length", agent="memagent") == [12, 20]
 
 
-def test_demo_in_its_short_form(tmp_path, monkeypatch):
+def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     """With even fewer questions: continuous integration runs the short form as it is."""
     monkeypatch.chdir(tmp_path)
     few = {2: 3, 4: 3}
@@ -606,7 +606,7 @@ SMALL = {
 }
 
 
-def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
+def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch, rendered):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
     left = [
@@ -847,7 +847,9 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
 
 
-def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
+def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
+    tmp_path, monkeypatch, rendered
+):
     """In their order, with small numbers on top, on files of the names and forms they speak of."""
     monkeypatch.chdir(tmp_path)
     questions = [

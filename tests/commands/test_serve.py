@@ -22,8 +22,8 @@ from conftest import forked
 from typer.testing import CliRunner
 
 import cli
-from commands.serve import API_KEY, Terms, app
-from config.options import EMBEDDED
+from commands.serve import API_KEY, Terms, _listen, app
+from config.options import EMBEDDED, ServeConfig
 from data import extract_answer, formed
 from embedded import tiny
 from engines.hf import TransformersEngine
@@ -43,7 +43,7 @@ MEMORY = Path("/proc/self/statm")
 def served(engine, agent=AGENT, terms=None, **service):
     """Serve in a thread; yields the URL and the service."""
     terms, service = terms or Terms(NAME), Service(engine, **service)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = _listen(ServeConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app(service, agent, terms), log_level="warning", timeout_graceful_shutdown=1)
     )
@@ -393,6 +393,12 @@ def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
 
 def megabytes():
     return int(MEMORY.read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def test_no_reply_waits_for_an_acknowledgement():
+    with _listen(ServeConfig(port=0)) as listening:
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.skipif(not MEMORY.exists(), reason="memory is read from /proc")
