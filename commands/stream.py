@@ -252,8 +252,6 @@ class Stream:
         fields = constants | settings | kind.arms[arm] | {"bank": path}
         if config.frozen or getattr(environment, "leaves_nothing", False):
             fields["update"] = "none"
-        if config.frozen:
-            fields["exclude_same_task"] = True
         self.agent = kind(kind.Config(**fields))
         self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
         tasks = [*environment.tasks()]
@@ -385,9 +383,7 @@ class Stream:
         bank, tasks = self.agent.opened(), [*others.tasks()]
         self.leaks = _leaks(tasks, [entry.experience for entry in bank.entries()])
         own = self.agent.config.recall == "own"  # other tasks have no last try
-        reader = self.agent.with_settings(
-            update="none", exclude_same_task=True, **{"recall": "none"} if own else {}
-        )
+        reader = self.agent.with_settings(update="none", **{"recall": "none"} if own else {})
         reader.frozen, reader.epoch = True, self.config.epochs
         rows = []
         for at in range(0, len(tasks), self.config.batch):

@@ -266,6 +266,22 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
     assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
 
 
+def test_an_answer_that_stands_in_what_is_shown_is_counted_and_the_own_one_is_not_shown():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo.")
+    for said, leaked in (("Bob went to Oslo.", 1.0), ("Bob went to Oslofjord.", 0.0)):
+        reader = agent(chunk_tokens=40)
+        reader.opened().write("Where is Bob?", said, success=True, task_id="x")
+        reader.opened().write("Where is Anna?", "Anna: Oslo", success=True, task_id="d")
+        rows, reader = reader.state(), agent(chunk_tokens=40)
+        reader.freeze()
+        reader.load_state(rows)
+        reader.opened()
+        trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+        counts = reader.count(task, trajectory.turns[-1])
+        assert (counts["shown"], counts["answer_shown"]) == (1, leaked)
+        assert reader.tried(trajectory).experience == "" and len(reader.bank.entries()) == 2
+
+
 def test_experiences_above_a_document_have_a_budget_and_their_end_is_cut():
     task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 20)
     engine, reader = answering("\\boxed{Oslo}"), agent(chunk_tokens=40, update="none")
