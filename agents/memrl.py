@@ -529,7 +529,7 @@ class MemRL(Agent):
                     epoch=self.epoch,
                     kind=tried.kind,
                     parents=[found.entry.id for found in lesson.shown],
-                    meta={"steps": tried.steps},
+                    meta={"steps": tried.steps, "kind": lesson.task.kind},
                 )
             for key, value in noted.items():
                 bank.note(key, value)

@@ -209,7 +209,8 @@ def _opened(
 
         give_embedder(agents)
         tasks = [*environment.tasks(), *(others.tasks() if others else ())]
-        return RehearsedEngine(tasks)
+        entries = agents[0].opened().entries() if config.frozen else ()
+        return RehearsedEngine(tasks, {e.experience: e.meta.get("kind", "") for e in entries})
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     fields = {
         name: getattr(config, name)
@@ -315,7 +316,8 @@ class Stream:
                     book.note(clock, seconds)
                     if whole:
                         book.evict()
-                        book.note(f"epoch {state.epoch + 1}", agent.opened().stats())
+                        shown = book if agent.config.recall == "none" else agent.opened()
+                        book.note(f"epoch {state.epoch + 1}", shown.stats())
                 progress(state.epoch * n + done)
             state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
         progress(self.config.epochs * n)

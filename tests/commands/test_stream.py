@@ -541,7 +541,8 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
     with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
         assert summary["digests"]["memrl"] == bank.digest
         entries = len(bank.entries())
-    assert {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}["memrl"] == entries == 16
+    of_arms = {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}
+    assert of_arms == {"none": 0, "rag": entries, "memrl": entries} and entries == 16
     for text in (said, " ".join(page.split())):
         assert f"Frozen: 16 entries of {learnt_bank}; nothing was learnt." in text
         assert "memrl: the bank holds solutions of" in text and "none: the bank" not in text
@@ -620,3 +621,27 @@ def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder
     folder = run_stream(short(tmp_path, environment="llb-db", epochs=1, n=0), settings)
     (folder / "report.html").unlink()
     assert report(folder).exists()
+
+
+def test_the_rule_sees_experiences_with_tasks_that_are_not_worked_on(tmp_path, monkeypatch):
+    task = LLBDB().tasks()[0]
+    known = {"Task: x\n-- tidy\nSELECT 1": task.kind, "Task: y\n-- messy\nSELECT 1": task.kind,
+             "Task: z\n-- tidy\nSELECT 1": "another"}  # fmt: skip
+    engine = RehearsedEngine([task], known)
+    assert engine._chance(task, "\n\n".join(known)) == 0.5 and engine._chance(task, "") == 0.3
+    monkeypatch.setattr("engines.rehearsed.HELPS", 0.65)
+    with contextlib.closing(Bank(tmp_path / "b.db", BankConfig())) as bank:
+        for each in LLBDB().tasks():
+            done = f"Task: like {each.id}\n-- tidy\nSELECT 1"
+            bank.write(
+                each.intent, done, success=True, task_id=f"x{each.id}", meta={"kind": each.kind}
+            )
+    cells = read_summary(run_stream(frozen(tmp_path, tmp_path / "b.db"), {}))["cells"]
+    solved = {cell["arm"]: cell["sr"] for cell in cells}
+    assert solved["none"] < 0.6 and solved["rag"] == solved["memrl"] > 0.8
+
+
+def test_entries_say_of_which_kind_their_task_was(learnt_bank):
+    with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
+        kinds = {task.id: task.kind for task in LLBDB().tasks()}
+        assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())
