@@ -1,5 +1,7 @@
 """MemRL: what is shown, what is kept, what a group teaches; all with scripted answers."""
 
+import copy
+
 import pytest
 
 from agents.bank import Bank
@@ -235,6 +237,25 @@ def test_a_group_retrieves_feeds_back_and_writes_once():
     assert [e.visits for e in reader.bank.entries()[:2]] == [1, 1]
     (new,) = reader.bank.entries()[2:]
     assert new.success and new.kind == "script"  # the first success of the group
+
+
+def test_every_rank_learns_the_same_from_the_groups_of_a_step():
+    """Also from those that it has not sampled, and from what the first of them has changed."""
+    settings = dict(k2=1, lam=1.0)  # the one entry that a failure makes the second best
+    one, two, world = filled(**settings), filled(**settings), Counting()
+    one, two = one.on(Characters()), two.on(Characters())
+    groups = []
+    for k, said in enumerate(("no", "yes")):
+        trajectories = [tried(one, answering(said), world.task(k), n) for n in range(2)]
+        groups.append(Group(trajectories[0].task, trajectories))
+    shown = [{each["id"] for each in one.tried(g.trajectories[0]).shown} for g in groups]
+    for group in groups:
+        one.after_group(group)
+    for group in copy.deepcopy(groups):
+        two.after_group(group)
+    assert one.bank.digest == two.bank.digest
+    events = one.bank.events()
+    assert [{id for _, task, id, *_ in events if task == g.task.id} for g in groups] == shown
 
 
 def test_a_group_without_success_leaves_one_failure():
