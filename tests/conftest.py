@@ -103,18 +103,17 @@ def policy(codec):
 
 @pytest.fixture
 def rendered():
-    """Mark a test of commands whose plots are rendered, as a user's are."""
+    """Mark a test whose plots are rendered, as a user's are."""
 
 
 @pytest.fixture(autouse=True)
 def quick_plots(request, monkeypatch):
-    """Render plots in the tests of pages, and in those that are `rendered`.
+    """Render plots in the tests that are `rendered`, and in a browser.
 
     Elsewhere matplotlib is told what to draw, and no more: nobody looks at the plots, and laying
     one out and writing it takes 70 ms.
     """
-    of_pages = {"report", "browser", "test_front_page.py"} & {*request.path.parts}
-    if not of_pages and "rendered" not in request.fixturenames:
+    if "rendered" not in request.fixturenames and "browser" not in request.path.parts:
         monkeypatch.setattr("report.plots._svg", unrendered)
 
 
