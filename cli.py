@@ -155,11 +155,7 @@ def export(
         bool, typer.Option("--best", help="of the checkpoint with the best validation")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="new folder; default: RUN/model, which is replaced. Adapters go to OUT-adapter, "
-            "or to RUN/adapter"
-        ),
+        Path | None, typer.Option(help="new folder; default: RUN/model. Adapters: OUT-adapter")
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -168,11 +164,14 @@ def export(
     push: Annotated[
         str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
     ] = "",
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
+    ] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
 
-    folder = run_export(run, step, out, dtype, best)
+    folder = run_export(run, step, out, dtype, best, gguf)
     typer.echo(f"The policy is in {folder}.")
     if push:
         from commands.push import push as run_push

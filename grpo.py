@@ -63,13 +63,12 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
 
     A turn has its trajectory's advantage (credit = split: an equal share of it). If it has rewards
     of its own (arXiv 2509.23040, eq. 8 and 9), it has alpha times that plus 1 - alpha times its
-    own: the sum of its rewards against the group's turns at the same place (`memagent.place_of`).
+    own: their sum against the group's turns at the same place (`memagent.place_of`), 0 if alone.
     """
     outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
     out = []
     for a, trajectory in zip(outcome, group.trajectories, strict=True):
-        split = config.credit == "split"
-        shares = sum(turn.trained for turn in trajectory.turns) if split else 1
+        shares = sum(turn.trained for turn in trajectory.turns) if config.credit == "split" else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
     at_place: dict[Hashable, list[tuple[int, int]]] = {}  # indices in `out` of its turns
     for i, trajectory in enumerate(group.trajectories):
@@ -79,7 +78,8 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     for indices in at_place.values():
         turns = [group.trajectories[i].turns[k] for i, k in indices]
         rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
-        own = advantages(rewards, config.normalisation)
+        lone = len(rewards) == 1 < len(group.trajectories)  # there is nothing to compare it with
+        own = [0.0] if lone else advantages(rewards, config.normalisation)
         for (i, k), a in zip(indices, own, strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out

@@ -58,8 +58,8 @@ class Prompt:
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
     target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
-    # turns of a group with one place are compared; None: the k-th are, and those that answer
-    place: Hashable = None
+    place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
+    aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
     @property
     def text(self) -> str:
@@ -127,8 +127,8 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """The final turn's response, "" if there is none."""
-        return str(self.turns[-1].response) if self.turns and self.turns[-1].prompt.final else ""
+        """The response of the turn that answers, "" if there is none."""
+        return next((str(turn.response) for turn in self.turns[::-1] if turn.prompt.final), "")
 
 
 @dataclass(slots=True)

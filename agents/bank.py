@@ -657,6 +657,8 @@ class Bank:
         c, meta, text = self.config, dict(meta or {}), intent[:MOST_CHARACTERS]
         if len(intent) > len(text):
             meta["cut"] = len(intent) - len(text)  # characters
+        if self.likeness.cut(text):
+            meta["not_read"] = True  # to its end, by the embedder
         for parent in parents:
             if self._one("SELECT 1 FROM entry WHERE id = ?", parent) is None:
                 raise ValueError(f"the bank has no entry {parent}")
@@ -667,6 +669,11 @@ class Bank:
             marks = ", ".join("?" * len(entry))
             cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
         return cursor.lastrowid
+
+    def cut(self, intent: str) -> bool:
+        """Whether similarities are those of a part of an intent: it is too long for a bank, or for
+        the embedder."""
+        return len(intent) > MOST_CHARACTERS or self.likeness.cut(intent)
 
     def prepare(self, intent: str) -> None:
         """Embed an intent that will be written, while no batch is under way: then `write` needs no
@@ -723,6 +730,13 @@ class Bank:
         )
         return [*map(_entry, rows)]
 
+    def entry(self, id: int) -> Entry:
+        """Return an entry, also one that was let go of. ValueError: there was never one."""
+        row = self._db.execute(f"{FROM} WHERE entry.id = ?", (id,)).fetchone()
+        if row is None:
+            raise ValueError(f"the bank has no entry {id}")
+        return _entry(row)
+
     def entries_of(self, task_id: str) -> list[Entry]:
         """Return the entries that a task has left, the oldest first."""
         return self.entries(Filter(task_id=task_id))
@@ -762,7 +776,7 @@ class Bank:
             "q_max": qs[-1] if n else 0.0,
             "visits": visits,
             "wins": sum(entry.wins for entry in entries),
-            "cut": sum("cut" in entry.meta for entry in entries),
+            "cut": sum(not {"cut", "not_read"}.isdisjoint(entry.meta) for entry in entries),
             "bytes": self._one("PRAGMA page_count") * self._one("PRAGMA page_size"),
         }
 

@@ -423,7 +423,9 @@ def resolve(
 
 
 def with_state(agent: Agent, model: str | Path | None) -> Agent:
-    """Give an agent the state that a model folder holds of it, where it does."""
+    """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
+    where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
+    getattr(agent, "freeze", lambda: None)()
     path = settings_folder(model or "") / STATE
     if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
         try:

@@ -107,7 +107,7 @@ class InfMem(memagent.MemAgent):
         turn.notes = Notes(dict(ends=1, stopped=read < n, to_read=n, unread=n - read, saved=saved))
 
     def prompt(self, *args, **slots) -> Prompt:  # late places may have one turn alone
-        return replace(super().prompt(*args, **slots), place="any")
+        return replace(super().prompt(*args, **slots), place="any", aside=args[0] == "plan")
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
         """Reward each turn for no fault, and a stop: STOP * GAMMA ** sections read after the first

@@ -57,6 +57,9 @@ class Likeness(Protocol):
     def vector(self, text: str) -> bytes:
         """Return the embedding of a text, b"" without an embedder."""
 
+    def cut(self, text: str) -> bool:
+        """Whether a text is not read to its end."""
+
     def quantile(self, texts: Sequence[str], share: float) -> float:
         """Return a quantile of the similarities of all pairs of texts; 0 without a pair."""
 
@@ -117,6 +120,9 @@ class Words:
 
     def vector(self, text: str) -> bytes:
         return b""
+
+    def cut(self, text: str) -> bool:
+        return False
 
     def nearest(self, text: str, k: int) -> list[tuple[int, float]]:
         asked = Counter(tokens(text))
@@ -183,6 +189,9 @@ class Meanings:
     def vector(self, text: str) -> bytes:
         return self._embedded([text])[0].astype(np.float32).tobytes()
 
+    def cut(self, text: str) -> bool:
+        return self.embedder.cut([text])[0]
+
     def _embedded(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of texts, each computed once. Shape [N, D]."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
@@ -220,6 +229,9 @@ class Both:
 
     def vector(self, text: str) -> bytes:
         return self.meanings.vector(text)
+
+    def cut(self, text: str) -> bool:
+        return self.meanings.cut(text)
 
     def nearest(self, text: str, k: int) -> list[tuple[int, float]]:
         n = len(self.words.ids)

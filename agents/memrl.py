@@ -125,7 +125,13 @@ ABOUT_ARMS = {
     "reflection": "each task sees its own last try",
     "rag": "similar trajectories; utilities stay at their start",
     "memp": "alpha = 0: scripts and reflections of similar tasks",
-    "memrl": "the same, chosen by learnt utilities as well",
+    "memrl": "scripts and reflections, chosen by learnt utilities as well",
+}
+# what they are where a bank that was learnt elsewhere is read alone
+FROZEN_ARMS = {
+    "none": "no memory",
+    "rag": "the frozen bank's experiences, by similarity alone",
+    "memrl": "the frozen bank's experiences, by similarity and utility",
 }
 
 # set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2; released: what the code's
@@ -185,6 +191,7 @@ class Tried:
     shown: list[dict] = field(default_factory=list)  # entries, and why they were retrieved
     pool: int = 0
     best_sim: float = 0.0
+    cut: bool = False  # its intent was not read to the end
     experience: str = ""  # "" = none is to be kept
     kind: str = ""
 
@@ -205,6 +212,7 @@ class MemRL(Agent):
     name = "memrl"
     Config = MemRLConfig
     arms, usual_arms, about_arms, constants = ARMS, USUAL_ARMS, ABOUT_ARMS, CONSTANTS
+    frozen_arms = FROZEN_ARMS
     prompts = {
         "act": ACT,
         "next": "{observation}",
@@ -232,25 +240,39 @@ class MemRL(Agent):
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
         self._retrieved: dict[tuple, Retrieved] = {}  # (task, batches so far) -> what it is shown
+        self._rows: dict | None = None  # of the bank of a model that is asked
 
     def with_settings(self, **fields: object) -> Agent:
         other = super().with_settings(**fields)
         other.bank, other.embed, other.epoch, other.seed = None, self.embed, self.epoch, self.seed
+        other.frozen, other._rows = self.frozen, self._rows
         return other
+
+    def freeze(self) -> None:
+        """Write no experiences from now on, and nothing to the bank's file."""
+        self.frozen = True
 
     def opened(self) -> Bank:
         """Return the bank. UserError: it cannot be opened."""
         if self.bank is None:
             c, first = self.config, os.environ.get("RANK", "0") == "0"
-            path = Path(c.bank) if c.bank else None
-            own = dict(namespace=c.namespace, frozen=self.frozen)
+            path = Path(c.bank) if c.bank and self._rows is None else None
+            frozen = self.frozen and first and path is not None
+            own = dict(namespace=c.namespace, frozen=frozen)
             self.bank = Bank(path if first else None, c, self.embed, **own)
-            if not first and path is not None and path.exists():
+            if self._rows is not None:
+                self.bank.load(self._rows)
+            elif not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
                 there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
                 self.bank.load(there.dump())
                 there.close()
         return self.bank
+
+    def check(self, task: Task) -> None:
+        """Refuse a bank that cannot be read."""
+        if self.frozen and self.config.recall != "none":
+            self.opened()
 
     # ---- what it does
 
@@ -376,8 +398,10 @@ class MemRL(Agent):
         c = self.config
         tried.shown = [_noted(found) for found in shown]
         tried.pool, tried.best_sim = retrieved.pool, retrieved.best_sim
+        tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
         kept = c.update != "none" and (tried.success or c.update != "validation")
+        kept = kept and not self.frozen
         if not kept:
             return
         self.opened().prepare(tried.intent)
@@ -389,7 +413,7 @@ class MemRL(Agent):
         prompt = self.prompt(name, c.lesson_tokens, task=told[0], trajectory=trajectory)
         lesson = ""
         if not self._too_long(prompt):
-            turn = yield replace(prompt, trained=False)
+            turn = yield replace(prompt, trained=False, aside=True)
             lesson = str(self.codec.after_thinking(turn.response)).strip()
             turn.notes = tried  # the last turn tells what became of the task
         tried.kind = "script" if tried.success else "reflection"
@@ -472,10 +496,9 @@ class MemRL(Agent):
             for one in tried
         ]
         best = next((one for one in tried if one.success), tried[0])
-        task = trajectories[0].task
-        wanted = {each["id"] for each in best.shown}
-        shown = tuple(f for f in self.recollect(task).shown if f.entry.id in wanted)
-        return Lesson(task, best, shown, fmean(rewards))
+        # as it was noted: the bank may have learnt from another group since, or another rank asked
+        shown = tuple(_found(self.opened(), noted) for noted in best.shown)
+        return Lesson(trajectories[0].task, best, shown, fmean(rewards))
 
     def learn(self, lessons: Sequence[Lesson], **noted: object) -> list[Update]:
         """Teach the bank a batch of lessons, first all feedback, then all experiences.
@@ -537,6 +560,8 @@ class MemRL(Agent):
         }
 
     def lines(self, turn: dict) -> list[Line]:
+        if turn.get("aside"):
+            return [Line("lesson", turn["response"].strip())]
         notes = turn.get("notes") or {}
         lines = [
             Line("shown", f"{f['id']}: {f['experience']}", f"Q {f['q']:.2f}", before=True)
@@ -550,17 +575,27 @@ class MemRL(Agent):
         return lines
 
     def state(self) -> dict | None:
-        """Return the bank's rows, for checkpoints."""
-        return self.bank.dump() if self.bank is not None else None
+        """Return the bank's rows, for checkpoints; None: it is in memory alone, and not begun."""
+        begun = self.bank is not None or self.config.bank
+        return self.opened().dump() if begun else None
 
     def load_state(self, state: dict) -> None:
-        self.opened().load(state)
+        if self.frozen:
+            self._rows, self.bank = state, None  # in memory, once the embedder is there as well
+        else:
+            self.opened().load(state)
 
 
 def _answering(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns up to the one that answers."""
     last = max((k for k, turn in enumerate(turns) if turn.prompt.final), default=-1)
     return [*turns[: last + 1]]
+
+
+def _found(bank: Bank, noted: Mapping) -> Found:
+    """Return an entry that was shown, from its notes."""
+    why = {name: noted[name] for name in ("sim", "sim_z", "q_z", "score", "by_chance")}
+    return Found(bank.entry(noted["id"]), **why)
 
 
 def _noted(found: Found) -> dict:

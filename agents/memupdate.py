@@ -272,6 +272,7 @@ class MemUpdate(Agent):
         "score_after": ("score_after", "episodes"),
         "recall": ("recall", "sought"),
         "search_s": ("search_s", "answers"),
+        "search_cut": ("search_cut", "answers"),
     }
     tallies = {
         "Operations by tool": "op_",
@@ -629,6 +630,7 @@ class MemUpdate(Agent):
                 found=[*lines],
                 recall=recall(entries, evidence) if isinstance(evidence, tuple) else None,
                 search_s=search_s,
+                search_cut=self.searcher().n_cut(snapshot.entries, plain.question),
             )
             score = fmean(turn.logprobs) if target else 0.0
             self._answers[key] = Answered(str(turn.response), lines, score)

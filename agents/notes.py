@@ -44,6 +44,7 @@ class Notes:
     found: list[str] = field(default_factory=list)  # lines of the entries that it is answered from
     recall: float | None = None  # share of its evidence that they were taken from; None: unknown
     search_s: float = 0.0  # to find them
+    search_cut: int = 0  # texts of the search that its embedder did not read to their end
     # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
     parts: dict[str, float] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
@@ -72,7 +73,7 @@ def counts_of(notes: Notes) -> Mapping[str, float]:
         return {}
     if notes.phase == "answer":
         counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
-        counts |= {"answers": 1, "search_s": notes.search_s}
+        counts |= {"answers": 1, "search_s": notes.search_s, "search_cut": notes.search_cut}
         return counts | ({} if notes.recall is None else {"recall": notes.recall, "sought": 1})
     counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
     for op in notes.ops:

@@ -41,6 +41,10 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
         """Return float32 [N, dim], rows of length 1. query: they ask, and are not searched."""
 
+    def cut(self, texts: Sequence[str], query: bool = False) -> list[bool]:
+        """Say of each text whether its end is not read, as far as is known."""
+        return [False] * len(texts)
+
 
 def tokens(text: str) -> list[str]:
     """List the words by which BM25 compares texts.
@@ -110,7 +114,8 @@ class Search:
             raise UserError(f"To search by {how} an embedder is needed: name one, or take bm25.")
         self.how, self.embedder = how, embedder
         self._indexes: OrderedDict[tuple[int, ...], _Index] = OrderedDict()
-        self._embeddings: dict[tuple[str, bool], np.ndarray] = {}  # (text, is it a query?)
+        # (text, is it a query?) -> its embedding, and whether its end was not read
+        self._embeddings: dict[tuple[str, bool], tuple[np.ndarray, bool]] = {}
 
     def top(
         self,
@@ -137,6 +142,14 @@ class Search:
         scores = found[0] if len(found) == 1 else fused([*map(index.ranked, found)])
         return [(index.entries[i], scores[i]) for i in index.ranked(scores)[:k]]
 
+    def n_cut(self, entries: Sequence[Entry], query: str) -> int:
+        """Return how many texts of a search the embedder has not read to their end: of the entries,
+        and the query."""
+        if self.how == "bm25" or not entries:
+            return 0
+        keys = [*((text, False) for text in self._index(entries).texts), (_whole(query), True)]
+        return sum(self._embeddings[key][1] for key in keys if key in self._embeddings)
+
     def _index(self, entries: Sequence[Entry]) -> _Index:
         """Return the index of these very entries. It keeps them, so that no other object can have
         the identity of one of them. (An id and a version do not tell: a store may be restored.)"""
@@ -150,8 +163,7 @@ class Search:
     def _cosines(self, index: _Index, query: str) -> list[float]:
         if index.embedded is None:
             index.embedded = self._embed(index.texts)
-        whole = query.encode(errors="replace").decode()  # no half of a surrogate pair
-        cosines = index.embedded @ self._embed([whole], query=True)[0]
+        cosines = index.embedded @ self._embed([_whole(query)], query=True)[0]
         # In other batches and on other machines the last digits differ: they decide no tie
         return cosines.round(6).tolist()
 
@@ -166,11 +178,17 @@ class Search:
                     f"The embedder {embedder.name} gave an array of {rows.shape} for {len(new)} "
                     f"texts, where each must have {embedder.dim} numbers: use another one."
                 )
-            known |= {(text, query): row.copy() for text, row in zip(new, rows, strict=True)}
-        matrix = np.stack([known[text, query] for text in texts])
+            for text, row, cut in zip(new, rows, embedder.cut(new, query), strict=True):
+                known[text, query] = row.copy(), cut
+        matrix = np.stack([known[text, query][0] for text in texts])
         while len(known) > EMBEDDINGS:
             del known[next(iter(known))]
         return matrix
+
+
+def _whole(text: str) -> str:
+    """Return a text without half of a surrogate pair."""
+    return text.encode(errors="replace").decode()
 
 
 def fused(rankings: Sequence[Sequence[int]]) -> dict[int, float]:

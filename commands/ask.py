@@ -39,6 +39,7 @@ from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from report.reading import begins
 from report.records import record, record_turn
 from report.rows import Rows
 from report.summary import write_text
@@ -468,7 +469,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
                     trace.append(row)
                     if clock.add(seconds) and agent.by_section:
                         say(clock.estimate(), to=progress.console)
-                    for line in _lines(turn, agent, number, named):
+                    for line in _lines(turn, agent, n_read, named):
                         say(line, to=progress.console)
                 note = named and f"read: {named}"
                 done = n_read if agent.by_section else number
@@ -483,14 +484,6 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
                 raise UserError(_too_long(error, reading)) from error
             raise UserError(_stopped(error, reading, n_read, n_sections)) from error
     return _end(reading, agent, turn, trace) | cost
-
-
-def begins(turn: Turn, section: str | None) -> bool:
-    """Tell whether a turn reads another section than the one before it, not only an equal one."""
-    prompt = turn.prompt
-    if prompt.final:
-        return False
-    return prompt.section is not section if prompt.section else prompt.after is None
 
 
 def _n_sections(document: Document, agent: Agent, sections: Sections) -> int:
@@ -619,7 +612,7 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     lines = agent.lines(described)
     yield from (styled(line) for line in lines if line.before)
     before, after = turn.prompt.memory.strip(), agent.memory_after(described).strip()
-    if not turn.prompt.final and after != before:
+    if not (turn.prompt.final or turn.prompt.aside) and after != before:
         style = {"same": "", "out": "red strike", "in": "green underline"}
         pieces = [(kind, clean(text)) for kind, text in diff(before, after)]
         changed = [(text, style[kind]) for kind, text in pieces]

@@ -33,15 +33,17 @@ def export(
     out: Path | None = None,
     dtype: str = "auto",
     of_best: bool = False,
+    gguf: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
     step: of the checkpoint; None = the last, or with of_best the best by validation. out: a new
     folder; None = `model` in the run's folder, which is replaced. Adapters are written as well, to
     OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
-    the base model. Any number of ranks may have trained the run: the export is one process on the
-    host, computes in float32, and writes the folder atomically.
-    UserError without such a checkpoint, or where a given folder exists.
+    the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may have
+    trained the run: the export is one process on the host, computes in float32, and writes the
+    folder atomically.
+    UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
     saved, stored = checkpoints(folder), find.begun(folder)
     if not saved or not stored:
@@ -73,6 +75,10 @@ def export(
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
         write_card(temporary, stored, folder, step, adapter=False)
+        if gguf:
+            from models.to_gguf import write_gguf
+
+            write_gguf(temporary, stored["run"].get("name") or folder.name)
         if adapter.is_dir():
             _copy_about(temporary, adapter)
             write_card(adapter, stored, folder, step, adapter=True)

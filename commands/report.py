@@ -8,12 +8,12 @@ Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agents import find
 from config.errors import UserError, clean
 from config.flags import command
 from config.options import StreamConfig
@@ -55,20 +55,18 @@ def report(folder: Path) -> Path:
 
 def _stream(folder: Path, settings: dict) -> Path:
     """Write the page of a stream from the rows and banks of those arms that have begun."""
+    from agents.bank import Bank, BankConfig
     from commands.stream import outcome_of
     from report.status import is_running
     from report.streams import rewrite_stream_report
 
-    config, kind = StreamConfig(**settings["stream"]), find.learner()
-    outcomes = []
+    config, outcomes = StreamConfig(**settings["stream"]), []
+    namespace = settings.get("agent", {}).get("namespace", "default")
     for arm in config.arms:
-        if not (folder / f"{arm}.db").exists():
-            continue
-        fields = settings.get("agent", {}) | kind.arms[arm] | {"bank": str(folder / f"{arm}.db")}
-        reader = kind(kind.Config(**fields))
-        reader.frozen = True  # nothing of another process's bank is written
-        outcomes.append(outcome_of(folder, arm, config.epochs, reader.opened()))
-        reader.opened().close()
+        if (path := folder / f"{arm}.db").exists():
+            # nothing of another process's bank is written, and no embedder is needed to look at it
+            with closing(Bank(path, BankConfig(), namespace=namespace, frozen=True)) as bank:
+                outcomes.append(outcome_of(folder, arm, config, bank))
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 
@@ -77,6 +75,7 @@ def _reading(folder: Path, settings: dict) -> Path:
     from report.folder import lines_of
     from report.page import write_reading
     from report.status import is_running
+    from report.transcripts import n_sections
 
     page = folder / "report.html"
     if (folder / "transcripts.jsonl").exists() and page.exists():
@@ -95,6 +94,6 @@ def _reading(folder: Path, settings: dict) -> Path:
         "unfinished": not answer,
     }  # fmt: skip
     running = is_running(folder)
-    sections = f"{sum(not turn['final'] for turn in turns):,} sections"
+    sections = f"{n_sections(record):,} sections"
     status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
     return write_reading(folder, record, {"read": title, "by": said}, status, running)

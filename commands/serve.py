@@ -28,12 +28,13 @@ from pathlib import Path
 import typer
 
 from agents import find
-from commands.ask import PATIENCE_S, How, begins, evaluation_of, fitted, made
+from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
+from report.reading import begins
 from tasks.chat_requests import Asked, ChatRequest, Refused
 from tasks.pages import Places
 
@@ -232,7 +233,7 @@ class Exchange:
         """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
         from report.records import record_turn
 
-        if turn.prompt.final or turn.prompt.frozen:
+        if turn.prompt.final or turn.prompt.frozen or turn.prompt.aside:
             return ""
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
         return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"

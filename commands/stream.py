@@ -24,14 +24,14 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
 import typer
 
 from agents import find
-from agents.bank import Bank
+from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip
 from config.flags import command
@@ -43,7 +43,7 @@ from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from rollout import Engine, Sampling, rollout, start
 from tasks.environments import Environment, Work, open_environment
 
-STATE = "stream"  # what the bank keeps of a stream: see `Stream.state`
+STATE, FROZEN = "stream", "frozen"  # what a bank keeps of a stream: `State`; of a frozen bank
 
 
 def stream_command(app: typer.Typer) -> None:
@@ -56,8 +56,8 @@ def stream_command(app: typer.Typer) -> None:
 
 
 EVERYDAY = (
-    "name runs environment path judge held_out arms constants epochs batch n model engine endpoint "
-    "temperature seed"
+    "name runs environment path judge held_out frozen arms constants epochs batch n model engine "
+    "endpoint temperature seed"
 ).split()
 
 
@@ -69,11 +69,10 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     """
     from report.streams import write_stream_report
 
-    kind = find.learner()
-    config = replace(config, arms=config.arms or kind.usual_arms)
-    if unknown := [arm for arm in config.arms if arm not in kind.arms]:
-        raise UserError(f"Unknown arm {unknown[0]!r}: choose among {', '.join(kind.arms)}.")
+    config = _completed(config, settings)
     folder = files.run_path(config.runs, config.name)
+    if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
+        raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
     with contextlib.ExitStack() as open_ones:
         environment = open_environment(config, config.path)
         open_ones.callback(environment.close)
@@ -84,10 +83,15 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         _check_folder(folder, config, settings)
         engine = _opened(config, [stream.agent for stream in streams], environment, others)
+        if config.frozen:
+            for stream in streams:
+                # what cannot be read leaves no folder behind
+                open_ones.callback(stream.agent.opened().close)
         files.make_folder(folder)
         open_ones.enter_context(_alone(folder))
         for stream in streams:
-            stream.agent.opened()  # what cannot be used is refused before anything is written
+            # what cannot be used is refused before anything is written
+            open_ones.callback(stream.book.close)
         _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
@@ -98,9 +102,24 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
                     stream.transfer(engine, others)
         outcomes = [stream.outcome() for stream in streams]
         write_stream_report(folder, config, outcomes, getattr(engine, "rule", ""))
-        for stream in streams:
-            stream.agent.opened().close()
     return folder
+
+
+def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
+    """Return the settings with all that was left open. UserError: an arm is unknown, or a bank is
+    named where a stream has its own."""
+    kind = find.learner()
+    if settings.get("bank"):
+        raise UserError(
+            "A stream keeps its banks in its own folder: leave --bank out; one that was learnt "
+            "elsewhere is given as --frozen."
+        )
+    known = kind.frozen_arms if config.frozen else kind.arms
+    arms = config.arms or (tuple(known) if config.frozen else kind.usual_arms)
+    if unknown := [arm for arm in arms if arm not in known]:
+        which = "Unknown" if unknown[0] not in kind.arms else "With a frozen bank there is no"
+        raise UserError(f"{which} arm {unknown[0]!r}: choose among {', '.join(known)}.")
+    return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
 
 
 def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
@@ -228,18 +247,28 @@ class Stream:
         if own and config.environment not in own:
             raise UserError(f"There are no {config.constants} constants for {config.environment}.")
         constants = own.get(config.environment, {}) if own else {}
-        fields = constants | settings | kind.arms[arm] | {"bank": str(folder / f"{arm}.db")}
-        if getattr(environment, "leaves_nothing", False):
+        self.book_path = folder / f"{arm}.db"
+        path = config.frozen or str(self.book_path)
+        fields = constants | settings | kind.arms[arm] | {"bank": path}
+        if config.frozen or getattr(environment, "leaves_nothing", False):
             fields["update"] = "none"
+        if config.frozen:
+            fields["exclude_same_task"] = True
         self.agent = kind(kind.Config(**fields))
-        self.agent.seed = config.seed
+        self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
         tasks = [*environment.tasks()]
         self.tasks = tasks[: config.n] if config.n else tasks
         self.rows_path = folder / f"{arm}.jsonl"
         self.transfer_path = folder / f"{arm}.held_out.jsonl"
         self.leaks: list[str] = []
 
-    @property
+    @cached_property
+    def book(self) -> Bank:
+        """Return the bank that keeps where the stream stands: its own or, where that is frozen, one
+        without entries."""
+        return Bank(self.book_path, BankConfig()) if self.config.frozen else self.agent.opened()
+
+    @cached_property
     def settings(self) -> str:
         """Return a fingerprint of what the rows depend on."""
         c = self.config
@@ -248,6 +277,7 @@ class Stream:
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
             *([c.dtype] if c.dtype != "auto" else ()),
+            *([self.agent.opened().digest] if c.frozen else ()),
         )  # fmt: skip
         return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -261,7 +291,7 @@ class Stream:
     def run(self, engine: Engine, progress=lambda done: None) -> None:
         """Do what is left to do."""
         agent = self.agent = self.agent.on(engine.codec, engine.window)
-        state, bank = self._begun(), agent.opened()
+        state, book = self._begun(), self.book
         _cut(self.rows_path, state.bytes)
         size, n = self.config.batch, len(self.tasks)
         while state.epoch < self.config.epochs:
@@ -271,44 +301,59 @@ class Stream:
             for at in range(state.cursor, n, size):
                 batch, begun = tasks[at : at + size], time.perf_counter()
                 tried = self._tried(engine, agent, batch)
-                lessons = [lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))]
+                lessons = [] if agent.frozen else [
+                    lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))
+                ]  # fmt: skip
                 rows = [_row(agent, tried[task.id]) for task in batch]
                 end = _append(self.rows_path, rows)
                 done = at + len(batch)
                 whole = done >= n
                 now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
-                seconds = (bank.noted(clock) or 0.0) + time.perf_counter() - begun
-                with bank.batch():
-                    agent.learn(lessons, **{STATE: asdict(now), clock: seconds})
+                seconds = (book.noted(clock) or 0.0) + time.perf_counter() - begun
+                with book.batch():
+                    if lessons:
+                        agent.learn(lessons)
+                    book.note(STATE, asdict(now))
+                    book.note(clock, seconds)
                     if whole:
-                        bank.evict()
-                        bank.note(f"epoch {state.epoch + 1}", bank.stats())
+                        book.evict()
+                        book.note(f"epoch {state.epoch + 1}", agent.opened().stats())
                 progress(state.epoch * n + done)
             state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
         progress(self.config.epochs * n)
 
     def _begun(self) -> State:
-        """Return where the stream stands; begin it if it is new: delta, and what is known first."""
-        bank = self.agent.opened()
-        if (noted := bank.noted(STATE)) is not None:
+        """Return where the stream stands; begin it if it is new."""
+        book = self.book
+        if (noted := book.noted(STATE)) is not None:
             state = State(**noted)
             if state.settings != self.settings:
                 raise UserError(
-                    f"{bank.path} is the bank of a stream with other tasks or settings: give "
+                    f"{book.path} is the bank of a stream with other tasks or settings: give "
                     "another --name."
                 )
             return state
-        c = self.agent.config
-        with bank.batch():
-            if c.recall == "bank" and c.delta is None:
-                bank.calibrate([task.intent for task in self.tasks])
-            known = getattr(self.environment, "experiences", lambda: ())
-            if c.recall == "bank":
-                for task_id, intent, experience in known():
-                    bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
+        with book.batch():
+            if self.agent.config.recall == "bank":
+                self._begin()
             state = State(settings=self.settings)
-            bank.note(STATE, asdict(state))
+            book.note(STATE, asdict(state))
         return state
+
+    def _begin(self) -> None:
+        """Note what a new stream knows first: delta and experiences or, of a frozen bank, what it
+        is and whose solutions it holds."""
+        bank = self.agent.opened()
+        if bank.frozen:
+            entries = bank.entries()
+            leaks = _leaks(self.tasks, [entry.experience for entry in entries])
+            about = {"path": str(bank.path), "entries": len(entries), "digest": bank.digest}
+            self.book.note(FROZEN, about | {"leaks": leaks})
+            return
+        if self.agent.config.delta is None:
+            bank.calibrate([task.intent for task in self.tasks])
+        for task_id, intent, experience in getattr(self.environment, "experiences", lambda: ())():
+            bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
 
     def _tried(self, engine: Engine, agent: Agent, batch: Sequence[Work]) -> dict[str, Trajectory]:
         """Let the agent work on a batch; a task whose engine, embedder or judge failed is begun
@@ -356,22 +401,25 @@ class Stream:
 
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
-        folder, bank = self.rows_path.parent, self.agent.opened()
-        return outcome_of(folder, self.arm, self.config.epochs, bank) | {"leaks": self.leaks}
+        found = outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
+        found["leaks"] += self.leaks
+        return found
 
 
-def outcome_of(folder: Path, arm: str, epochs: int, bank: Bank) -> dict:
+def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
-    numbers = range(1, epochs + 1)
+    kind, numbers = find.learner(), range(1, config.epochs + 1)
+    frozen = bank.noted(FROZEN) or {}
     return {
         "arm": arm,
-        "about": find.learner().about_arms[arm],
+        "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
+        "frozen": frozen,
         "rows": [*_read(folder / f"{arm}.jsonl")],
         "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
-        "leaks": [],
+        "leaks": frozen.get("leaks", []),
         "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
         "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
-        "digest": bank.digest,
+        "digest": frozen.get("digest") or bank.digest,
         "bank": [
             {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
              "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
@@ -425,6 +473,7 @@ def _row(agent: Agent, trajectory: Trajectory) -> dict:
         "shown": tried.shown if tried else [],
         "pool": tried.pool if tried else 0,
         "best_sim": tried.best_sim if tried else 0.0,
+        "cut": tried.cut if tried else False,
         "action": tried.action if tried else "",
         "interaction": [
             [clip(notes.action, NOTED), clip(notes.observation, NOTED)] for notes in acts

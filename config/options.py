@@ -704,13 +704,16 @@ class StreamConfig:
     held_out: str = ""
     """file of other tasks of the environment, worked on at the end with a bank that is not
     written"""
+    frozen: str = ""
+    """a bank that was learnt elsewhere: the tasks are worked on once with it; it is opened to be
+    read and nothing is learnt, and tasks whose solution it holds are named"""
     arms: tuple[str, ...] = ()
     """ways of remembering that are compared: none, reflection, rag, memp, memrl; empty = all but
-    reflection"""
+    reflection; with a frozen bank none, rag (by similarity alone) and memrl"""
     constants: Literal["default", "paper", "released"] = "default"
     """settings by environment: of the paper, or what its released code comes to; flags go on top"""
-    epochs: Annotated[int, COUNT] = 10
-    """how often the tasks are worked on"""
+    epochs: Annotated[int | None, COUNT] = None
+    """how often the tasks are worked on; by default 10, with a frozen bank 1"""
     batch: Annotated[int, COUNT] = 32
     """tasks that see the same bank, before it learns from them"""
     n: Annotated[int, LIMIT] = 0
@@ -748,6 +751,8 @@ class StreamConfig:
         check_fields(self)
         if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
             raise UserError(f"arms has {twice[0]!r} twice.")
+        if self.frozen and self.held_out:
+            raise UserError("With --frozen all tasks are held out: give them as --path alone.")
         if self.images and not (self.endpoint and self.chat):
             raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
         if self.model and self.engine == "rehearsed" and not self.endpoint:

@@ -115,7 +115,10 @@ def settings_folder(model: str | Path) -> Path:
     """Return the folder whose agent.yaml says how agents read with a model.
 
     A packaged model's is part of the repository: settings are resolved before anything is fetched.
+    A GGUF file's is the one it lies in.
     """
+    if is_gguf(model):
+        return Path(model).parent
     return _SETTINGS / model if str(model) in PACKAGED else named_folder(model)
 
 

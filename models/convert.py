@@ -1,7 +1,8 @@
 """A GGUF file as a model folder: bfloat16 weights and tokenizer, mended and checked.
 
-Holds: `read_header`, `sizes_of`, `convert`. Leaves out: where the file comes from and where the
-folder lies (models/packaged.py). No torch until something is converted.
+Holds: `read_header`, `sizes_of`, `pre_tokenizer`, `convert`. Leaves out: where the file comes from
+and where the folder lies (models/packaged.py), writing such files (models/to_gguf.py). No torch
+until something is converted.
 Exercise it: `pytest tests/models/test_convert.py`. Read next: models/packaged.py.
 
 transformers reads the weights of a GGUF file rightly and the rest only in part. Mended here: the
@@ -190,7 +191,7 @@ def _check_architecture(path: Path, header: Header, alone: Path) -> None:
 
 def _tokenizer(path: Path, header: Header, alone: Path):
     """Return the tokenizer of a GGUF file, with the special tokens and words of its metadata."""
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, decoders
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     special = {
@@ -213,7 +214,16 @@ def _tokenizer(path: Path, header: Header, alone: Path):
         [AddedToken(t, normalized=False) for t in header.tokens_of_type(USER_DEFINED)]
     )
     if header.fields.get("tokenizer.ggml.model") == "gpt2":
-        backend.pre_tokenizer = _words(path, header.fields.get("tokenizer.ggml.pre", "default"))
+        rule = header.fields.get("tokenizer.ggml.pre", "default")
+        if (cut := pre_tokenizer(rule)) is None:
+            known = ", ".join(sorted((*_AS_GPT2, *_DIGITS_APART, *_PATTERNS)))
+            raise UserError(
+                f"{path} cuts text into words by the rule {rule!r}, which is not known here; known "
+                f"are {known}."
+            )
+        backend.pre_tokenizer = cut
+        if header.fields.get("tokenizer.ggml.add_space_prefix", True):
+            backend.decoder = decoders.ByteLevel()  # theirs would drop a blank at the beginning
     special.setdefault("pad_token", special.get("eos_token", some))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -224,8 +234,8 @@ def _tokenizer(path: Path, header: Header, alone: Path):
     )
 
 
-def _words(path: Path, rule: str):
-    """Return how a byte-level tokenizer cuts text into words."""
+def pre_tokenizer(rule: str):
+    """Return how a byte-level tokenizer cuts text into words, None for a rule not known here."""
     from tokenizers import Regex, pre_tokenizers
 
     if rule in _PATTERNS:
@@ -233,15 +243,9 @@ def _words(path: Path, rule: str):
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([split, plain])
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if rule in _AS_GPT2:
-        return level
     if rule in _DIGITS_APART:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
-    known = ", ".join(sorted((*_AS_GPT2, *_DIGITS_APART, *_PATTERNS)))
-    raise UserError(
-        f"{path} cuts text into words by the rule {rule!r}, which is not known here; known are "
-        f"{known}."
-    )
+    return level if rule in _AS_GPT2 else None
 
 
 def _end_ids(path: Path, header: Header, tokenizer) -> list[int]:

@@ -123,7 +123,7 @@ def _unit(rows: np.ndarray, name: str) -> np.ndarray:
 # ---------------------------------------------------------------- hashing
 
 
-class _Hashed:
+class _Hashed(Embedder):
     """Counts of words, each in one of `dim` places and with a sign, both by its hash: for tests."""
 
     def __init__(self, spec: str, dim: str):
@@ -207,7 +207,7 @@ def _pooling(folder: Path, given: str | None) -> str:
     )
 
 
-class _Local:
+class _Local(Embedder):
     """A transformers model of a folder, in float32."""
 
     def __init__(self, spec: str, settings: _Settings, device: str):
@@ -240,8 +240,16 @@ class _Local:
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer([*texts], truncation=True, max_length=self.limit)["input_ids"]
 
+    def cut(self, texts: Sequence[str], query: bool = False) -> list[bool]:
+        whole = [self._prefix(query) + text for text in texts]
+        ids = self.tokenizer(whole, verbose=False)["input_ids"] if whole else []
+        return [len(one) > self.limit for one in ids]
+
+    def _prefix(self, query: bool) -> str:
+        return self.settings.query if query else self.settings.document
+
     def embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
-        prefix = self.settings.query if query else self.settings.document
+        prefix = self._prefix(query)
         ids = self._ids([prefix + text for text in texts]) if texts else []
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         if order and not ids[order[0]]:
@@ -275,8 +283,8 @@ class _Local:
 # ---------------------------------------------------------------- a server
 
 
-class _Served:
-    """A server that speaks OpenAI's protocol."""
+class _Served(Embedder):
+    """A server that speaks OpenAI's protocol. What it cuts of a text is not known here."""
 
     def __init__(self, spec: str, what: str, prefix: str):
         if (where := address(what)) is None:

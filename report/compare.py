@@ -18,7 +18,7 @@ from report import plots
 from report.folder import read_run, settings_of
 from report.markup import Section, figures, fill, joined, page
 from report.page import comparisons, every_cell
-from report.rows import Cell, read_rows
+from report.rows import Cell
 from report.summary import compare, question_key, summarise
 
 if TYPE_CHECKING:
@@ -41,11 +41,10 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     """Read the evaluation in a folder, as far as it has come. UserError if there is none."""
     run = read_run(folder)
     summary, asked = run.summary, settings_of(run.config).get("eval")
-    rows = read_rows(folder / "rows.jsonl", summary.get("settings", ()))
-    if not rows:
+    if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
     suite = asked.get("suite") if isinstance(asked, dict) else None
-    return Evaluation(name, rows, summary["unit"], summary["metric"], suite, run.status)
+    return Evaluation(name, run.rows, summary["unit"], summary["metric"], suite, run.status)
 
 
 def side_by_side(runs: Sequence[Evaluation]) -> dict:

@@ -22,7 +22,7 @@ from agents import find
 from config.errors import UserError
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
-from report.rows import Cell
+from report.rows import Cell, latest, read_rows
 from report.summary import cells, summarise
 from report.training import whole_rows
 from tasks.suites import metric_of, unit_of
@@ -36,6 +36,7 @@ class Run:
 
     folder: Path
     summary: dict
+    rows: list[dict] = field(default_factory=list)  # of an evaluation, those that are summed up
     records: list[dict] = field(default_factory=list)  # transcripts
     config: str = ""  # the text of config.yaml
     status: str = ""  # how far it has come, of a run that is not finished
@@ -50,7 +51,11 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    summary, how_far, progress = _summed_up(folder, settings)
+    path = folder / "rows.jsonl"
+    with _reading(path):
+        rows = read_rows(path)
+        latest_rows = latest(rows)
+    summary, how_far, progress = _summed_up(folder, settings, latest_rows)
     for name, default in (("metric", "reward"), ("paired", [])):
         summary.setdefault(name, default)  # absent from the summary of a training
     records = _transcripts(folder / "transcripts.jsonl", summary)
@@ -60,7 +65,8 @@ def read_run(folder: Path, running: bool = False) -> Run:
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and ("grpo" in settings or "sft" in settings):
         kind = "Training "
-    return Run(folder, summary, records, config, status, kind + folder.resolve().name)
+    shown = latest([row for row in rows if row["settings"] in summary.get("settings", ())])
+    return Run(folder, summary, shown, records, config, status, kind + folder.resolve().name)
 
 
 def settings_of(config: str) -> dict:
@@ -74,13 +80,12 @@ def settings_of(config: str) -> dict:
     return sections if isinstance(sections, dict) else {}
 
 
-def _summed_up(folder: Path, settings: dict) -> tuple[dict, str, Path]:
+def _summed_up(folder: Path, settings: dict, rows: Sequence[dict]) -> tuple[dict, str, Path]:
     """Return a run's summary, how far it has come if it is not finished, and the file that tells
     when it last went on."""
     summary = _stored(folder / "summary.json")
     if "eval" in settings:
         path = folder / "rows.jsonl"
-        rows = _rows(path)
         if summary is None or _says_less(summary, rows):
             asked = settings["eval"]
             return _of_rows(rows, asked), _answered(rows, asked), path
@@ -140,24 +145,11 @@ def lines_of(path: Path) -> list[dict]:
 # ---------------------------------------------------------------- an evaluation
 
 
-def _rows(path: Path) -> list[dict]:
-    """Return the rows of an evaluation, once each: in each cell those of its latest settings."""
-    rows = lines_of(path)
-    with _reading(path):
-        latest = {_cell(row): row["settings"] for row in rows}
-        kept = [row for row in rows if row["settings"] == latest[_cell(row)]]
-        return [*{(_cell(r), r["id"], r["sample"], r["task"]): r for r in kept}.values()]
-
-
-def _cell(row: dict) -> Cell:
-    return Cell(row["agent"], row["question"], row["temperature"], row["length"])
-
-
 def _says_less(summary: dict, rows: Sequence[dict]) -> bool:
     """Whether rows have been written since the summary: of other cells, or of more questions."""
     asked: dict[Cell, set] = {}
     for row in rows:
-        asked.setdefault(_cell(row), set()).add((row["id"], row["task"]))
+        asked.setdefault(Cell.of(row), set()).add((row["id"], row["task"]))
     known = {cell: record.get("n") for cell, record in cells(summary)}
     return any(known.get(cell, 0) < len(questions) for cell, questions in asked.items())
 

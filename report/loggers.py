@@ -73,12 +73,15 @@ class Guarded(Logger):
         make = logger_class(place)
         try:
             taken = inspect.signature(make).parameters
-            given = {"save_dir": str(folder), "name": folder.name, "run_name": folder.name}
+            own = folder / "loggers" / make.__name__  # MLflow takes all in it for experiments
+            given = {"save_dir": str(own), "name": folder.name, "run_name": folder.name}
             self.inner = make(**{name: given[name] for name in given if name in taken})
         except Exception as error:  # a package that is missing, a server that is down, ...
             raise UserError(f"{FLAG} {place} cannot be made: {_said(error)}.") from error
         if not isinstance(self.inner, Logger):
             raise UserError(f"{FLAG} {place} is no logger of Lightning's.")
+        if "save_dir" in taken:
+            own.mkdir(parents=True, exist_ok=True)
 
     @property
     def name(self) -> str:

@@ -46,12 +46,14 @@ from report.summary import (
     COSTS,
     DEPTHS,
     METRICS,
+    OF_SEARCHES,
     PAYS,
     SEARCH,
     cells,
     costs,
     csv_of,
     markdown_of,
+    of_searches,
     overlaps,
     shares,
     together,
@@ -378,10 +380,11 @@ def _counted(summary: dict) -> Section:
 
 def _rated(summary: dict) -> Markup:
     """Return the table of `Agent.rates` and `splits`, one line a cell."""
-    # the seconds of a search stand with what a question costs
-    rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - {SEARCH}]
+    # what is of a search stands with what a question costs
+    rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - SEARCH]
     splits = dict(cells(summary, "splits"))
-    columns = dict.fromkeys(column for _, rates in rated for column in rates if column != SEARCH)
+    columns = dict.fromkeys(column for _, rates in rated for column in rates)
+    columns = [column for column in columns if column not in SEARCH]
     names = dict.fromkeys(name for split in splits.values() for name in split)
     sides = [(name, side) for name in names for side in ("with", "without")]
     body = []
@@ -527,12 +530,12 @@ def _cost(summary: dict) -> Section:
     """Show a line for each cell, and for what of it paid for reading and what did not."""
     records = [*cells(summary | {"cells": summary["cells"] + together(summary)})]
     several = any(shares(record) for _, record in records)
-    searched = any("search_ms" in record for _, record in records)
+    searched = of_searches(summary)
     tables: dict[str, list[list[Text]]] = {}
     for cell, record in records:
         lines = tables.setdefault(cell.question, [])
-        ms = f"{record['search_ms']:.2f}" if "search_ms" in record else ""
-        own = _per_right(record), *([ms] if searched else [])
+        of_search = (f"{record[name]:.2f}" if name in record else "" for name in searched)
+        own = _per_right(record), *of_search
         first = cell.agent, cell.temperature, f"{cell.length:,}"
         lines.append([*first, f"{record['n']:,}", *costs(record), *own])
         lines += (
@@ -546,7 +549,7 @@ def _cost(summary: dict) -> Section:
             for name, part in shares(record)
         )
     head = ["agent", "temp.", summary["unit"], "n", "tokens read", "written", "model calls"]
-    head += ["seconds", "seconds a right answer", *(["ms a search"] if searched else [])]
+    head += ["seconds", "seconds a right answer", *(OF_SEARCHES[name] for name in searched)]
     return Section(
         "Cost of one question",
         joined(as_table(title_of(kind), head, lines) for kind, lines in tables.items()),
@@ -709,7 +712,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     training = read_training(folder, settings_of(run.config), measure)
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
     rows, script = (
-        (Section("", ""), "") if running else viewer_section(folder, summary, run.records)
+        (Section("", ""), "") if running else viewer_section(run.rows, summary, run.records)
     )
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))

@@ -1,7 +1,7 @@
 """Keep of a trajectory what its row and its transcript need, turn by turn.
 
-Holds: `Reading`, `slim`, `thin`, `row_of`. Leaves out: the file of rows (report/rows.py), the
-evaluation (eval.py).
+Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`. Leaves out: the file of rows (report/rows.py),
+the evaluation (eval.py).
 Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
 """
 
@@ -43,6 +43,14 @@ def resident_mib() -> float:
     return own + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
 
 
+def begins(turn: Turn, section: str | None) -> bool:
+    """Tell whether a turn reads another section than the one before it, not only an equal one."""
+    prompt = turn.prompt
+    if prompt.final or prompt.aside or prompt.frozen:
+        return False
+    return prompt.section is not section if prompt.section else prompt.after is None
+
+
 class Reading:
     """Running statistics of one trajectory, so that its document is not held a second time.
 
@@ -56,7 +64,7 @@ class Reading:
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
-        self.model_calls = 0
+        self.model_calls, self.section = 0, None  # the latest one
         self.memory_cut = self.memory_empty = self.cut = 0
         self.memory_tokens: list[int] = []  # after each section
         self.seen: list[int] = []  # sections, from 1, that contain an accepted answer
@@ -86,12 +94,13 @@ class Reading:
         if self.sections:
             self._add_memory(prompt.memory, counted=not prompt.frozen)
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
-        if not prompt.final:
-            self.sections += 1
-            self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
-            self.memory_empty += not strip_thinking(turn.response).strip()
+        if begins(turn, self.section):
+            self.sections, self.section = self.sections + 1, prompt.section
             if self._count_answers(prompt.section):
                 self.seen.append(self.sections)
+        if not (prompt.final or prompt.aside):
+            self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
+            self.memory_empty += not strip_thinking(turn.response).strip()
 
     def _add_memory(self, memory: str, counted: bool) -> None:
         """Count the memory after the latest section, as the next prompt shows it.
@@ -100,6 +109,7 @@ class Reading:
         shown what it needs.
         """
         if counted:
+            del self.memory_tokens[self.sections - 1 :]  # of a turn before, after the same section
             self.memory_tokens.append(len(getattr(memory, "ids", ())))
         if memory != self.memory:  # most sections change nothing
             self.memory, self.in_memory = memory, self._count_answers(memory)

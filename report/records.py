@@ -37,8 +37,9 @@ def record(
     and no later prompt shows it. step: of training. temperature: of sampling.
     """
     task, turns = trajectory.task, [record_turn(turn) for turn in trajectory.turns]
-    if turns and not turns[-1]["final"] and turns[-1]["finish"] not in WITHOUT_RESPONSE:
-        turns[-1]["memory_after"] = agent.memory_after(turns[-1])
+    last = next((turn for turn in turns[::-1] if not turn.get("aside")), {"final": True})
+    if not last["final"] and last["finish"] not in WITHOUT_RESPONSE:
+        last["memory_after"] = agent.memory_after(last)
     return {
         "id": task.id,
         "agent": agent.name,
@@ -69,8 +70,9 @@ def record_turn(turn: Turn) -> dict:
         "response_ids": turn.response_ids,
         "logprobs": [round(x, 7) for x in turn.logprobs],
     }
-    if turn.prompt.frozen:
-        plain["frozen"] = True
+    for name in ("frozen", "aside"):
+        if getattr(turn.prompt, name):
+            plain[name] = True
     if is_dataclass(turn.notes):
         plain["notes"] = asdict(turn.notes)
     if turn.rewards:

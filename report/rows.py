@@ -1,7 +1,7 @@
 """A file of rows that several processes fill together: every row whole, every row once.
 
-Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `read_rows`, `Cell`,
-`labels_of`, `fate`. Leaves out: what a row says (eval.py). No torch.
+Holds: `Rows` (lines of JSON, appended whole), claims on rows to come, `read_rows`, `latest`,
+`Cell`, `labels_of`, `fate`. Leaves out: what a row says (eval.py). No torch.
 Exercise it: two `python cli.py eval --name shared` side by side. Read next: eval.py.
 
 A row is one `write` to the end of the file, made under a lock and forced to the disk. A process
@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -39,6 +39,10 @@ class Cell:
     question: str  # kind of question, e.g. one_fact
     temperature: str  # e.g. "1.0"; "0.0" is greedy
     length: int  # sections of a generated document, documents of RULER-HQA, tokens of RULER
+
+    @classmethod
+    def of(cls, row: dict) -> Cell:
+        return cls(row["agent"], row["question"], row["temperature"], row["length"])
 
 
 def labels_of(names: Sequence[str]) -> dict[str, str]:
@@ -77,8 +81,8 @@ def fate(row: dict) -> str:
     return "lost" if in_memory[-1] < max(in_memory) else "kept in part"
 
 
-def read_rows(path: Path, settings: Collection[str]) -> list[dict]:
-    """Return the rows of a file that were made under one of these settings, each once.
+def read_rows(path: Path) -> list[dict]:
+    """Return the rows of a file, those of earlier settings too, each once.
 
     A row that was made again stands for both, where the first one stood. Takes no lock and changes
     nothing: a torn last line is left out, and so is a file that is not there. UserError for damage.
@@ -91,11 +95,17 @@ def read_rows(path: Path, settings: Collection[str]) -> list[dict]:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
                     row = _parsed(line, path, number)
-                    if row.get("settings") in settings:
-                        rows[row["settings"], row["id"], row["sample"], row["task"]] = row
+                    name = row["settings"], row["id"], row["sample"], row["task"]
+                    rows[Cell.of(row), name] = row
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     return [*rows.values()]
+
+
+def latest(rows: Sequence[dict]) -> list[dict]:
+    """Return of each cell the rows of the settings that its last row was made under."""
+    settings = {Cell.of(row): row["settings"] for row in rows}
+    return [row for row in rows if row["settings"] == settings[Cell.of(row)]]
 
 
 def _parsed(line: bytes, path: Path, number: int) -> dict:

@@ -8,10 +8,12 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
     runs/NAME/config.yaml            resolved settings; `--config` replays it
               metrics.csv            one line per training step; tensorboard/ beside it
               loggers.json           what further loggers were told (report/loggers.py)
+              loggers/               a folder for each of them
               checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
                                      position in trajectories.jsonl.gz
               validation.csv         score on the validation tasks at each checkpoint
               trajectories.jsonl.gz  every trajectory of training, one JSON object a line
+              agent_state.json       what an agent with a state of its own began with
               trained_on.csv         the questions of a file that were trained on: digest, step,
                                      id; the export keeps the digests
               model/                 the export: loads with from_pretrained
@@ -34,6 +36,7 @@ from statistics import fmean
 import lightning
 from lightning.pytorch.loggers.logger import Logger
 
+from agents.find import STATE
 from config.files import replacing
 from memagent import Agent, Trajectory
 from models import ranks
@@ -179,6 +182,7 @@ class RunRecorder(lightning.Callback):
                 shutil.rmtree(unfinished)
             self.begin()
             hold(self.folder)
+            self._keep_state(module)
             self._cut_back(position, module.done_steps)
 
     def on_fit_end(self, trainer, module) -> None:
@@ -192,6 +196,8 @@ class RunRecorder(lightning.Callback):
         """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""
         saved = checkpoints(self.folder)
         if not saved:
+            if (path := self.folder / STATE).exists():
+                module.agent.load_state(json.loads(path.read_text(encoding="utf-8")))
             return 0
         state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
         for name in module.counters:
@@ -199,6 +205,14 @@ class RunRecorder(lightning.Callback):
         if state.get("agent") is not None:
             module.agent.load_state(state["agent"])
         return state["position"]
+
+    def _keep_state(self, module) -> None:
+        """Keep what the agent knew before the first step: a file of its own goes on with it, and
+        would be ahead of a run that is resumed without a checkpoint."""
+        path = self.folder / STATE
+        if not path.exists() and (state := module.agent.state()) is not None:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(state), encoding="utf-8")
 
     def _cut_back(self, position: int, done_steps: int) -> None:
         """Drop the contents of the files that belong to steps after the checkpoint."""

@@ -40,14 +40,16 @@ from report.markup import (
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
+LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
 FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
-    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests}.
+    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests, frozen}.
 
-    outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did.
+    outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did. frozen: the
+    bank that was read alone, {} where every arm has its own.
     """
     found = {
         "environment": config.environment,
@@ -57,6 +59,7 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
         "held_out": [_held_out(outcome) for outcome in outcomes if outcome["held_out"]],
         "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
         "digests": {o["arm"]: o["digest"] for o in outcomes},
+        "frozen": next((o["frozen"] for o in outcomes if o["frozen"]), {}),
     }
     found["differences"] = _differences(outcomes, config.epochs)
     return found
@@ -89,7 +92,11 @@ def epochs_of(outcome: dict) -> list[dict]:
             "csr": len(ever) / n,
             "fr": lost / failed if failed else 0.0,
             "fr_p1": lost / len(before) if before else 0.0,
-            "crashed": sum(bool(row["error"] or row["failure"]) for row in rows.values()),
+            "crashed": sum(
+                bool(row["error"] or row["failure"] not in ("", *LIMITS)) for row in rows.values()
+            ),
+            "ran_out": sum(row["failure"] in LIMITS for row in rows.values()),
+            "cut": sum(row.get("cut", False) for row in rows.values()),
             "steps": fmean(row["steps"] for row in rows.values()),
             "shown": fmean(len(row["shown"]) for row in rows.values()),
             "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
@@ -155,9 +162,8 @@ def write_stream_report(
     console.print(_printed(summary))
     for difference in summary["differences"]:
         say(_said(difference))
-    for arm, ids in summary["leaks"].items():
-        said = f"the bank holds solutions of {len(ids)} held-out tasks"
-        say(f"{arm}: {said} ({', '.join(ids[:3])}).")
+    for sentence in filter(None, (_frozen(summary), *_leaks(summary))):
+        say(sentence)
     write_text(folder / "report.html", _page(summary, config, outcomes))
     say(f"Rows, banks and report.html are in {folder}.")
 
@@ -172,7 +178,7 @@ def rewrite_stream_report(
     if not begun:
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
     summary = summarise_stream(config, begun, stored.get("rule", ""))
-    summary["leaks"] = stored.get("leaks", {})
+    summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
     refresh = REFRESH if running else 0
     write_text(folder / "report.html", _page(summary, config, begun, status, refresh))
@@ -187,6 +193,21 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
         f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, arm {len(begun)} of "
         f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
     )
+
+
+def _frozen(summary: dict) -> str:
+    """Say which bank was read and never written; "" if every arm has its own."""
+    if not (bank := summary["frozen"]):
+        return ""
+    return f"Frozen: {bank['entries']:,} entries of {bank['path']}; nothing was learnt."
+
+
+def _leaks(summary: dict) -> list[str]:
+    """Say of how many tasks that it should not know a bank holds the solution."""
+    return [
+        f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
+        for arm, ids in summary["leaks"].items()
+    ]
 
 
 def _difference(d: dict) -> str:
@@ -258,12 +279,13 @@ def _page(
     refresh: int = 0,
 ) -> str:
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
-    rule = f" No model took part: the policy {summary['rule']}." if summary["rule"] else ""
+    rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
+    more = " ".join(filter(None, (rule, _frozen(summary), *_leaks(summary))))
     lead = macro(
         "lead",
         status,
         f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
-        f"epoch {best['epoch']}.{rule}",
+        f"epoch {best['epoch']}. {more}",
         "",
     )
     about = {o["arm"]: o["about"] for o in outcomes}
@@ -285,7 +307,9 @@ def _page(
             "Every epoch",
             _epochs(summary),
             "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
-            "FR: of the tasks that failed, the share that the epoch before had solved.",
+            "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
+            "tasks that used up their steps or the model's window; cut: tasks whose intent is "
+            "longer than what similarity takes in.",
         ),
         Section("Compared task by task", as_table(
             "Share solved in the last epoch, minus that of another arm",
@@ -324,13 +348,13 @@ def _texts(tables: Markup) -> Markup:
 def _epochs(summary: dict) -> Markup:
     rows = [
         [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
-         f"{c['crashed']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
+         f"{c['crashed']:,}", f"{c['ran_out']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
          f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
-         _error(c)]
+         f"{c['cut']:,}", _error(c)]
         for c in summary["cells"]
     ]  # fmt: skip
-    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "steps", "shown", "read", "written",
-            "seconds", "calibration error"]  # fmt: skip
+    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "ran out", "steps", "shown", "read",
+            "written", "seconds", "cut", "calibration error"]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 
@@ -368,6 +392,18 @@ def _worth(outcome: dict) -> Markup:
     return joined(parts)
 
 
+def _begin(text: str, most: int) -> str:
+    """Return the beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} ..."
+
+
+def _shown(found: dict) -> Markup:
+    said = _begin(found["experience"], EXCERPT)
+    why = f"Q {found['q']:.2f}, similarity {found['sim']:.2f}"
+    return fill("<div>{}</div>", f"{found['id']} ({why}): {said}")
+
+
 def _one_task(outcome: dict) -> Markup:
     """Show what the task was shown whose success changed most often."""
     by_task: dict[str, list[dict]] = {}
@@ -380,12 +416,8 @@ def _one_task(outcome: dict) -> Markup:
     rows = max(by_task.values(), key=changes, default=[])
     lines = [
         [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
-         joined(
-             (f"{f['id']} (Q {f['q']:.2f}, similarity {f['sim']:.2f}): "
-              f"{' '.join(f['experience'].split())[:EXCERPT]}"
-              for f in row["shown"]),
-             between="<br>",
-         ) or "nothing", row["action"][:200]]
+         joined(_shown(found) for found in row["shown"]) or "nothing",
+         _begin(row["action"], 2 * EXCERPT)]
         for row in rows
     ]  # fmt: skip
     head = ["epoch", "it was", "shown", "last action"]

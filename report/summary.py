@@ -119,7 +119,9 @@ METRICS = (
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
 COSTS = ("tokens_read", "tokens_written", "model_calls", "seconds")
-SEARCH = "search_s"  # the rate of an agent that is the seconds of one search
+# rates of an agent that are of one search: its seconds, and texts that an embedder has cut
+SEARCH = {"search_s", "search_cut"}
+OF_SEARCHES = {"search_ms": "ms a search", "search_cut": "texts cut a search"}
 DEPTHS = 10  # bins of evidence depth, and of the places where answers were lost
 
 Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
@@ -166,8 +168,9 @@ def summarise(
     first, later
         of such an agent, if some of its trajectories found their document read: {n, each of
         `COSTS`}, means over the trajectories that paid for reading it, and over the others
-    search_ms
-        milliseconds of one search, of agents with the rate `SEARCH`
+    search_ms, search_cut
+        of one search, of agents with the rates `SEARCH`: milliseconds; texts that the embedder did
+        not read to their end, if there were any
 
     pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell, n,
     mean, and the intervals as above.
@@ -184,7 +187,7 @@ def summarise(
             "unformed": float(not failed and answered and not formed),
             "empty": float(not failed and not answered),
         }
-        cell = Cell(row["agent"], row["question"], row["temperature"], row["length"])
+        cell = Cell.of(row)
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
     by_length = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
@@ -223,7 +226,8 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
         "splits": _splits(rows, agent, metric),
         "first": _paid(reading) if later else {},
         "later": _paid(later),
-        "search_ms": _search_ms(counts, agent),
+        "search_ms": _of_search(counts, agent, "search_s", 1000),
+        "search_cut": _of_search(counts, agent, "search_cut"),
     } | counted([row.get("counts") or {} for row in reading], agent)
     return record | {name: part for name, part in parts.items() if part}
 
@@ -338,10 +342,15 @@ def _paid(rows: Sequence[dict]) -> dict:
     return {"n": len(rows)} | {name: fmean(row[name] for row in rows) for name in known}
 
 
-def _search_ms(counts: dict, agent: Agent | None) -> float | None:
-    """Return the milliseconds of one search; None for an agent that does not count them."""
-    above, below = agent.rates.get(SEARCH, ("", "")) if agent else ("", "")
-    return round(1000 * counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+def _of_search(counts: dict, agent: Agent | None, rate: str, times: int = 1) -> float | None:
+    """Return a rate of one search, so many times; None for an agent that does not count it."""
+    above, below = agent.rates.get(rate, ("", "")) if agent else ("", "")
+    return round(times * counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+
+
+def of_searches(summary: dict) -> list[str]:
+    """Return which columns of `OF_SEARCHES` there are."""
+    return [name for name in OF_SEARCHES if any(True for _ in cells(summary, name))]
 
 
 def _splits(rows: Sequence[dict], agent: Agent | None, metric: str) -> dict:
@@ -390,7 +399,7 @@ def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
     """
     for record in summary["cells"]:
         if not name or name in record:
-            cell = Cell(*(record[part] for part in Cell.__dataclass_fields__))
+            cell = Cell.of(record)
             yield cell, record[name] if name else record
 
 
@@ -565,15 +574,15 @@ def markdown_of(summary: dict) -> str:
 
 def _cost_lines(summary: dict) -> list[str]:
     """Return the lines of a second table, of what the questions of each cell cost."""
-    searched = any(True for _ in cells(summary, "search_ms"))
+    searched = of_searches(summary)
     head = ["question", "agent", "T", summary["unit"], f"{summary['metric']} %", "n"]
     head += ["tokens read", "tokens written", "model calls", "seconds"]
-    head += ["ms a search"] * searched
+    head += [OF_SEARCHES[name] for name in searched]
     body = []
     for cell, record in cells(summary | {"cells": summary["cells"] + together(summary)}):
-        ms = [f"{record['search_ms']:.2f}" if "search_ms" in record else ""] * searched
-        lines = [("", f"{100 * record['mean']:.1f}" if "mean" in record else "", record, ms)]
-        lines += [(f", {name}", "", part, [""] * searched) for name, part in shares(record)]
+        own = [f"{record[name]:.2f}" if name in record else "" for name in searched]
+        lines = [("", f"{100 * record['mean']:.1f}" if "mean" in record else "", record, own)]
+        lines += [(f", {name}", "", part, [""] * len(own)) for name, part in shares(record)]
         for name, score, of, more in lines:
             about = [_plain(cell.question), _plain(cell.agent) + name, cell.temperature]
             about += [f"{cell.length:,}", score, f"{of['n']:,}"]
@@ -651,7 +660,7 @@ def _n_questions(records: Mapping[Cell, dict]) -> str:
 
 def csv_of(summary: dict) -> str:
     """Return one line per cell, pooled ones too: the cell, n, mean, low, high, all other metrics
-    and, of agents that have such, `search_ms` and the costs of the `first` and `later`
+    and, of agents that have such, `OF_SEARCHES` and the costs of the `first` and `later`
     trajectories."""
     import csv
     import io
@@ -660,8 +669,7 @@ def csv_of(summary: dict) -> str:
     writer = csv.writer(file)
     others = [name for name in METRICS if name != summary["metric"]]
     cell_columns = ["agent", "question", "temperature", summary["unit"]]
-    if any(True for _ in cells(summary, "search_ms")):
-        others.append("search_ms")
+    others += of_searches(summary)
     parts = [part for part in ("first", "later") if any(True for _ in cells(summary, part))]
     of_parts = [(part, name) for part in parts for name in ("n", *COSTS)]
     apart = [f"{part}_{name}" for part, name in of_parts]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ def steps_of(
     was and have no lines; of more than `most` remaining sections the middle is omitted too. None
     omits nothing. Questions to the policy as it was before training are no sections.
     """
-    steps, asked = _all_steps(record, agent), sum(map(_is_aside, record["turns"]))
+    steps, asked = _all_steps(record, agent), sum(map(_is_question, record["turns"]))
     questions = f"{asked:,} question{'s' * (asked > 1)}"
     end = [f"{questions} to the policy as it was before training left out"] * (asked > 0)
     if most is None:
@@ -163,10 +163,14 @@ def _omission(changed: list[bool]) -> str:
 
 
 def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
-    """List all sections of a record."""
-    reader, steps = agent_of(record, agent), []
-    turns = [turn for turn in record["turns"] if not _is_aside(turn)]
-    for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=False), 1):
+    """List all sections of a record. Lines of a turn aside, such as a plan, stand with the next."""
+    reader, steps, ahead = agent_of(record, agent), [], ()
+    turns = [turn for turn in record["turns"] if not _is_question(turn)]
+    for k, turn in enumerate(turns):
+        following = next((each for each in turns[k + 1 :] if not each.get("aside")), None)
+        if turn.get("aside"):
+            ahead = (*ahead, *(replace(line, before=True) for line in lines_of(reader, turn)))
+            continue
         if turn["final"]:
             continue
         if following and not following.get("frozen"):  # which is shown what its question needs
@@ -176,20 +180,22 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
             after = turn["memory"] if failed else turn.get("memory_after")
             after = reader.memory_after(turn) if after is None else after
         remark = REMARKS.get(turn["finish"], "")
-        lines, table = tuple(lines_of(reader, turn)), tuple(table_of(reader, turn))
-        where = str(turn.get("where", ""))
+        lines, table = (*ahead, *lines_of(reader, turn)), tuple(table_of(reader, turn))
+        where, number, ahead = str(turn.get("where", "")), len(steps) + 1, ()
         step = Step(number, turn["section"], turn["memory"], after, remark, lines, where, table)
         steps.append(step)
     return steps
 
 
-def _is_aside(turn: dict) -> bool:
+def _is_question(turn: dict) -> bool:
     """Whether a turn neither reads nor answers: it asks the policy as it was before training."""
     return bool(turn.get("frozen")) and not turn["final"]
 
 
-def _n_sections(record: dict) -> int:
-    return sum(not (turn["final"] or _is_aside(turn)) for turn in record["turns"])
+def n_sections(record: dict) -> int:
+    """Count the turns of a record that work on a section."""
+    others = (turn["final"] or turn.get("aside") or _is_question(turn) for turn in record["turns"])
+    return sum(not other for other in others)
 
 
 def _title(record: dict) -> str:
@@ -255,9 +261,10 @@ def _text_read(record: dict) -> str:
 
 
 def _final_lines(record: dict, agent: type[Agent] | None = None) -> list[Line]:
-    """Return the agent's lines on the final turn."""
-    turn = _final_turn(record)
-    return lines_of(agent_of(record, agent), turn) if turn else []
+    """Return the agent's lines on the turn that answers, and on those aside after it."""
+    turns = record["turns"]
+    k = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
+    return [line for turn in turns[k:] for line in lines_of(agent_of(record, agent), turn)]
 
 
 def _final_table(record: dict, agent: type[Agent] | None = None) -> list[Row]:
@@ -266,8 +273,7 @@ def _final_table(record: dict, agent: type[Agent] | None = None) -> list[Row]:
 
 
 def _final_turn(record: dict) -> dict | None:
-    turn = record["turns"][-1] if record["turns"] else None
-    return turn if turn and turn["final"] else None
+    return next((turn for turn in reversed(record["turns"]) if turn["final"]), None)
 
 
 # ---------------------------------------------------------------- in the terminal
@@ -305,7 +311,7 @@ def render_trajectory(
     from rich.text import Text
 
     styles = {"same": "", "out": "red strike", "in": "green underline"}
-    n_sections = _n_sections(record)
+    n = n_sections(record)
     origin = f"task {record['id']}, sample {record['sample']}"
     about = ", ".join(filter(None, (origin, sampled(record))))
     lines = [Text(clean(_title(record)), "bold"), Text(clean(about), "dim")]
@@ -314,7 +320,7 @@ def render_trajectory(
             lines.append(Text(f"\n… {step}", "italic"))
             continue
         pieces = diff(clean(step.before), clean(step.after))
-        heading = f"\nsection {step.number} of {n_sections}{_comma(step.where)}  "
+        heading = f"\nsection {step.number} of {n}{_comma(step.where)}  "
         lines.append(Text.assemble((heading, "cyan"), (step.remark, "yellow")))
         lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
         for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
@@ -363,17 +369,17 @@ def trace(record: dict, most: int | None, characters: int) -> list[Markup]:
 
     most: sections (`steps_of`). characters: of a section.
     """
-    n_sections, parts = _n_sections(record), []
+    n, parts = n_sections(record), []
     for step in steps_of(record, most):
         if isinstance(step, str):
             parts.append(fill('<p class="gap">… {} …</p>', step))
             continue
         section = clip(step.section.strip(), characters)
-        parts.append(macro("step", step, n_sections, section, diff(step.before, step.after)))
+        parts.append(macro("step", step, n, section, diff(step.before, step.after)))
     parts += (macro("line", line) for line in _final_lines(record))
     parts.append(macro("words", _final_table(record)))
     if text := _text_read(record):
-        where = str(record["turns"][-1].get("where", ""))
+        where = str(_final_turn(record).get("where", ""))
         parts.append(macro("read_at_once", where, clip(text, characters)))
     return parts
 

@@ -29,7 +29,7 @@ from markupsafe import Markup
 
 from config.errors import clean, clip
 from report.markup import Section, fill, joined
-from report.rows import Cell, fate, read_rows
+from report.rows import Cell, fate
 from report.transcripts import transcript, unformed
 from tasks.words import in_words
 
@@ -38,12 +38,13 @@ TOGETHER = 50  # transcripts in a block
 ANSWER_CHARACTERS = 600
 
 
-def viewer_section(folder: Path, summary: dict, records: Sequence[dict]) -> tuple[Section, str]:
+def viewer_section(
+    rows: Sequence[dict], summary: dict, records: Sequence[dict]
+) -> tuple[Section, str]:
     """Return the section of an evaluation's rows, which is empty without any, and its script.
 
     summary: of `summarise`; records: the transcripts.
     """
-    rows = read_rows(folder / "rows.jsonl", summary.get("settings", ()))
     some = _first_of_cells(rows, MOST)
     note = "Every trajectory that was graded."
     if len(some) < len(rows):
@@ -75,8 +76,7 @@ def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
     """Return the rows, of too many the same number of every cell."""
     by_cell: dict[Cell, list[dict]] = {}
     for row in rows:
-        cell = Cell(*(row[name] for name in Cell.__dataclass_fields__))
-        by_cell.setdefault(cell, []).append(row)
+        by_cell.setdefault(Cell.of(row), []).append(row)
     each = most // max(1, len(by_cell))
     few = sum(map(len, by_cell.values())) <= most
     return [row for of in by_cell.values() for row in (of if few else of[:each])]

@@ -84,6 +84,19 @@ def test_a_group_of_one_has_no_baseline():
     assert each == [pytest.approx([0.8 + 0.4, 0.8 + 0.2, 0.8 + 0.2])]
 
 
+def test_a_turn_that_one_trajectory_alone_has_reached_earns_nothing_of_its_own():
+    g = group()
+    for trajectory in g.trajectories[1:]:
+        del trajectory.turns[1]
+    for normalisation in ("mean", "std"):
+        each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation=normalisation))
+        assert each[0][1] == 0 and each[0][0] > 0
+    each = advantages_of(g, GRPOConfig(alpha=0.8, normalisation="mean"))
+    assert each[0][1] == pytest.approx(0.8 * 0.5)  # what is left is the outcome's part
+    # a group of one stays as it is
+    assert advantages_of(group([1], [[2]]), GRPOConfig(alpha=0.0, normalisation="mean")) == [[2.0]]
+
+
 def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
     g = group()
     failed = g.trajectories[0]  # ended after its first turn

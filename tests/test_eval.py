@@ -849,7 +849,9 @@ def test_where_all_answers_are_asked_for_each_is_looked_for_in_the_memories(code
 
 
 def test_occupancy_is_by_sixteenths(codec):
-    row = reading_of(codec, ["x"] * 40, [" ".join(["Anna"] * (k % 5 + 1)) for k in range(40)])
+    row = reading_of(
+        codec, [f"x{k}" for k in range(40)], [" ".join(["Anna"] * (k % 5 + 1)) for k in range(40)]
+    )
     assert len(row["occupancy"]) == 16 and row["occupancy"][:4] == [1.5, 4.0, 1.5, 4.0]
 
 

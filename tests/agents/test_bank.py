@@ -32,6 +32,9 @@ class Plane:
     def __init__(self, **known):
         self.known, self.calls = known, 0
 
+    def cut(self, texts, query=False):
+        return [False] * len(texts)
+
     def embed(self, texts, query=False):
         self.calls += len(texts)
         rows = []
@@ -319,6 +322,20 @@ def test_a_batch_is_seen_when_it_has_ended():
         made.write("q", "x", success=True, task_id="t9")
         assert made.retrieve("q").ids == (1,)
     assert len(made.retrieve("q").ids) == 2
+
+
+def test_intents_that_the_embedder_does_not_read_to_their_end_are_counted():
+    class Short(Plane):
+        def cut(self, texts, query=False):
+            return [len(text) > 10 for text in texts]
+
+    for how, n in (("dense", 1), ("hybrid", 1), ("bm25", 0)):
+        made = bank(embedder=Short(), retrieve=how)
+        for text in ("x" * 10, "x" * 11):
+            made.write(text, "y", success=True, task_id="t")
+        assert [entry.meta for entry in made.entries()] == [{}, {"not_read": True} if n else {}]
+        assert made.stats()["cut"] == n
+        assert [made.cut("x" * k) for k in (10, 11, 4097)] == [False, n == 1, True]
 
 
 def test_long_intents_are_cut_and_counted():
@@ -738,8 +755,19 @@ def test_large_banks_are_searched_in_half_precision_and_find_the_same(monkeypatc
         assert all(abs(a[id] - b[id]) < 2e-3 for id in {*a} & {*b})
 
 
-def test_ten_thousand_intents_are_searched_within_milliseconds(tmp_path):
-    """At most 2 s to open, and 5 ms in the median: twice that, for a machine shared with others."""
+@pytest.fixture
+def one_thread():
+    """faiss without its threads."""
+    faiss = pytest.importorskip("faiss")
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+def test_ten_thousand_intents_are_searched_in_five_milliseconds_on_one_core(tmp_path, one_thread):
+    """At most 2 s to open. In the median: the best of five medians counts, in processor time, for
+    what else runs on the machine is no fault of the search."""
     path = tmp_path / "b.db"
     made = bank(path, Random(), same_intent=1.1, delta=-1.0)
     rows = np.random.default_rng(0).normal(size=(10_000, 1024)).astype(np.float32)
@@ -759,10 +787,13 @@ def test_ten_thousand_intents_are_searched_within_milliseconds(tmp_path):
     assert time.process_time() - begun < 2
     for k in range(40):
         made.likeness._embedded([f"query {k}"])  # the embedder's own time is not measured
-    times = []
-    for k in range(40):
-        begun = time.process_time()
-        assert len(made.retrieve(f"query {k}").shown) == 3
-        times.append(time.process_time() - begun)
-    assert median(times) < 0.010
-    print(f"median {1000 * median(times):.2f} ms")
+    medians = []
+    for _ in range(5):
+        times = []
+        for k in range(40):
+            begun = time.process_time()
+            assert len(made.retrieve(f"query {k}").shown) == 3
+            times.append(time.process_time() - begun)
+        medians.append(median(times))
+    assert min(medians) < 0.005
+    print(f"medians {', '.join(f'{1000 * one:.2f}' for one in medians)} ms")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -22,7 +23,7 @@ from grpo import training_rows
 from memagent import NO_MEMORY, Group, MemAgent, MemAgentConfig
 from report.records import record
 from report.rows import Cell
-from report.transcripts import steps_of
+from report.transcripts import n_sections, steps_of
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -252,10 +253,17 @@ def test_rows_rates_and_transcripts_of_an_evaluation_report_what_stopping_saves(
     assert row["em"] == 1.0 and row["document_tokens"] == 8 and row["model_calls"] == 4
     counts = row["counts"]
     assert (counts["unread"], counts["to_read"], counts["saved"]) == (3, 4, 24)
+    # a plan is no section, and what it says no memory
+    assert (row["sections"], row["held"]) == (1, [[1, 1]])
+    assert row["memory"].strip() == "Otto reached Lima."
+    assert row["memory_tokens"] == len(codec.encode("Otto reached Lima.")) and not row["memory_cut"]
     _, done = play(codec, script)
     shown = steps_of(record(done, agent))
     lines = [line for step in shown if not isinstance(step, str) for line in step.lines]
     assert [(line.label, line.text) for line in lines] == [("looks for", "Otto")]
+    (step,) = shown
+    assert (step.number, step.after.strip()) == (1, "Otto reached Lima.") and step.lines[0].before
+    assert n_sections(record(done, agent)) == 1
 
 
 def run(*words):
@@ -283,5 +291,11 @@ def test_train_eval_and_ask(tmp_path):
     assert "sections unread" in (tmp_path / "e" / "report.html").read_text()
     (tmp_path / "doc.txt").write_text(TASK.text)
     said = run("ask", tmp_path / "doc.txt", TASK.question, "--agent", "infmem", "--model", "tiny",
-               "--plan-tokens", 6, "--runs", tmp_path)  # fmt: skip
+               "--plan-tokens", 6, "--runs", tmp_path, "--name", "a")  # fmt: skip
     assert "answer:" in said or "The response is empty" in said
+    turns = [json.loads(line) for line in (tmp_path / "a" / "turns.jsonl").open()]
+    read = sum(bool(turn["section"]) for turn in turns)
+    assert read and sum(turn.get("aside", False) for turn in turns) >= read
+    assert all(1 <= int(n) <= read for n in re.findall(r"^section (\d+)", said, re.MULTILINE))
+    shown = run("show", tmp_path / "a")
+    assert f"section {read} of {read}" in shown and f"section {read + 1}" not in shown

@@ -127,6 +127,21 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
 
 
+def test_texts_that_an_embedder_has_cut_are_counted_with_the_search(codec, monkeypatch):
+    monkeypatch.setattr(
+        embedders._Hashed, "cut", lambda self, texts, query=False: [True for _ in texts]
+    )
+    task = next(ledger.make_questions(0, 1, 5))
+    for how, embedder in (("bm25", ""), ("dense", "hash:64")):
+        agent = editor(search=how, embedder=embedder)
+        give_embedder([agent])
+        (done,) = play(codec, agent, task, lambda prompt: create("Anna left."))
+        (asked,) = noted(done, "answer")
+        # all entries, and the question
+        assert asked.entries and asked.search_cut == (asked.entries + 1 if embedder else 0)
+        assert agent.count(task, done.turns[-1])["search_cut"] == asked.search_cut
+
+
 @pytest.fixture
 def embedding(monkeypatch):
     """A server of embeddings that may fail, with its URL."""

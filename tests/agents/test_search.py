@@ -29,6 +29,9 @@ class Letters:
     def __init__(self):
         self.asked = []
 
+    def cut(self, texts, query=False):
+        return [len(text) > 20 for text in texts]
+
     def embed(self, texts, query=False):
         self.asked += [(text, query) for text in texts]
         rows = [[text.lower().count(chr(97 + i)) for i in range(26)] for text in texts]
@@ -306,3 +309,14 @@ def test_recall_on_locomo_is_the_published_one():
     # LoCoMo's own date, and ours in words; an ISO day gives .470 and .530
     assert recalls(Search(), "worded", (5, 10))[0] == pytest.approx((0.474, 0.539), abs=0.001)
     assert recalls(Search(), "dated", (5, 10))[0] == pytest.approx((0.4788, 0.5398), abs=0.001)
+
+
+def test_texts_that_the_embedder_cuts_are_counted_for_every_search():
+    memories, long = entries("Anna met Ida.", "Anna met Ida, Otto and Dora.", "Ida left."), "x" * 21
+    embedder = Letters()
+    for how, n in (("bm25", 0), ("dense", 1), ("hybrid", 1)):
+        search = Search(how, embedder)
+        for query, more in (("who?", 0), (long, 1), ("who?", 0)):
+            search.top(memories, query, 2)
+            assert search.n_cut(memories, query) == (n + more if n else 0)
+        assert search.n_cut((), long) == 0

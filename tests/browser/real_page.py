@@ -73,6 +73,19 @@ def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa:
     page.close()
 
 
+@pytest.mark.parametrize("width", [360, 1400])
+def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, width):  # noqa: F811
+    page = browser.open(stream(tmp_path).as_uri(), width=width)
+    lines = """[...document.querySelectorAll('.texts td')].filter(td => FILTER).map(td => {
+      const range = document.createRange(); range.selectNodeContents(td)
+      return [range.getClientRects().length, td.clientWidth] })"""
+    numbers = page.run(lines.replace("FILTER", "/^-?[\\d.]+$/.test(td.textContent)"))
+    assert numbers and all(n == 1 for n, _ in numbers)
+    sentences = page.run(lines.replace("FILTER", "/similarity/.test(td.textContent)"))
+    assert sentences and all(wide > 200 for _, wide in sentences)
+    page.close()
+
+
 def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
     """By WCAG's contrast of 4.5 for text, in both schemes; what is faint on purpose is left out."""
     address = long_names(tmp_path).as_uri()

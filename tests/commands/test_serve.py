@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import cli
 from commands.serve import API_KEY, Terms, _listen, app
 from config.options import EMBEDDED, ServeConfig
-from data import extract_answer
+from data import extract_answer, formed
 from embedded import tiny
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
@@ -134,6 +134,22 @@ def test_a_stream_brings_each_memory_before_the_answer(server):
     last = chunks[-2]
     assert last.choices[0].finish_reason == "stop" and last.metadata == whole.metadata
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_plan_is_no_memory_of_a_section(codec):
+    planner = tiny.agent("infmem")
+
+    def script(prompt):
+        if prompt.final:
+            return formed("Lima", "boxed")
+        return "Otto reached Lima." if prompt.section else "<recall>Otto</recall>"
+
+    with served(ScriptedEngine(codec, script), agent=planner) as (url, _):
+        reply = client(url).chat.completions.create(**chat(TASK))
+    n = len(planner.on(codec).sections(TASK))
+    lines = reply.choices[0].message.reasoning_content.splitlines()
+    assert lines == [f"[section {k} of {n}] Otto reached Lima." for k in range(1, n + 1)]
+    assert reply.metadata["sections_read"] == str(n)
 
 
 def test_the_same_document_is_read_once(engine):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from agents.bank import Bank, BankConfig
+from commands.report import report
 from commands.stream import State, Stream, _alone, _leaks, run_stream
 from config.errors import Unreachable, UserError
 from config.options import StreamConfig
@@ -260,6 +261,9 @@ class Failing:
         self.inner, self.left = embedder_of("hash:64"), dict.fromkeys(texts, times)
         self.refused = 0
 
+    def cut(self, texts, query=False):
+        return [text == LLBDB().intent("own-5") for text in texts]
+
     def embed(self, texts, query=False):
         for text in texts:
             if self.left.get(text):
@@ -289,6 +293,16 @@ def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
     assert embedder.refused == 2
     assert failing.agent.bank.digest == whole.agent.bank.digest
     assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+
+
+def test_intents_that_are_cut_are_counted_in_every_epoch_beside_what_it_costs(tmp_path):
+    stream = with_embedder(tmp_path / "s", "memrl", Failing())
+    outcome = stream.outcome()
+    assert {row["id"] for row in outcome["rows"] if row["cut"]} == {"own-5"}
+    assert [(cell["n"], cell["cut"]) for cell in epochs_of(outcome)] == [(8, 1)] * 2
+    assert stream.agent.bank.stats()["cut"] == 2  # of two entries
+    reflection = with_embedder(tmp_path / "r", "reflection", Failing())
+    assert not any(row["cut"] for row in reflection.outcome()["rows"])  # nothing is compared
 
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
@@ -500,3 +514,109 @@ def test_a_model_works_on_tasks_and_its_bank_is_looked_at(tmp_path):
     assert all(row["shown"] for row in rows[2:]) and rows[0]["read_tokens"] > 0
     shown = CliRunner().invoke(cli.app, ["bank", "show", str(tmp_path / "stream" / "memrl.db")])
     assert "4 of 4 entries" in shown.output
+
+
+def frozen(tmp_path, bank: Path, name="f", **fields) -> StreamConfig:
+    given = dict(name=name, runs=str(tmp_path), environment="llb-db", frozen=str(bank), batch=4)
+    return StreamConfig(**(given | fields))
+
+
+@pytest.fixture
+def learnt_bank(tmp_path) -> Path:
+    """The bank of a stream over our eight database tasks, moved away from it."""
+    folder = run_stream(short(tmp_path, environment="llb-db", epochs=2, n=0, batch=4), {})
+    return (folder / "memrl.db").rename(tmp_path / "learnt.db")
+
+
+def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_bank, capsys):
+    learnt_bank.chmod(0o444)
+    before, beside = learnt_bank.read_bytes(), {*tmp_path.iterdir()}
+    folder = run_stream(frozen(tmp_path, learnt_bank), {})
+    assert learnt_bank.read_bytes() == before and {*tmp_path.iterdir()} == {*beside, folder}
+    said = " ".join(capsys.readouterr().out.split())
+    summary, page = read_summary(folder), (folder / "report.html").read_text()
+    assert [(c["arm"], c["epoch"], c["n"]) for c in summary["cells"]] == [
+        ("none", 1, 8), ("rag", 1, 8), ("memrl", 1, 8)
+    ]  # fmt: skip
+    with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
+        assert summary["digests"]["memrl"] == bank.digest
+        entries = len(bank.entries())
+    assert {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}["memrl"] == entries == 16
+    for text in (said, " ".join(page.split())):
+        assert f"Frozen: 16 entries of {learnt_bank}; nothing was learnt." in text
+        assert "memrl: the bank holds solutions of" in text and "none: the bank" not in text
+    assert "by similarity alone" in page
+    for arm in ("rag", "memrl"):
+        rows = [json.loads(line) for line in (folder / f"{arm}.jsonl").read_text().splitlines()]
+        assert any(row["shown"] for row in rows) and not any(row["experience"] for row in rows)
+        # a task that has left experiences there is not shown its own
+        assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
+    assert not any(json.loads(line)["shown"] for line in (folder / "none.jsonl").open())
+
+
+def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_changed(
+    tmp_path, learnt_bank, monkeypatch
+):
+    whole = run_stream(frozen(tmp_path, learnt_bank, "whole"), {})
+    real, left = Bank.batch, [3]
+
+    @contextlib.contextmanager
+    def batch(self):
+        with real(self):
+            yield
+            if not self._depth - 1 and self.path.parent.name == "parts":
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bank, "batch", batch)
+    parts = frozen(tmp_path, learnt_bank, "parts")
+    with pytest.raises(KeyboardInterrupt):
+        run_stream(parts, {})
+    assert (tmp_path / "parts" / "none.jsonl").exists()
+    report(tmp_path / "parts")
+    assert (
+        "Stopped: none, arm 1 of 3, epoch 1 of 1"
+        in (tmp_path / "parts" / "report.html").read_text()
+    )
+    folder = run_stream(parts, {})
+    for arm in ("none", "rag", "memrl"):
+        name = f"{arm}.jsonl"
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    with contextlib.closing(Bank(learnt_bank, BankConfig())) as bank:
+        bank.write("x", "y", success=True, task_id="z")
+    with pytest.raises(UserError, match="with other tasks or settings"):
+        run_stream(parts, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--frozen none.db", "There is no bank at none.db."),
+        ("--frozen damaged.db", "damaged.db is no bank, or damaged"),
+        ("--frozen vectors.db --retrieve dense --embedder hash:128", "was made with the embedder"),
+        ("--frozen learnt.db --retrieve dense --embedder hash:64", "made without an embedder"),
+        ("--frozen learnt.db --arms reflection", "With a frozen bank there is no arm 'reflection'"),
+        ("--frozen learnt.db --held-out x.json", "give them as --path alone"),
+        ("--frozen stream/memrl.db", "lies in stream itself: give another --name"),
+        ("--bank learnt.db", "leave --bank out"),
+    ],
+)
+def test_mistakes_about_a_frozen_bank_are_one_sentence(
+    tmp_path, learnt_bank, monkeypatch, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    Path("damaged.db").write_bytes(learnt_bank.read_bytes()[:5000])
+    settings = BankConfig(retrieve="dense", embedder="hash:64")
+    Bank("vectors.db", settings, embedder_of("hash:64")).close()
+    words = ["stream", "--runs", ".", "--environment", "llb-db", *words.split()]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
+    assert not Path("stream").exists()
+
+
+def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
+    settings = {"retrieve": "dense", "embedder": "hash:64"}
+    folder = run_stream(short(tmp_path, environment="llb-db", epochs=1, n=0), settings)
+    (folder / "report.html").unlink()
+    assert report(folder).exists()

@@ -255,6 +255,16 @@ def test_a_text_is_never_longer_than_the_model_takes(folder):
     assert embedder.embed([long])[0] == pytest.approx(wanted, abs=1e-5)
 
 
+def test_texts_that_are_not_read_to_their_end_are_told(folder):
+    embedder = embedder_of(f"hf:{folder}#tokens=6,pooling=mean,query=find ")
+    texts = ["ida is in lima", "ida is in lima otto", "ida"]  # 6, 7 and 3 tokens
+    assert embedder.cut(texts) == [False, True, False]
+    assert embedder.cut(texts, query=True) == [True, True, False]
+    whole, cut = embedder.embed(texts[:2])
+    assert whole == pytest.approx(cut, abs=1e-5)  # and so it is
+    assert embedder_of("hash:8").cut(texts) == [False] * 3 and embedder.cut([]) == []
+
+
 def poolings(**config):
     def change(folder):
         write_json(folder, "modules.json", modules(("Transformer", ""), ("Pooling", "1_Pooling")))

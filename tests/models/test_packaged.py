@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands.dryrun import _stand_in, dry_run, made_up
+from commands.export import export
 from commands.taskfiles import build_ruler
 from commands.train import train
 from config import realmodels
@@ -330,6 +331,22 @@ def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
     assert folder / "adapter" / "README.md" in written
     for path in written:
         assert str(cache_folder()) not in path.read_text(), path
+
+
+def test_an_export_as_gguf_is_the_merged_policy_and_knows_its_settings(wheel, tmp_path):
+    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
+    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2, lr=0.1)
+    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
+    folder = train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+    out = export(folder, out=tmp_path / "out", gguf=True)
+    file, ids = out / "model.gguf", torch.arange(5, 40)[None]
+    with torch.no_grad():
+        base, model, read = (
+            load_model(packaged.ready(path), "bfloat16", "cpu").eval()(ids).logits
+            for path in ("tiny", out, file)
+        )
+    assert torch.equal(model, read) and not torch.equal(base, read)
+    assert find.of_model(file) == find.of_model(out) and find.of_model(file)["chunk_tokens"] == 96
 
 
 # ---------------------------------------------------------------- adapters of the repository

@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -36,7 +36,10 @@ class Clerk(Agent):
 
     name = "clerk"
     keeps = True
-    rates = {"done": ("done", "turns"), "search_s": ("search_s", "searches")}
+    rates = {
+        "done": ("done", "turns"),
+        **{rate: (rate, "searches") for rate in ("search_s", "search_cut")},
+    }
     tallies = {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"}
     curves = {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")}
 
@@ -108,6 +111,20 @@ def test_who_read_the_document_paid_for_it():
     assert not {"first", "later", "search_ms", "episodes", "tallies"} & plain.keys()
     alone = summarise([reading(0), reading(1)], agents=AGENTS)["cells"][0]
     assert "first" not in alone and "later" not in alone  # nothing was shared
+
+
+def test_texts_that_an_embedder_cuts_stand_with_what_a_question_costs():
+    rows = [asked("a", counts={"searches": 4, "search_s": 0.1, "search_cut": 6}), *SHARED]
+    summary = summarise(rows, "sessions", agents=AGENTS)
+    one, two, *_ = (record for _, record in cells(summary))
+    assert one["search_cut"] == 0.6 and "search_cut" not in two
+    assert "| ms a search | texts cut a search |" in markdown_of(summary)
+    named = next(csv.DictReader(io.StringIO(csv_of(summary))))
+    assert named["search_cut"] == "0.6"
+    cost = str(report_page._cost(summary).body)
+    assert "texts cut a search" in cost and ">0.60<" in cost
+    assert "search cut" not in str(report_page._rated(summary))  # once is enough
+    assert "texts cut" not in markdown_of(summarise(SHARED, "sessions", agents=AGENTS))
 
 
 def test_what_a_question_costs_stands_in_a_second_table():
@@ -428,7 +445,7 @@ def test_a_row_counts_calls_and_the_memory_that_was_its_own():
     reading = Reading(Task("a", "q?", ("Lima",), text="x"), Agent())
     memories = [((1,) * n, frozen) for n, frozen in ((0, False), (3, False), (5, False), (2, True))]
     for k, (ids, frozen) in enumerate(memories):
-        prompt = Prompt((), 4, final=k == 3, section="s", memory=Text("m" * len(ids), ids))
+        prompt = Prompt((), 4, final=k == 3, section=f"s{k}", memory=Text("m" * len(ids), ids))
         turn = Turn(prompt, [1] * 7, [2], [-1.0], Finish.STOP, Text("r", ()))
         if frozen:
             turn.prompt = Prompt((), 4, True, "", prompt.memory, frozen=True)
@@ -437,3 +454,21 @@ def test_a_row_counts_calls_and_the_memory_that_was_its_own():
     made = reading.row()
     assert (made["model_calls"], made["sections"], made["tokens_read"]) == (4, 3, 28)
     assert made["occupancy"] == [3, 5] and made["memory_most"] == 5  # not what was looked up
+
+
+def test_a_section_of_several_turns_is_one_and_its_memory_counts_once():
+    """Also where the later turns go on with its conversation, and beside a plan and a question."""
+    reading = Reading(Task("a", "q?", ("Lima",), text="x"), Agent())
+    one, two = "one in Lima", "two in Lima"
+    turns = [("", dict(aside=True)), (one, {}), (one, {}), ("", {}), ("", dict(frozen=True)),
+             ("", dict(aside=True)), (two, {}), ("", dict(final=True))]  # fmt: skip
+    for k, (section, more) in enumerate(turns):
+        prompt = Prompt((), 4, section=section, memory=Text("m" * k, (1,) * k), **more)
+        turn = Turn(prompt, [1], [2], [-1.0], Finish.LENGTH, Text("r", ()))
+        if k == 3:
+            turn.prompt = replace(prompt, after=turn)
+        reading.add(turn)
+    made = reading.row()
+    assert (made["model_calls"], made["sections"], made["seen"]) == (8, 2, [1, 2])
+    assert made["occupancy"] == [6, 7]  # as the plan of the second and the answer are shown it
+    assert made["memory_cut"] == 5  # all but the answer and the plans

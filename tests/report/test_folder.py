@@ -205,8 +205,20 @@ def test_a_summary_stands_unless_there_are_more_rows(tmp_path):
 def test_damaged_rows_are_named(tmp_path, content):
     folder = evaluation(tmp_path / "eval", [row()])
     (folder / "rows.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"rows\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"rows\.jsonl(, line 1)? is damaged"):
         rewrite_report(folder)
+
+
+def test_rows_are_read_once(tmp_path, monkeypatch):
+    """Also for the page of a finished evaluation, which lists them all."""
+    rows = [row("memagent", id=str(i)) for i in range(4)]
+    folder = evaluation(folder_of(tmp_path / "eval", rows), rows)
+    parsed, parse = [], json.loads
+    monkeypatch.setattr(
+        "report.rows.json.loads", lambda text, **_: parsed.append(text) or parse(text)
+    )
+    assert "Every trajectory that was graded" in shown(rewrite_report(folder)).text
+    assert len([text for text in parsed if b'"settings": "s"' in bytes(text)]) == len(rows)
 
 
 def test_a_folder_of_no_run(tmp_path):

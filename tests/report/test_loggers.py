@@ -21,6 +21,7 @@ from report.loggers import Guarded, logger_class, open_loggers
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=2, lr=1e-2, warmup=2)
 LOGGERS = "lightning.pytorch.loggers"
+OWN = "loggers/Heard"  # its folder in a run's
 
 
 class Heard(Logger):
@@ -70,7 +71,7 @@ def go(run, resume=False, steps=7, stop=0):
 
 def heard(folder, name="reward"):
     """Return (step, value) of everything told under a name, in order."""
-    lines = (folder / "heard.jsonl").read_text().splitlines()
+    lines = (folder / OWN / "heard.jsonl").read_text().splitlines()
     return [(m["step"], m[name]) for m in map(json.loads, lines) if name in m and "step" in m]
 
 
@@ -102,13 +103,13 @@ def test_a_logger_that_fails_is_left_out_and_the_training_goes_on(run, tmp_path,
     run = replace(run, runs=str(tmp_path), name="failing", save_every=2)
     with pytest.raises(Stop):
         go(run, steps=4, stop=1)
-    (tmp_path / "failing/fail.json").write_text("1")
+    (tmp_path / "failing" / OWN / "fail.json").write_text("1")
     capsys.readouterr()
     folder = go(run, resume=True, steps=4)
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("has failed") == 1 and "ConnectionError: the server is gone" in said
     assert len(written(folder)) == 4 and [step for step, _ in heard(folder)] == [0]
-    (folder / "fail.json").unlink()
+    (folder / OWN / "fail.json").unlink()
     go(run, resume=True, steps=5)  # the step at which it failed is lost, no other
     assert [step for step, _ in heard(folder)] == [0, 2, 3, 4]
 
@@ -120,12 +121,12 @@ def test_lightnings_own_loggers(run, tmp_path):
         go(run, stop=5)
     folder = go(run, resume=True)
     rows = []
-    for file in sorted((folder / "own").glob("version_*/metrics.csv")):
+    for file in sorted((folder / "loggers/CSVLogger/own").glob("version_*/metrics.csv")):
         rows += csv.DictReader(file.open(newline=""))
     told = [(int(r["step"]), float(r["reward"])) for r in rows if r["reward"]]
     assert told == written(folder)
     points = []
-    for events in sorted((folder / "own").glob("version_*/events*")):
+    for events in sorted((folder / "loggers/TensorBoardLogger/own").glob("version_*/events*")):
         points += EventAccumulator(str(events)).Reload().Scalars("reward")
     assert [p.step for p in points] == [*range(7)]
     assert [p.value for p in points] == pytest.approx([value for _, value in told])
@@ -134,7 +135,7 @@ def test_lightnings_own_loggers(run, tmp_path):
 def test_no_address_of_a_server_is_told(tmp_path):
     settings = {"run.answerer": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
     (logger,) = open_loggers(["test_loggers.Heard"], tmp_path, settings)
-    (told,) = map(json.loads, (tmp_path / "heard.jsonl").read_text().splitlines())
+    (told,) = map(json.loads, (tmp_path / OWN / "heard.jsonl").read_text().splitlines())
     assert told == {"settings": {"run.answerer": "openai:#name", "grpo.lr": 1e-3}}
     assert logger.inner.called == tmp_path.name
 

@@ -32,18 +32,20 @@ def lines_of(axes) -> dict[str, list[float]]:
 
 def outcome(arm: str, mean: float | None) -> dict:
     """A stream of two tasks and two epochs; mean: of its bank's utilities, None = it has none."""
+    text = "Task: a\nStep one. " * 20
+    shown = [] if mean is None else [{"id": 1, "q": -0.5, "sim": 0.25, "experience": text}]
     rows = [
         {"epoch": epoch, "id": id, "success": id == "a", "error": "", "failure": "", "steps": 1,
-         "shown": [], "action": "act", "confidence": None, "read_tokens": 5, "written_tokens": 2}
+         "shown": shown, "action": "act", "confidence": None, "read_tokens": 5, "written_tokens": 2}
         for epoch in (0, 1) for id in ("a", "b")
     ]  # fmt: skip
     names = ("q_negative", "q_zero", "q_positive", "q_min", "q_10", "q_median", "q_90", "q_max")
     stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
     entry = {"id": 1, "q": -0.5, "visits": 2, "wins": 1, "task": "a", "epoch": 0, "kind": "script",
-             "experience": "Task: a\nStep one. " * 20}  # fmt: skip
+             "experience": text}  # fmt: skip
     return {
         "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
-        "seconds": [1.0, 1.0],
+        "frozen": {}, "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
         "bank": [] if mean is None else [entry],
     }  # fmt: skip
@@ -76,6 +78,16 @@ def test_success_has_its_intervals_as_bands(drawn):
     heights = {round(float(y), 6) for band in bands for y in band.get_paths()[0].vertices[:, 1]}
     assert {round(low, 6), round(high, 6)} == heights
     assert not drawn["tasks solved so far"].collections
+
+
+def test_what_used_up_its_steps_has_not_crashed(drawn):
+    stream = outcome("memrl", 0.0)
+    for row, failure in zip(stream["rows"], ("steps", "window", "crashed: a bug", ""), strict=True):
+        row["failure"] = failure
+    stream["rows"][3]["error"] = "ValueError"
+    cells = streams.epochs_of(stream)
+    assert [(cell["crashed"], cell["ran_out"]) for cell in cells] == [(0, 2), (2, 0)]
+    assert ">ran out</th>" in page(stream)
 
 
 def test_nothing_is_said_of_utilities_where_no_arm_has_any(drawn):

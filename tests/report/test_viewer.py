@@ -15,6 +15,7 @@ from config.errors import UserError, clean
 from data import Task
 from memagent import Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from report import viewer
+from report.folder import read_run
 from report.page import write_report
 from report.reading import row_of
 from report.rows import Cell, read_rows
@@ -72,7 +73,7 @@ def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch)
         record(id=f"q{k}", settings="s", memories=("", f"was in {k}", f"is in {k}"))
         for k in (5, 0, 3)
     ]
-    section, script = viewer_section(*evaluation(tmp_path / "e", rows), records)
+    section, script = viewer_section(rows, summarise(rows), records)
     packed = blocks(section.body)
     assert script == (Path(viewer.__file__).parent / "viewer.js").read_text()
     assert {*packed} == {"list", "memories", "transcripts-0", "transcripts-1"}
@@ -96,24 +97,26 @@ def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch)
 def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
     rows = [row(id="a"), row(id="b", reward=0.5), row(id="c", reward=0.0, error="no window")]
     folder, summary = evaluation(tmp_path / "e", rows)
+    write_summary(folder / "summary.json", summary)
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps(row(id="d", settings="other")) + "\n")
         file.write(json.dumps(row(id="b", reward=1.0)) + "\n" + '{"torn')
-    listed = blocks(viewer_section(folder, summary, [record(settings="s")])[0].body)["list"]
+    run = read_run(folder)
+    listed = blocks(viewer_section(run.rows, summary, [record(settings="s")])[0].body)["list"]
     assert column(listed, "question") == ["Where is Anna?", "b", "c"]  # of the transcript, else id
     assert column(listed, "result") == ["right", "right", "failed"]
-    section, script = viewer_section(tmp_path, summary, [])  # no file of rows
+    section, script = viewer_section([], summary, [])
     assert section.body == script == ""
-    (folder / "rows.jsonl").write_text("{}\n\n")
+    (folder / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n\n")
     with pytest.raises(UserError, match="line 2 is damaged"):
-        read_rows(folder / "rows.jsonl", {"s"})
+        read_rows(folder / "rows.jsonl")
 
 
 def test_an_answer_without_the_form_is_marked_as_such(tmp_path):
     rows = [row(id="a", prediction=None, response=" It is Lima. ", reward=0.0),
             row(id="b", prediction=None, response=" ", reward=0.0),
             row(id="c", prediction="x" * 5000)]  # fmt: skip
-    section, _ = viewer_section(*evaluation(tmp_path / "e", rows), [])
+    section, _ = viewer_section(rows, summarise(rows), [])
     formless, empty, long = column(blocks(section.body)["list"], "answer")
     assert formless == f"It is Lima. {unformed('')}" and empty == "" and len(long) < 800
 
@@ -121,7 +124,7 @@ def test_an_answer_without_the_form_is_marked_as_such(tmp_path):
 def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):
     monkeypatch.setattr(viewer, "MOST", 6)
     rows = [row(agent, id=f"{k}", settings=agent) for agent in ("a", "b") for k in range(5)]
-    section, _ = viewer_section(*evaluation(tmp_path / "e", rows), [])
+    section, _ = viewer_section(rows, summarise(rows), [])
     listed = blocks(section.body)["list"]
     assert "first 6 of 10" in section.note
     assert column(listed, "agent") == ["a"] * 3 + ["b"] * 3
@@ -135,7 +138,7 @@ def test_no_text_leaves_its_block_and_every_text_comes_back(tmp_path, text):
     rows = [row(text, text, id=text, prediction=text, error=text, wording=text, memory=text,
                 answers=[text])]  # fmt: skip
     records = [record((text, text + " in", text), text, settings="s", id=text, question=text)]
-    html = viewer_section(*evaluation(tmp_path / "e", rows), records)[0].body
+    html = viewer_section(rows, summarise(rows), records)[0].body
     packed = blocks(html)
     assert len(packed) == html.count("<script") == html.count("</script>") == 3
     html = html[html.index("<script") :]

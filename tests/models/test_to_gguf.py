@@ -1,0 +1,141 @@
+"""Models written as GGUF: what is read back is the model, what llama.cpp would compute otherwise
+is refused. That llama.cpp itself goes on alike is told in docs/models.md."""
+
+import pytest
+import torch
+from tiny_gguf import TEXT, tiny_llama, tiny_model, vocabulary
+from tiny_gguf import write_gguf as write_by_hand
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from config.errors import UserError
+from config.options import EMBEDDED
+from models.convert import SAMPLE, convert, read_header
+from models.load import load_model
+from models.to_gguf import write_gguf
+from tokens.codec import Codec
+
+IDS = torch.tensor([[5, 9, 70, 33, 120, 7, 255, 41]])
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """The tokenizers of two GGUF files, as they are read here."""
+    found = {}
+    for rule in ("smollm", "qwen2"):
+        folder = tmp_path_factory.mktemp(rule)
+        arch = {"general.architecture": "qwen2"} if rule == "qwen2" else {}
+        model = tiny_model("qwen2") if arch else None
+        write_by_hand(folder / "tiny.gguf", model=model, more=arch | {"tokenizer.ggml.pre": rule})
+        (folder / "model").mkdir()
+        convert(folder / "tiny.gguf", folder / "model")
+        found[rule] = AutoTokenizer.from_pretrained(folder / "model")
+    return found
+
+
+@pytest.fixture
+def tokenizer(tokenizers):
+    return tokenizers["smollm"]
+
+
+def saved(folder, model, tokenizer, dtype=torch.float32):
+    model.generation_config.eos_token_id = model.config.eos_token_id = 2
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_what_is_read_back_is_the_model_and_its_tokenizer(tmp_path, tokenizers, kind, dtype):
+    rule = "qwen2" if kind.startswith("qwen") else "smollm"
+    model = tiny_llama(vocab_size=len(vocabulary()[0])) if kind == "llama" else tiny_model(kind)
+    model.config.sliding_window = None
+    folder = saved(tmp_path, model, tokenizers[rule], dtype)
+    write_gguf(folder, "Tiny")
+    header = read_header(folder / "model.gguf")
+    assert header.fields["general.name"] == "Tiny"
+    assert header.fields["tokenizer.ggml.pre"] == rule
+    (tmp_path / "again").mkdir()
+    convert(folder / "model.gguf", tmp_path / "again")  # which reads weights as bfloat16
+    before = load_model(folder, "bfloat16", "cpu").eval()
+    after = load_model(tmp_path / "again", "bfloat16", "cpu").eval()
+    with torch.no_grad():
+        assert torch.equal(before(IDS).logits, after(IDS).logits)
+    codec, again = Codec.load(folder), Codec.load(tmp_path / "again")
+    assert again.eos_ids == codec.eos_ids == {2}
+    for text in (SAMPLE, TEXT, " Zoë's naïve\tline\n\n  — 12,345 …", "<|im_end|>"):
+        ids = again.tokenizer.encode(text)
+        assert ids == codec.tokenizer.encode(text)
+        assert str(again.decode(ids)) == str(codec.decode(ids))
+        assert again.chat([(text, False)]) == codec.chat([(text, False)])
+
+
+def test_weights_are_stored_in_their_own_type(tmp_path, tokenizer):
+    from gguf import GGUFReader
+
+    model = tiny_llama(vocab_size=len(vocabulary()[0]) + 5)  # rows without a token
+    for dtype, matrices in ((torch.float32, "F32"), (torch.bfloat16, "BF16")):
+        write_gguf(saved(tmp_path, model, tokenizer, dtype), "Tiny")
+        tensors = GGUFReader(tmp_path / "model.gguf").tensors
+        assert {t.tensor_type.name for t in tensors if len(t.shape) > 1} == {matrices}
+        assert {t.tensor_type.name for t in tensors if len(t.shape) == 1} == {"F32"}
+    header = read_header(tmp_path / "model.gguf")
+    assert header.tokens[-5:] == [f"[PAD{len(header.tokens) - k}]" for k in range(5, 0, -1)]
+    assert header.tokens_of_type(3) == ["<unk>", "<|im_start|>", "<|im_end|>"]
+
+
+def test_an_output_matrix_of_its_own(tmp_path, tokenizer):
+    model = tiny_llama(vocab_size=len(vocabulary()[0]))
+    sizes = model.config.to_dict() | {"tie_word_embeddings": False}
+    own = LlamaForCausalLM(LlamaConfig(**sizes))
+    write_gguf(saved(tmp_path, own, tokenizer), "Tiny")
+    assert "output.weight" in read_header(tmp_path / "model.gguf").elements
+    (tmp_path / "again").mkdir()
+    convert(tmp_path / "model.gguf", tmp_path / "again")
+    again = load_model(tmp_path / "again", "bfloat16", "cpu")
+    assert torch.equal(again.lm_head.weight, own.lm_head.weight.to(torch.bfloat16))
+
+
+def test_a_blank_at_the_beginning_is_read_back(tmp_path):
+    """Of files, too, that do not say that none is put before a text, as byte-level ones seldom do.
+
+    transformers takes them for files of sentencepiece, and drops it.
+    """
+    write_by_hand(tmp_path / "tiny.gguf")
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    codec = Codec.load(tmp_path / "model")
+    assert str(codec.decode(codec.encode(" " + TEXT))) == " " + TEXT
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "positio"),
+        ({"attention_bias": True}, "biases"),
+        ({"hidden_act": "gelu"}, "the activation gelu"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(tmp_path, tokenizer, change, said):
+    sizes = tiny_llama(vocab_size=len(vocabulary()[0])).config.to_dict() | change
+    saved(tmp_path, LlamaForCausalLM(LlamaConfig(**sizes)), tokenizer)
+    with pytest.raises(UserError, match=f"llama with .*{said}.* convert_hf_to_gguf"):
+        write_gguf(tmp_path, "Tiny")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_window_that_slides_is_refused(tmp_path, tokenizer):
+    model = tiny_model("mistral")
+    model.config.sliding_window = 64
+    with pytest.raises(UserError, match="mistral with a sliding window"):
+        write_gguf(saved(tmp_path, model, tokenizer), "Tiny")
+
+
+def test_other_architectures_and_tokenizers_are_refused(tmp_path, tokenizer):
+    other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300))
+    with pytest.raises(UserError, match=r"type gpt2 .known are llama, mistral, qwen2, qwen3"):
+        write_gguf(saved(tmp_path / "gpt2", other, tokenizer), "Tiny")
+    unigram = AutoTokenizer.from_pretrained(EMBEDDED)
+    model = tiny_llama(vocab_size=500)
+    with pytest.raises(UserError, match="no byte-level BPE of a known rule"):
+        write_gguf(saved(tmp_path / "unigram", model, unigram), "Tiny")
