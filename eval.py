@@ -440,6 +440,7 @@ class _Suite:
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = metric_of(self.unit, [column.question for column in self.columns])
         summary = summarise(rows, self.unit, metric, agents=agents)
+        summary["altered"] = find.altered(agents, self.config)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
