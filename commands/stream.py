@@ -407,27 +407,41 @@ class Stream:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen = bank.noted(FROZEN) or {}
+    frozen, rows = bank.noted(FROZEN) or {}, [*_read(folder / f"{arm}.jsonl")]
     return {
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
-        "rows": [*_read(folder / f"{arm}.jsonl")],
+        "rows": rows,
         "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
         "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
-        "bank": [
+        "bank": _shown(rows) if frozen else [
             {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-             "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
+             "experience": e.experience[:TOLD]}
             for e in bank.entries() if e.visits
         ],
     }  # fmt: skip
 
 
+def _shown(rows: Sequence[dict]) -> list[dict]:
+    """Return the entries of a frozen bank that were shown, with the successes of these rows."""
+    found: dict[int, dict] = {}
+    for row in rows:
+        for each in row["shown"]:
+            told = {name: each[name] for name in ("id", "q", "task")}
+            told |= {"visits": 0, "wins": 0, "experience": each["experience"][:TOLD]}
+            entry = found.setdefault(each["id"], told)
+            entry["visits"] += 1
+            entry["wins"] += row["success"]
+    return [*found.values()]
+
+
 LEAK = 12  # characters of a solution that are worth looking for
 BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+TOLD = 400  # characters of an experience on the page
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 

@@ -20,7 +20,7 @@ import cli
 from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
-from commands.stream import State, Stream, _alone, _leaks, run_stream
+from commands.stream import State, Stream, _alone, _leaks, outcome_of, run_stream
 from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
@@ -553,6 +553,15 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
         # a task that has left experiences there is not shown its own
         assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
     assert not any(json.loads(line)["shown"] for line in (folder / "none.jsonl").open())
+    # what helped is told of this run, not of that in which the bank learnt
+    assert "What helped and what hurt: memrl" in page and "<svg" not in page  # one epoch: no curve
+    with contextlib.closing(Bank(folder / "memrl.db", BankConfig(), frozen=True)) as book:
+        told = outcome_of(folder, "memrl", frozen(tmp_path, learnt_bank, epochs=1), book)["bank"]
+    shown = [(each["id"], row["success"]) for row in rows for each in row["shown"]]
+    assert {each["id"]: (each["visits"], each["wins"]) for each in told} == {
+        id: (sum(one == id for one, _ in shown), sum(won for one, won in shown if one == id))
+        for id, _ in shown
+    }
 
 
 def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_changed(
