@@ -218,7 +218,7 @@ class _Filling:
                 passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
                 if passing and self.failures[key] < self.conditions.retries:
                     self.failures[key] += 1
-                    self.readings.pop(key)
+                    self.readings[key].fail(trajectory.seconds)
                     again.append((trajectory.task, trajectory.sample))
                 else:
                     self._finish(file, trajectory)
@@ -241,11 +241,11 @@ class _Filling:
             if self._take(self.written.get(key)):
                 file.release(claim)
                 continue
-            reading = self.readings[task.id, sample] = Reading(task, self.agent)
+            self.readings[key[:2]] = reading = Reading(task, self.agent, self.readings.get(key[:2]))
             if owed := self.owed.get((task.id, sample)):
                 for turn in owed.turns:
                     if not turn.prompt.final:  # that answers another question
-                        reading.add(turn)
+                        reading.add(turn, owed=True)
             yield task, sample
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:

@@ -101,21 +101,24 @@ def policy(codec):
     return random_policy(codec)
 
 
-@pytest.fixture
-def rendered():
-    """Mark a test of commands whose plots are rendered, as a user's are."""
+@pytest.fixture(scope="session", autouse=True)
+def quick_plots():
+    """Tell matplotlib what to draw, and no more, but in tests that are `rendered`.
 
-
-@pytest.fixture(autouse=True)
-def quick_plots(request, monkeypatch):
-    """Render plots in the tests of pages, and in those that are `rendered`.
-
-    Elsewhere matplotlib is told what to draw, and no more: nobody looks at the plots, and laying
-    one out and writing it takes 70 ms.
+    Nobody looks at the other plots, and laying one out and writing it takes 70 ms.
     """
-    of_pages = {"report", "browser", "test_front_page.py"} & {*request.path.parts}
-    if not of_pages and "rendered" not in request.fixturenames:
-        monkeypatch.setattr("report.plots._svg", unrendered)
+    from report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        render = plots._svg
+        patch.setattr(plots, "_svg", unrendered)
+        yield render
+
+
+@pytest.fixture
+def rendered(quick_plots, monkeypatch):
+    """Render the plots of a test, as a user's are."""
+    monkeypatch.setattr("report.plots._svg", quick_plots)
 
 
 def unrendered(draw, name, label):

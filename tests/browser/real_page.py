@@ -5,7 +5,7 @@ import json
 
 import pytest
 from chromium import BINARY
-from real_viewer import browser  # noqa: F401
+from real_viewer import browser, quick_plots  # noqa: F401
 from test_counted import trajectory
 from test_folder import evaluation, training
 from test_page import record, row

@@ -17,6 +17,11 @@ OPENS_WITHIN_MS = 2000
 LINES = "document.querySelectorAll('#rows-lines .rows-line')"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_plots():
+    """Render all plots."""
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     browser = Chromium(tmp_path_factory.mktemp("profile"))

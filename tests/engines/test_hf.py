@@ -600,21 +600,19 @@ def test_a_second_question_computes_no_section_again(codec, policy):
 
 def test_questions_about_one_text_take_no_more_rows_than_one_does(codec, policy):
     used = []
-    for n in (1, 6):
-        questions = [
-            f"Where is {name}?" for name in ("Anna", "Boris", "Clara", "David", "Elena", "Felix")
-        ]
+    for n in (1, 3):
+        questions = [f"Where is {name}?" for name in ("Anna", "Boris", "Clara")]
         engine, _ = read_again(
             codec, policy, questions[:n], remember=True, max_cache_tokens=1 << 16
         )
         used.append(sum(bool(ids) for ids in engine._cached))
-    assert used[0] == 13 and used[1] <= used[0] + 6  # the final prompts differ
+    assert used[0] == 13 and used[1] <= used[0] + 3  # the final prompts differ
 
 
 def test_what_is_remembered_stays_within_its_tokens(codec, policy):
     room = {"remember": True, "max_cache_tokens": 600}
-    engine, done = read_again(codec, policy, ["Where is Anna?"] * 3, 20, **room)
-    _, fresh = read_again(codec, policy, ["Where is Anna?"] * 3, 20)
+    engine, done = read_again(codec, policy, ["Where is Anna?"] * 2, 16, **room)
+    _, fresh = read_again(codec, policy, ["Where is Anna?"] * 2, 16)
     assert [[t.response_ids for t in turns] for turns in done] == [
         [t.response_ids for t in turns] for turns in fresh
     ]

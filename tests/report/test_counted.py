@@ -249,6 +249,7 @@ def heights(svg):
     ]
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_length():
     def at(agent, size, temperature="1.0", length=8, kind="one"):
         counts = {"size_1": size, "sizes_1": 1, "size_2": 2 * size, "sizes_2": 1}

@@ -96,6 +96,7 @@ def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
     assert "30 training steps" in shown(rewrite_report(folder)).text
 
 
+@pytest.mark.usefixtures("rendered")
 def test_what_is_known_of_every_step_is_drawn(tmp_path):
     report = shown(rewrite_report(training(tmp_path / "run", peak_gib=7)))
     labels = re.findall("<text[^>]*>([^<]*)</text>", report.html)

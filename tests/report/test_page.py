@@ -202,6 +202,7 @@ def test_pooled_kinds_stand_among_the_cells_with_both_intervals(tmp_path):
     assert cells.count("n 64") == 2
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_whole_report(tmp_path):
     report = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
     assert report.titles == [
@@ -221,6 +222,7 @@ def test_a_whole_report(tmp_path):
     assert [*(tmp_path / "demo").glob(".*")] == []  # nothing half-written is left
 
 
+@pytest.mark.usefixtures("rendered")
 def test_markup_in_any_field_is_shown_as_text(tmp_path):
     rows = [row(HOSTILE, HOSTILE, length=n) for n in (4, 8)] + [
         row("other", HOSTILE, id=HOSTILE, error=HOSTILE)
@@ -278,12 +280,14 @@ def test_without_training_transcripts_or_settings(tmp_path):
     ],
     ids=["zero accuracy", "one length", "length zero", "greedy only", "many", "gaps", "nothing"],
 )
+@pytest.mark.usefixtures("rendered")
 def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     report = page(tmp_path / "eval", rows)
     assert report.tags.count("svg") == svgs
     assert ("Nothing has been evaluated yet." in report.text) == (not rows)
 
 
+@pytest.mark.usefixtures("rendered")
 def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
     folder = folder_of(tmp_path / "demo", GRID, metrics=METRICS_CSV)
     assert "validation, greedy" not in write_report(folder).read_text()
@@ -292,6 +296,7 @@ def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
     assert "validation, greedy" in text and Page(text)
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
     def heights(right):
         rows = [
@@ -310,6 +315,7 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
         assert shares == pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
 
 
+@pytest.mark.usefixtures("rendered")
 def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
     text = write_report(folder_of(tmp_path / "eval", GRID, metrics=METRICS_CSV)).read_text()
     assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text
@@ -331,6 +337,7 @@ def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypat
     assert style.count("{") == style.count("}") and "</" not in style
 
 
+@pytest.mark.usefixtures("rendered")
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
@@ -341,6 +348,7 @@ def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     assert "Reward by" not in Page(write_report(folder).read_text()).text
 
 
+@pytest.mark.usefixtures("rendered")
 def test_published_numbers_stand_beside_documents_only(tmp_path):
     def rows(question="hotpotqa"):
         return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
@@ -720,6 +728,7 @@ def growth_of(seconds, lengths=(4, 64, 1024)):
     return plots.growth({"cells": records, "unit": "sections"})
 
 
+@pytest.mark.usefixtures("rendered")
 def test_growth_has_a_line_for_each_agent_and_a_few_numbers_on_its_axes():
     def seconds(agent, question, temperature):
         factor = 10 * (agent == "full") + 1 + 2 * (question == "two") + 90 * (temperature == "0.0")
@@ -828,6 +837,7 @@ def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
 # ---------------------------------------------------------------- what comes first, what is folded
 
 
+@pytest.mark.usefixtures("rendered")
 def test_what_few_questions_say_is_faint(tmp_path):
     rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
     report = page(tmp_path / "eval", rows)
@@ -902,6 +912,7 @@ def test_a_page_takes_time_in_proportion_to_its_cells(tmp_path, monkeypatch):
     assert seconds(8) < 1.75 * 8 * seconds(1)  # 768 cells, 96 cells
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_memory_along_the_document_is_drawn_once_an_agent(tmp_path):
     rows = [
         row(agent, temperature=t, length=n, occupancy=[1.0, 2.0], memory_most=2)
