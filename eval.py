@@ -31,7 +31,7 @@ from config.errors import UserError, clean
 from config.options import EvalConfig, without_url
 from config.terminal import bar, console
 from data import Task
-from engines.open import engine_fingerprint, open_reader, policy_folder, weights_of
+from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
 from report.live import Live
@@ -342,6 +342,7 @@ class _Suite:
             lengths = "The lengths of RULER are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
         setup = Setup.of_evaluation(config, [*agents.values()])
+        self.in_flight = most_in_flight(config, setup)
         self.unit, self.columns = columns_of(config, setup.codec)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
@@ -413,7 +414,7 @@ class _Suite:
             model=model,
             seed=config.seed,
             samples=config.samples if sampling.temperature > 0 else 1,  # greedy: all the same
-            in_flight=min(config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
+            in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
             retries=config.retries,
             redo_failed=config.redo_failed and not wait,
             wait=wait,
