@@ -75,11 +75,11 @@ def export(
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
-        write_card(temporary, stored, folder, step, adapter=False)
         if gguf:
             from models.to_gguf import write_gguf
 
             write_gguf(temporary, stored["run"].get("name") or folder.name)
+        write_card(temporary, stored, folder, step, adapter=False)
         if adapter.is_dir():
             _copy_about(temporary, adapter)
             write_card(adapter, stored, folder, step, adapter=True)

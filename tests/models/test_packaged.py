@@ -342,6 +342,8 @@ def test_an_export_as_gguf_is_the_merged_policy_and_knows_its_settings(wheel, tm
     with warnings.catch_warnings(record=True) as said:  # a user would read them
         out = export(folder, out=tmp_path / "out", gguf=True)
     assert not [each for each in said if "distributed" in str(each.message)]
+    card = (out / "README.md").read_text()
+    assert "- gguf\n" in card and "`model.gguf` is the same model for llama.cpp." in card
     file, ids = out / "model.gguf", torch.arange(5, 40)[None]
     with torch.no_grad():
         base, model, read = (
