@@ -160,18 +160,17 @@ class Inline:
     def shutdown(self, *_, **__): ...
 
 
-def forked(words, out=os.devnull, cwd=None, main=None):
+def forked(words, out=os.devnull, cwd=None):
     """Start a command in a forked child; returns the process. Its messages go to the file `out`.
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
-    main: what is called with the words, instead of the commands.
     """
     import cli
 
     def run():
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
-        (main or cli.app)([str(word) for word in words])
+        cli.app([str(word) for word in words])
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()

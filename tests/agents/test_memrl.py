@@ -12,6 +12,11 @@ from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
+from report.markup import joined
+from report.reading import row_of
+from report.records import record
+from report.rows import Cell
+from report.transcripts import n_sections, trace
 from rollout import Sampling, rollout
 from tasks.environments import Step, Work
 from tokens.codec import Characters
@@ -285,6 +290,17 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
         == plain.prompts[0].text
     )
     assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
+
+
+def test_a_lesson_is_no_section_and_stands_below_the_answer():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 4)
+    reader = agent(chunk_tokens=40)
+    trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+    made, n = record(trajectory, reader), len(trajectory.turns) - 2
+    assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
+    assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
+    shown = str(joined(trace(made, None, 100)))
+    assert shown.count("<h3>Section") == n and shown.index("became") < shown.index("do it well")
 
 
 def test_an_answer_that_stands_in_what_is_shown_is_counted_and_the_own_one_is_not_shown():

@@ -1,7 +1,6 @@
 """The benchmarks' own arithmetic, and small runs on a CPU of the scripts that need no peer."""
 
 import json
-import runpy
 import sys
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import forked
 
 import bench.__main__ as everything
 import bench.colocated as colocated
@@ -259,24 +257,8 @@ def test_the_lines_of_the_update_say_what_was_asked():
     assert [x["bar"] for x in gpu.lines("full-1.7b", result)] == ["", "", ""]
 
 
-def as_module(words):
-    """Run a module as `python -m` does."""
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__")
-
-
-def test_a_profile_says_which_operators_take_the_time(capsys, monkeypatch, tmp_path):
+def test_a_profile_says_which_operators_take_the_time(capsys):
     """Run it in a process of its own, as each part: command line and output fit together."""
-
-    def streamed(command):
-        assert command[:2] == [sys.executable, "-m"]
-        process = forked(command[2:], said := tmp_path / "said", main=as_module)
-        process.join()
-        assert process.exitcode == 0, said.read_text()
-        print(said.read_text())
-        return json.loads(said.read_text().splitlines()[-1]), ""
-
-    monkeypatch.setattr(parts, "streamed", streamed)
     made = replace(gpu.BENCHMARK, parts={"profile": gpu.profile})
     result = made.main(["--tiny"])["profile"]
     most = result["operators"]["most"]
