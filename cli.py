@@ -151,9 +151,7 @@ def sft(
 def export(
     run: Annotated[Path, typer.Argument(help="a run's folder")],
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="of the checkpoint with the best validation")
-    ] = False,
+    best: Annotated[bool, typer.Option("--best", help="of the best by validation")] = False,
     out: Annotated[
         Path | None, typer.Option(help="new folder; default: RUN/model. Adapters: OUT-adapter")
     ] = None,

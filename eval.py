@@ -31,7 +31,7 @@ from config.errors import UserError, clean
 from config.options import EvalConfig, without_url
 from config.terminal import bar, console
 from data import Task
-from engines.open import engine_fingerprint, open_reader, policy_folder, weights_of
+from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
 from report.live import Live
@@ -218,7 +218,7 @@ class _Filling:
                 passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
                 if passing and self.failures[key] < self.conditions.retries:
                     self.failures[key] += 1
-                    self.readings.pop(key)
+                    self.readings[key].fail(trajectory.seconds)
                     again.append((trajectory.task, trajectory.sample))
                 else:
                     self._finish(file, trajectory)
@@ -241,11 +241,11 @@ class _Filling:
             if self._take(self.written.get(key)):
                 file.release(claim)
                 continue
-            reading = self.readings[task.id, sample] = Reading(task, self.agent)
+            self.readings[key[:2]] = reading = Reading(task, self.agent, self.readings.get(key[:2]))
             if owed := self.owed.get((task.id, sample)):
                 for turn in owed.turns:
                     if not turn.prompt.final:  # that answers another question
-                        reading.add(turn)
+                        reading.add(turn, owed=True)
             yield task, sample
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
@@ -342,6 +342,7 @@ class _Suite:
             lengths = "The lengths of RULER are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
         setup = Setup.of_evaluation(config, [*agents.values()])
+        self.in_flight = most_in_flight(config, setup)
         self.unit, self.columns = columns_of(config, setup.codec)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
@@ -413,7 +414,7 @@ class _Suite:
             model=model,
             seed=config.seed,
             samples=config.samples if sampling.temperature > 0 else 1,  # greedy: all the same
-            in_flight=min(config.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
+            in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
             retries=config.retries,
             redo_failed=config.redo_failed and not wait,
             wait=wait,
@@ -440,6 +441,7 @@ class _Suite:
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = metric_of(self.unit, [column.question for column in self.columns])
         summary = summarise(rows, self.unit, metric, agents=agents)
+        summary["altered"] = find.altered(agents, self.config)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings()  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)

@@ -168,12 +168,16 @@ def make(name: str, settings: Mapping[str, object]) -> Agent:
 
     UserError: they do not fit, or it `needs_embedder` and they name none.
     """
-    kind = find(name)
-    own = hints_of(kind.Config)
-    agent = kind(kind.Config(**{field: value for field, value in settings.items() if field in own}))
+    agent = find(name)(_config(find(name), settings))
     if getattr(agent, "needs_embedder", False) and not agent.config.embedder:
         raise UserError(f"The agent {agent.label} compares meanings: name an --embedder.")
     return agent
+
+
+def _config(kind: type[Agent], settings: Mapping[str, object]) -> object:
+    """Return the settings of an agent, of these its own."""
+    own = hints_of(kind.Config)
+    return kind.Config(**{field: value for field, value in settings.items() if field in own})
 
 
 def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
@@ -438,6 +442,31 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
 def settings_of(agents: Iterable[Agent]) -> dict:
     """Merge the settings of several agents, to write them down."""
     return {name: value for agent in agents for name, value in asdict(agent.config).items()}
+
+
+MOST_ALTERED = 3
+
+
+def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, str]:
+    """Say of agents which settings are not those that they have with the model of an evaluation.
+
+    name -> such as "top_k 2"; no entry for an agent whose settings are all as they would be.
+    """
+    by_server = evaluation.endpoint or evaluation.engine == "extractive"
+    usual = of_model(model_or_default(evaluation.model, by_server))
+    found = {}
+    for name, agent in agents.items():
+        own, plain = asdict(agent.config), asdict(_config(type(agent), usual))
+        parts = [
+            f"{field} {str(without_url(value)).rpartition('/')[2] or 'none'}"
+            for field, value in own.items()
+            if value != plain[field]
+        ]
+        if (more := len(parts) - MOST_ALTERED) > 0:
+            parts[MOST_ALTERED:] = [f"{more} more"]
+        if parts:
+            found[name] = ", ".join(parts)
+    return found
 
 
 # ---------------------------------------------------------------- flags

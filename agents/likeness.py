@@ -3,7 +3,7 @@
 Holds: `Likeness` and its kinds, `likeness_of`; `Identity`, what is noted of an embedder. Leaves
 out: what is kept of intents (agents/bank.py), embedders (models/embedder.py). No torch, unless
 faiss is missing.
-Exercise it: `pytest tests/agents/test_likeness.py`. Read next: models/embedder.py.
+Exercise it: `pytest tests/agents/test_bank.py`. Read next: models/embedder.py.
 
 Embeddings are compared exactly, with all intents: by faiss (flat; from 100,000 intents on in half
 precision), or by torch where faiss is not installed. Similarities are rounded to six digits: in the

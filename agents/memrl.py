@@ -41,6 +41,7 @@ from memagent import (
 )
 from memory import overwrite
 from tasks.environments import Work
+from tasks.mentions import count_phrases, phrases
 
 if TYPE_CHECKING:
     from agents.search import Embedder
@@ -192,6 +193,7 @@ class Tried:
     pool: int = 0
     best_sim: float = 0.0
     cut: bool = False  # its intent was not read to the end
+    leaked: bool = False  # a document's answer stands in what was shown
     experience: str = ""  # "" = none is to be kept
     kind: str = ""
 
@@ -226,6 +228,7 @@ class MemRL(Agent):
         "shown": ("shown", "tried"),
         "steps": ("steps", "tried"),
         "best_sim": ("best_sim", "tried"),
+        "answer_shown": ("answer_shown", "tried"),
     }
 
     embed: Embedder | None = None
@@ -256,6 +259,8 @@ class MemRL(Agent):
         """Return the bank. UserError: it cannot be opened."""
         if self.bank is None:
             c, first = self.config, os.environ.get("RANK", "0") == "0"
+            if self.frozen:  # what a task has left itself is no transfer
+                c = replace(c, exclude_same_task=True)
             path = Path(c.bank) if c.bank and self._rows is None else None
             frozen = self.frozen and first and path is not None
             own = dict(namespace=c.namespace, frozen=frozen)
@@ -381,6 +386,7 @@ class MemRL(Agent):
             success=reward >= 1,
             reward=2 * reward - 1,
             steps=len(sections) + 1,
+            leaked=bool(count_phrases(phrases(task.answers), block)),
         )
         told = [f"Task: {problem}", f"Memory: {memory}", f"Answer: {turn.response}"]
         yield from self._end(task, turn, tried, shown, retrieved, told)
@@ -523,7 +529,7 @@ class MemRL(Agent):
                     epoch=self.epoch,
                     kind=tried.kind,
                     parents=[found.entry.id for found in lesson.shown],
-                    meta={"steps": tried.steps},
+                    meta={"steps": tried.steps, "kind": lesson.task.kind},
                 )
             for key, value in noted.items():
                 bank.note(key, value)
@@ -557,6 +563,7 @@ class MemRL(Agent):
             "steps": notes.steps,
             "shown": len(notes.shown),
             "best_sim": notes.best_sim,
+            "answer_shown": float(notes.leaked),
         }
 
     def lines(self, turn: dict) -> list[Line]:

@@ -113,9 +113,9 @@ class MemUpdateConfig(ReadConfig):
     max_calls: Annotated[int, COUNT] = 4
     """calls of one turn that are executed; further ones get an error each"""
     max_invalid: Annotated[int, COUNT] = 3
-    """turns in a row with calls, each of them unreadable, of no tool or with arguments that do not
-    fit it, after which the episode ends; what the store refuses, such as a duplicate, is no such
-    call"""
+    """malformed turns in a row that end the episode: turns that call tools, but with no call that
+    can be read, names a tool and has arguments that fit it; a call that the store refuses, such as
+    a duplicate, is well-formed"""
     without: tuple[str, ...] = ()
     """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
     search: Literal["bm25", "dense", "hybrid"] = "bm25"

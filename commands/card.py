@@ -28,6 +28,7 @@ from report.summary import wilson, write_text
 
 MOST_ROWS = 60
 """Cells of evaluations that a card lists; the rest is in their own reports."""
+HOW = "`FOLDER` is this one: `agent.yaml` says how the agent reads with these weights."
 
 
 def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter: bool) -> None:
@@ -66,6 +67,9 @@ def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter:
         tags=["memagent", find.section_of(find.training_of(stored)), agent.label, "long-context"],
     )
     text = "\n".join(_lines(name, agent, stored, run_folder, step, adapter))
+    if (folder / "model.gguf").exists():
+        data.tags.append("gguf")
+        text = text.replace(HOW, f"{HOW} `model.gguf` is the same model for llama.cpp.")
     content = f"---\n{data.to_yaml()}\n---\n\n{text}\n"
     write_text(folder / "README.md", str(ModelCard(content)))
 
@@ -161,7 +165,7 @@ def _lines(
     yield "python cli.py serve --model FOLDER"
     yield "```"
     yield ""
-    yield "`FOLDER` is this one: `agent.yaml` says how the agent reads with these weights."
+    yield HOW
     yield ""
     yield "## How it was made"
     yield ""

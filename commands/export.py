@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -74,11 +75,11 @@ def export(
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
-        write_card(temporary, stored, folder, step, adapter=False)
         if gguf:
             from models.to_gguf import write_gguf
 
             write_gguf(temporary, stored["run"].get("name") or folder.name)
+        write_card(temporary, stored, folder, step, adapter=False)
         if adapter.is_dir():
             _copy_about(temporary, adapter)
             write_card(adapter, stored, folder, step, adapter=True)
@@ -123,7 +124,9 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     device = "" if config.quantise else "cpu"
     setup = TrainingSetup.of(replace(run, dtype=base_dtype), config, agent)
     model = load_policy(setup, device)
-    load_checkpoint(checkpoint, model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load_checkpoint(checkpoint, model)
     if config.lora_rank:
         more = {}
         if setup.run.model in PACKAGED:  # the folder that it lies in is this machine's own

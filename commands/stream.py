@@ -209,7 +209,8 @@ def _opened(
 
         give_embedder(agents)
         tasks = [*environment.tasks(), *(others.tasks() if others else ())]
-        return RehearsedEngine(tasks)
+        entries = agents[0].opened().entries() if config.frozen else ()
+        return RehearsedEngine(tasks, {e.experience: e.meta.get("kind", "") for e in entries})
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     fields = {
         name: getattr(config, name)
@@ -252,8 +253,6 @@ class Stream:
         fields = constants | settings | kind.arms[arm] | {"bank": path}
         if config.frozen or getattr(environment, "leaves_nothing", False):
             fields["update"] = "none"
-        if config.frozen:
-            fields["exclude_same_task"] = True
         self.agent = kind(kind.Config(**fields))
         self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
         tasks = [*environment.tasks()]
@@ -317,7 +316,8 @@ class Stream:
                     book.note(clock, seconds)
                     if whole:
                         book.evict()
-                        book.note(f"epoch {state.epoch + 1}", agent.opened().stats())
+                        shown = book if agent.config.recall == "none" else agent.opened()
+                        book.note(f"epoch {state.epoch + 1}", shown.stats())
                 progress(state.epoch * n + done)
             state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
         progress(self.config.epochs * n)
@@ -385,9 +385,7 @@ class Stream:
         bank, tasks = self.agent.opened(), [*others.tasks()]
         self.leaks = _leaks(tasks, [entry.experience for entry in bank.entries()])
         own = self.agent.config.recall == "own"  # other tasks have no last try
-        reader = self.agent.with_settings(
-            update="none", exclude_same_task=True, **{"recall": "none"} if own else {}
-        )
+        reader = self.agent.with_settings(update="none", **{"recall": "none"} if own else {})
         reader.frozen, reader.epoch = True, self.config.epochs
         rows = []
         for at in range(0, len(tasks), self.config.batch):
@@ -409,27 +407,41 @@ class Stream:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen = bank.noted(FROZEN) or {}
+    frozen, rows = bank.noted(FROZEN) or {}, [*_read(folder / f"{arm}.jsonl")]
     return {
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
-        "rows": [*_read(folder / f"{arm}.jsonl")],
+        "rows": rows,
         "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
         "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
-        "bank": [
+        "bank": _shown(rows) if frozen else [
             {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-             "epoch": e.epoch, "kind": e.kind, "experience": e.experience[:400]}
+             "experience": e.experience[:TOLD]}
             for e in bank.entries() if e.visits
         ],
     }  # fmt: skip
 
 
+def _shown(rows: Sequence[dict]) -> list[dict]:
+    """Return the entries of a frozen bank that were shown, with the successes of these rows."""
+    found: dict[int, dict] = {}
+    for row in rows:
+        for each in row["shown"]:
+            told = {name: each[name] for name in ("id", "q", "task")}
+            told |= {"visits": 0, "wins": 0, "experience": each["experience"][:TOLD]}
+            entry = found.setdefault(each["id"], told)
+            entry["visits"] += 1
+            entry["wins"] += row["success"]
+    return [*found.values()]
+
+
 LEAK = 12  # characters of a solution that are worth looking for
 BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+TOLD = 400  # characters of an experience on the page
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 

@@ -507,7 +507,7 @@ class EvalConfig:
     them"""
     in_flight: Annotated[int, COUNT] = 256
     """maximum number of trajectories in flight; fewer where their documents would fill the
-    memory"""
+    memory, and on a CPU, where more make it no faster"""
     retries: Annotated[int, NOT_NEGATIVE] = 1
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False

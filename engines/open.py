@@ -259,6 +259,24 @@ def open_reader(
     return _beside(reader, other)
 
 
+SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others
+
+
+def most_in_flight(config: EvalConfig, setup: Setup) -> int:
+    """Return how many trajectories an evaluation keeps in flight.
+
+    On a CPU, where our engine is no faster with more, few: rows then come as documents are read,
+    and not all at the end.
+    """
+    if config.engine != "transformers" or config.endpoint or setup.device != "cpu":
+        return config.in_flight
+    try:
+        small = geometry(str(setup.base_folder)).weights < SMALL
+    except UserError:  # an architecture whose sizes are not known
+        small = False
+    return min(config.in_flight, ON_A_CPU[not small])
+
+
 def _open_reader(
     config: EvalConfig,
     agents: Sequence[Agent],

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engines.scripted import ScriptedEngine
 from memagent import Prompt
@@ -43,10 +43,12 @@ class RehearsedEngine(ScriptedEngine):
     model = "rehearsed"
     dtype = "none"
 
-    def __init__(self, tasks: Sequence[Work]):
+    def __init__(self, tasks: Sequence[Work], experiences: Mapping[str, str] | None = None):
+        """experiences: with tasks that are not among these -> those tasks' kinds."""
         super().__init__(Characters(), self.respond, per_step=64)
         self._tasks = {task.question: task for task in tasks}
         self._skill = {task.question: task.kind for task in tasks}
+        self._experiences = experiences or {}
         self.rule = RULES["bandit" if any(t.kind == "bandit" for t in tasks) else "skills"]
         self._seeds: dict[int, int] = {}  # id of a prompt in the queue -> its seed
 
@@ -81,9 +83,12 @@ class RehearsedEngine(ScriptedEngine):
 
     def _chance(self, task: Work, shown: str) -> float:
         """Return the probability that a task is solved with what is shown."""
-        chance = ALONE
+        chance = ALONE + HELPS * sum(
+            kind == task.kind and f"-- {TIDY}" in experience and experience in shown
+            for experience, kind in self._experiences.items()
+        )
         for question in self._tasks:
-            if f"Task: {question}" not in shown:
+            if self._experiences or f"Task: {question}" not in shown:
                 continue
             # up to the next experience: what was done with that task
             story = shown.split(f"Task: {question}", 1)[1].split("\nTask: ", 1)[0]

@@ -64,7 +64,9 @@ def write_gguf(folder: Path, name: str) -> None:
 
 
 def _refuse(what: str) -> None:
-    raise UserError(f"{what} is not written as GGUF here: use llama.cpp's convert_hf_to_gguf.py.")
+    raise UserError(
+        f"{what} is not written as GGUF; llama.cpp's convert_hf_to_gguf.py may know it."
+    )
 
 
 def _check(config, state: dict) -> None:

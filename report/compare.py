@@ -9,7 +9,7 @@ Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class Evaluation:
     metric: str
     suite: str | None  # None: of a run that does not say
     status: str = ""  # how far it has come, of one that is not finished
+    altered: dict = field(default_factory=dict)  # agent -> settings that are not the usual ones
 
 
 def read_evaluation(folder: Path, name: str) -> Evaluation:
@@ -44,7 +45,10 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
     suite = asked.get("suite") if isinstance(asked, dict) else None
-    return Evaluation(name, run.rows, summary["unit"], summary["metric"], suite, run.status)
+    altered = summary.get("altered", {})
+    return Evaluation(
+        name, run.rows, summary["unit"], summary["metric"], suite, run.status, altered
+    )
 
 
 def side_by_side(runs: Sequence[Evaluation]) -> dict:
@@ -75,6 +79,7 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
         (row for rows in labelled.values() for row in rows), first.unit, first.metric, paired=False
     )
     summary["unfinished"] = [f"{run.name}: {run.status}" for run in runs if run.status]
+    summary["altered"] = {_label(r.name, agent): x for r in runs for agent, x in r.altered.items()}
     summary["left_out"] = []
     own = agents[first.name]
     for other in others:

@@ -52,6 +52,7 @@ from report.summary import (
     cells,
     costs,
     csv_of,
+    labelled,
     markdown_of,
     of_searches,
     overlaps,
@@ -86,10 +87,10 @@ def faint(cell: Markup, n: int) -> Markup:
     return fill('<span class="few">{}</span>', cell) if n < FEW else cell
 
 
-def named(agent: str) -> Text:
-    """Return an agent's name, with how it reads where that has words."""
-    words = reader(agent)
-    return agent if words == agent else agent + fill("<small>{}</small>", words)
+def named(agent: str, label: str = "") -> Text:
+    """Return an agent's name, or the label that it has, with how it reads where that has words."""
+    words, label = reader(agent), label or agent
+    return label if words == agent else label + fill("<small>{}</small>", words)
 
 
 def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
@@ -100,7 +101,7 @@ def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
     tables: dict[str, dict[tuple[str, str], dict[int, Text]]] = {}
     for cell, record in cells(summary):
         rows = tables.setdefault(cell.question, {})
-        first = named(cell.agent), cell.temperature
+        first = named(cell.agent, labelled(summary, cell.agent)), cell.temperature
         rows.setdefault(first, {})[cell.length] = show(record)
     unit = summary["unit"]
     return joined(

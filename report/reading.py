@@ -25,6 +25,7 @@ from tasks.mentions import count_phrases, phrases
 
 EDGE = 128  # turns at either end of a trajectory whose sections a transcript keeps as text
 BINS = 16  # of `occupancy`
+COUNTED = ("model_calls", "tokens_read", "tokens_written")  # costs, beside seconds
 
 
 def resident_mib() -> float:
@@ -58,8 +59,11 @@ class Reading:
     the next prompt shows. Answers such as yes and no, which occur everywhere, are not searched.
     """
 
-    def __init__(self, task: Task, agent: Agent):
+    def __init__(self, task: Task, agent: Agent, failed: Reading | None = None):
+        """failed: the reading of an earlier try, which has failed (`fail`)."""
         self.task, self.agent = task, agent
+        self.lost: Counter[str] = failed.lost if failed else Counter()  # costs of earlier tries
+        self.owed: Counter[str] = Counter()  # costs of another trajectory that this one bears
         self.counts: Counter[str] = Counter()  # of `Agent.count`
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
@@ -78,8 +82,13 @@ class Reading:
         n = count_phrases(self.answers, text)
         return n if self.all_asked else min(1, n)
 
-    def add(self, turn: Turn) -> None:
-        """Count a turn."""
+    def fail(self, seconds: float) -> None:
+        """Note what a try has cost that is begun anew, for the row of the next one."""
+        self.lost.update({name: getattr(self, name) - self.owed[name] for name in COUNTED})
+        self.lost.update(seconds=seconds)
+
+    def add(self, turn: Turn, owed: bool = False) -> None:
+        """Count a turn. owed: it is of another trajectory, whose costs this one bears."""
         prompt = turn.prompt
         # asking the system every time would cost a tenth of a turn
         if prompt.final or not self.sections % 16:
@@ -90,6 +99,12 @@ class Reading:
         self.model_calls += 1
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
+        if owed:
+            self.owed.update(
+                model_calls=1,
+                tokens_read=len(turn.prompt_ids),
+                tokens_written=len(turn.response_ids),
+            )
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
             self._add_memory(prompt.memory, counted=not prompt.frozen)
@@ -128,9 +143,7 @@ class Reading:
         return (
             {
                 "sections": self.sections,
-                "model_calls": self.model_calls,
-                "tokens_read": self.tokens_read,
-                "tokens_written": self.tokens_written,
+                **{name: getattr(self, name) + self.lost[name] for name in COUNTED},
                 "document_tokens": self.document_tokens,  # read by the agent
                 "cut": self.cut,  # tokens of the document that it never read
                 "memory_cut": self.memory_cut,
@@ -222,7 +235,7 @@ def row_of(
             "sub_em": scores.sub_em,
             "sub_em_upstream": scores.sub_em_upstream,
             # from first prompt to answer, beside the others in flight
-            "seconds": round(trajectory.seconds, 4),
+            "seconds": round(trajectory.seconds + reading.lost["seconds"], 4),
             "gold": list(task.gold),
             "depths": [round(depth, 4) for depth in task.depths],
         }

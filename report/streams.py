@@ -266,6 +266,13 @@ def _lines(
     return lines
 
 
+def _curves(summary: dict, panels: dict[str, tuple[Callable[[dict], float | None], ...]]) -> Markup:
+    """Draw the values of cells by epoch; "" of a single epoch, which the tables tell of."""
+    if len({cell["epoch"] for cell in summary["cells"]}) < 2:
+        return Markup()
+    return figures(plots.curves({title: _lines(summary, *of) for title, of in panels.items()}))
+
+
 def _of_bank(name: str) -> Callable[[dict], float | None]:
     """Return what reads a figure of a cell's bank; None: it has no entries."""
     return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
@@ -293,12 +300,12 @@ def _page(
     sections = [
         Section(
             "Success by epoch",
-            figures(plots.curves({
-                "tasks solved in an epoch": _lines(
-                    summary, lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
+            _curves(summary, {
+                "tasks solved in an epoch": (
+                    lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
                 ),
-                "tasks solved so far": _lines(summary, lambda c: c["csr"]),
-            })),
+                "tasks solved so far": (lambda c: c["csr"],),
+            }),
             "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
             "intervals; lines that are alike lie on each other.",
         ),
@@ -322,10 +329,10 @@ def _page(
             [[h["arm"], "", _share(h), f"{h['n']:,}", _error(h)]
              for h in summary["held_out"]],
         )),
-        Section("Utilities", figures(plots.curves({
-            "mean utility": _lines(summary, _of_bank("q_mean")),
-            "never shown, share of entries": _lines(summary, _of_bank("never_shown")),
-        })) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
+        Section("Utilities", _curves(summary, {
+            "mean utility": (_of_bank("q_mean"),),
+            "never shown, share of entries": (_of_bank("never_shown"),),
+        }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
         *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
@@ -346,15 +353,16 @@ def _texts(tables: Markup) -> Markup:
 
 
 def _epochs(summary: dict) -> Markup:
+    sure = any(c["calibration_error"] is not None for c in summary["cells"])
     rows = [
         [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
          f"{c['crashed']:,}", f"{c['ran_out']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
          f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
-         f"{c['cut']:,}", _error(c)]
+         f"{c['cut']:,}", *([_error(c)] if sure else [])]
         for c in summary["cells"]
     ]  # fmt: skip
     head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "ran out", "steps", "shown", "read",
-            "written", "seconds", "cut", "calibration error"]  # fmt: skip
+            "written", "seconds", "cut", *(["calibration error"] if sure else [])]  # fmt: skip
     return as_table("Means of a task; tokens read and written", head, rows)
 
 

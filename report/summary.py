@@ -543,6 +543,12 @@ PAYS = (
 )
 
 
+def labelled(summary: dict, agent: str) -> str:
+    """Return an agent's name with its settings that are not the usual ones: "bm25 (top_k 2)"."""
+    own = summary.get("altered", {}).get(agent)
+    return f"{agent} ({own})" if own else agent
+
+
 def markdown_of(summary: dict) -> str:
     """Return the table for a paper, in percent with 95 % intervals.
 
@@ -558,7 +564,7 @@ def markdown_of(summary: dict) -> str:
         (cell.question, cell.agent, cell.temperature) for cell in shown
     ):
         row = [shown.get(Cell(agent, question, temperature, n)) for n in lengths]
-        first = _plain(question), _plain(agent), temperature
+        first = _plain(question), _plain(labelled(summary, agent)), temperature
         lines.append(f"| {' | '.join((*first, *map(_percent, row)))} |")
     with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
     caption = (
@@ -693,7 +699,10 @@ def table(summary: dict, width: int = 80) -> Table:
 
     records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
     lengths = sorted({cell.length for cell in records})
-    longest = max((max(len(cell.question), len(cell.agent) + 1) for cell in shown), default=0)
+    names = {cell.agent: labelled(summary, cell.agent) for cell in shown}
+    if max(map(len, names.values()), default=0) + 6 + 12 * len(lengths) > max(width, 80):
+        names = {agent: agent for agent in names}  # settings stand in table.md then
+    longest = max((max(len(c.question), len(names[c.agent]) + 1) for c in shown), default=0)
     names_and_temperature = longest + 5
     intervals = names_and_temperature + 12 * len(lengths) <= max(width, 80)
     result = Table(
@@ -713,7 +722,7 @@ def table(summary: dict, width: int = 80) -> Table:
         ):
             row = [shown.get(Cell(agent, question, temperature, length)) for length in lengths]
             texts = [_table_cell(record, intervals) for record in row]
-            result.add_row(Text(f" {clean(agent)}"), Text(clean(temperature)), *texts)
+            result.add_row(Text(f" {clean(names[agent])}"), Text(clean(temperature)), *texts)
     return result
 
 

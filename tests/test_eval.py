@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +24,15 @@ from data import Task
 from embedded import keeper, tiny
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from memagent import Finish, MemAgent, Trajectory, Turn
+from memagent import Finish, MemAgent, Prompt, Trajectory, Turn
 from report import rows as report_rows
-from report.reading import EDGE, row_of
+from report.reading import EDGE, Reading, row_of
 from report.rows import Cell, Rows, fate
 from report.summary import cells, summarise, table
 from rollout import Sampling
 from tasks import ledger, worlds
 from tasks.episodes import questions_of
-from tokens.codec import Codec
+from tokens.codec import Codec, Text
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
 FULL = tiny.agent("full")
@@ -470,7 +471,13 @@ def test_a_failed_turn_is_made_again_before_others_need_what_it_makes(stores, tm
     engine = stores.engine(Once)
     rows = stores(tmp_path / "rows", engine=engine, retries=3)
     assert engine.failed == 3 and {row["tries"] for row in rows} != {1}
-    assert [row | {"tries": 1} for row in rows] == whole
+    costs = ("tokens_read", "tokens_written", "model_calls")
+    assert all(
+        row == once if row["tries"] == 1 else all(row[cost] > once[cost] for cost in costs)
+        for row, once in zip(rows, whole, strict=True)
+    )
+    same = {"tries": 1} | dict.fromkeys(costs)
+    assert [row | same for row in rows] == [row | same for row in whole]
 
 
 class FailingOnce(Seeded):
@@ -954,11 +961,14 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
     path, some = tmp_path / "rows", list(tasks(4))
 
     class Shaky(Failing):
-        left = 0
+        left, spent = 0, Counter()
 
         def step(self):
             done = super().step()
             for _, turn in done:
+                self.spent["model_calls"] += 1
+                self.spent["tokens_read"] += len(turn.prompt_ids)
+                self.spent["tokens_written"] += len(turn.response_ids)
                 if some[0].question in turn.prompt.text and self.left:
                     self.left -= 1
                     turn.finish, turn.error = Finish.ERROR, "HTTP 500"
@@ -968,6 +978,10 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
     engine.left = 1
     rows = run(codec, path, some, engine)
     assert [row["tries"] for row in rows] == [2, 1, 1, 1] and not any(row["error"] for row in rows)
+    # all that was read and written stands in a row, also that of the try that failed
+    for cost, spent in engine.spent.items():
+        assert sum(row[cost] for row in rows) == spent, cost
+    assert rows[0]["model_calls"] > rows[1]["model_calls"] and rows[0]["sections"] == 2
     engine.left = 3
     rows = run(codec, tmp_path / "failed", some, engine, retries=2)
     assert (
@@ -984,6 +998,27 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
         run(codec, tmp_path / "failed", some, engine) == again
         and len(lines(tmp_path / "failed")) == 5
     )  # the last one counts
+
+
+def test_a_row_bears_the_costs_of_tries_that_failed_and_what_it_owes_once(codec):
+    task, agent = next(iter(tasks(1))), tiny.agent()
+
+    def read(reading, **owed):
+        turn = Turn(Prompt((), 4), [1] * 7, [2] * 3, [-1.0] * 3, Finish.STOP, Text("r", ()))
+        reading.add(turn, **owed)
+        return turn
+
+    first = Reading(task, agent)
+    read(first, owed=True), read(first)
+    first.fail(1.5)
+    second = Reading(task, agent, first)
+    read(second, owed=True), read(second), read(second)
+    second.fail(0.25)
+    third = Reading(task, agent, second)
+    turns = [read(third, owed=True), read(third)]
+    row = row_of(Trajectory(task, turns, seconds=2.0), Cell("a", "", "", 2), agent, third)
+    assert (row["model_calls"], row["tokens_read"], row["tokens_written"]) == (5, 35, 15)
+    assert row["seconds"] == 3.75 and row["sections"] == 2  # of the last try
 
 
 def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):

@@ -144,6 +144,14 @@ def test_nothing_takes_more_than_eight_parameters(path):
             assert len(names) <= 8, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_exercise_a_module_are_there(path):
+    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for words in re.findall(r"Exercise it:\s+`pytest\s([^`]+)`", told):
+        for name in re.findall(r"\S+\.py", words):
+            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)}: {name}"
+
+
 # ---------------------------------------------------------------- help
 
 

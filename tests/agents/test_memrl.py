@@ -1,5 +1,7 @@
 """MemRL: what is shown, what is kept, what a group teaches; all with scripted answers."""
 
+import copy
+
 import pytest
 
 from agents.bank import Bank
@@ -10,6 +12,11 @@ from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
+from report.markup import joined
+from report.reading import row_of
+from report.records import record
+from report.rows import Cell
+from report.transcripts import n_sections, trace
 from rollout import Sampling, rollout
 from tasks.environments import Step, Work
 from tokens.codec import Characters
@@ -237,6 +244,25 @@ def test_a_group_retrieves_feeds_back_and_writes_once():
     assert new.success and new.kind == "script"  # the first success of the group
 
 
+def test_every_rank_learns_the_same_from_the_groups_of_a_step():
+    """Also from those that it has not sampled, and from what the first of them has changed."""
+    settings = dict(k2=1, lam=1.0)  # the one entry that a failure makes the second best
+    one, two, world = filled(**settings), filled(**settings), Counting()
+    one, two = one.on(Characters()), two.on(Characters())
+    groups = []
+    for k, said in enumerate(("no", "yes")):
+        trajectories = [tried(one, answering(said), world.task(k), n) for n in range(2)]
+        groups.append(Group(trajectories[0].task, trajectories))
+    shown = [{each["id"] for each in one.tried(g.trajectories[0]).shown} for g in groups]
+    for group in groups:
+        one.after_group(group)
+    for group in copy.deepcopy(groups):
+        two.after_group(group)
+    assert one.bank.digest == two.bank.digest
+    events = one.bank.events()
+    assert [{id for _, task, id, *_ in events if task == g.task.id} for g in groups] == shown
+
+
 def test_a_group_without_success_leaves_one_failure():
     reader, world = agent(), Counting()
     trajectories = [tried(reader, answering("no"), world.task(0), k) for k in range(3)]
@@ -264,6 +290,33 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
         == plain.prompts[0].text
     )
     assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
+
+
+def test_a_lesson_is_no_section_and_stands_below_the_answer():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 4)
+    reader = agent(chunk_tokens=40)
+    trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+    made, n = record(trajectory, reader), len(trajectory.turns) - 2
+    assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
+    assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
+    shown = str(joined(trace(made, None, 100)))
+    assert shown.count("<h3>Section") == n and shown.index("became") < shown.index("do it well")
+
+
+def test_an_answer_that_stands_in_what_is_shown_is_counted_and_the_own_one_is_not_shown():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo.")
+    for said, leaked in (("Bob went to Oslo.", 1.0), ("Bob went to Oslofjord.", 0.0)):
+        reader = agent(chunk_tokens=40)
+        reader.opened().write("Where is Bob?", said, success=True, task_id="x")
+        reader.opened().write("Where is Anna?", "Anna: Oslo", success=True, task_id="d")
+        rows, reader = reader.state(), agent(chunk_tokens=40)
+        reader.freeze()
+        reader.load_state(rows)
+        reader.opened()
+        trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+        counts = reader.count(task, trajectory.turns[-1])
+        assert (counts["shown"], counts["answer_shown"]) == (1, leaked)
+        assert reader.tried(trajectory).experience == "" and len(reader.bank.entries()) == 2
 
 
 def test_experiences_above_a_document_have_a_budget_and_their_end_is_cut():

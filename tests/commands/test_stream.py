@@ -20,7 +20,7 @@ import cli
 from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
-from commands.stream import State, Stream, _alone, _leaks, run_stream
+from commands.stream import State, Stream, _alone, _leaks, outcome_of, run_stream
 from config.errors import Unreachable, UserError
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
@@ -541,7 +541,8 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
     with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
         assert summary["digests"]["memrl"] == bank.digest
         entries = len(bank.entries())
-    assert {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}["memrl"] == entries == 16
+    of_arms = {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}
+    assert of_arms == {"none": 0, "rag": entries, "memrl": entries} and entries == 16
     for text in (said, " ".join(page.split())):
         assert f"Frozen: 16 entries of {learnt_bank}; nothing was learnt." in text
         assert "memrl: the bank holds solutions of" in text and "none: the bank" not in text
@@ -552,6 +553,15 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
         # a task that has left experiences there is not shown its own
         assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
     assert not any(json.loads(line)["shown"] for line in (folder / "none.jsonl").open())
+    # what helped is told of this run, not of that in which the bank learnt
+    assert "What helped and what hurt: memrl" in page and "<svg" not in page  # one epoch: no curve
+    with contextlib.closing(Bank(folder / "memrl.db", BankConfig(), frozen=True)) as book:
+        told = outcome_of(folder, "memrl", frozen(tmp_path, learnt_bank, epochs=1), book)["bank"]
+    shown = [(each["id"], row["success"]) for row in rows for each in row["shown"]]
+    assert {each["id"]: (each["visits"], each["wins"]) for each in told} == {
+        id: (sum(one == id for one, _ in shown), sum(won for one, won in shown if one == id))
+        for id, _ in shown
+    }
 
 
 def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_changed(
@@ -620,3 +630,27 @@ def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder
     folder = run_stream(short(tmp_path, environment="llb-db", epochs=1, n=0), settings)
     (folder / "report.html").unlink()
     assert report(folder).exists()
+
+
+def test_the_rule_sees_experiences_with_tasks_that_are_not_worked_on(tmp_path, monkeypatch):
+    task = LLBDB().tasks()[0]
+    known = {"Task: x\n-- tidy\nSELECT 1": task.kind, "Task: y\n-- messy\nSELECT 1": task.kind,
+             "Task: z\n-- tidy\nSELECT 1": "another"}  # fmt: skip
+    engine = RehearsedEngine([task], known)
+    assert engine._chance(task, "\n\n".join(known)) == 0.5 and engine._chance(task, "") == 0.3
+    monkeypatch.setattr("engines.rehearsed.HELPS", 0.65)
+    with contextlib.closing(Bank(tmp_path / "b.db", BankConfig())) as bank:
+        for each in LLBDB().tasks():
+            done = f"Task: like {each.id}\n-- tidy\nSELECT 1"
+            bank.write(
+                each.intent, done, success=True, task_id=f"x{each.id}", meta={"kind": each.kind}
+            )
+    cells = read_summary(run_stream(frozen(tmp_path, tmp_path / "b.db"), {}))["cells"]
+    solved = {cell["arm"]: cell["sr"] for cell in cells}
+    assert solved["none"] < 0.6 and solved["rag"] == solved["memrl"] > 0.8
+
+
+def test_entries_say_of_which_kind_their_task_was(learnt_bank):
+    with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
+        kinds = {task.id: task.kind for task in LLBDB().tasks()}
+        assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())

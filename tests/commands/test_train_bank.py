@@ -154,7 +154,8 @@ def test_a_model_is_evaluated_with_the_bank_of_its_training_and_writes_nothing(
     path, given = tmp_path / "r.db", {"retrieve": retrieve, "embedder": "hash:64"}
     agent = find.make(find.learner().name, READING | given | {"bank": str(path)})
     give_embedder([agent])
-    folder = train.train(*settings(model, tmp_path, "r"), agent)
+    with closing(agent.opened()):
+        folder = train.train(*settings(model, tmp_path, "r"), agent)
     path.write_bytes(b"gone on")
     words = f"--agents {find.learner().name} --lengths 1 --kinds one_fact --n 4 --temperatures 1"
     words = [*words.split(), "--model", folder / "model", "--runs", tmp_path, "--device", "cpu"]

@@ -7,7 +7,7 @@ from agents import find
 from agents.rememr1 import ReMemR1Config
 from config import files, options
 from config.errors import UserError
-from config.options import BaseConfig, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, BaseConfig, EvalConfig, GRPOConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,25 @@ def test_what_a_model_says_about_reading_is_checked_too(tmp_path):
     (tmp_path / "agent.yaml").write_text("agent: {chunk_tokens: 2.5}")
     with pytest.raises(UserError, match=r"agent\.yaml: agent\.chunk_tokens must be a whole number"):
         find.resolve("default", tmp_path, {}, {})
+
+
+def test_settings_that_an_agent_would_not_have_by_itself_are_named():
+    usual = find.of_model(EMBEDDED)
+    agents = {
+        "bm25": find.make("bm25", usual | {"top_k": 2}),
+        "full": find.make("full", usual),
+        "memagent": find.make("memagent", usual | {
+            "chunk_tokens": 32, "memory_tokens": 20, "max_sections": 8, "over": "head",
+        }),
+        "memupdate": find.make("memupdate", usual | {"embedder": "openai:https://key@host/v1#m"}),
+    }  # fmt: skip
+    said = find.altered(agents, EvalConfig())
+    assert {name: said.get(name) for name in ("bm25", "full", "memupdate")} == {
+        "bm25": "top_k 2", "full": None, "memupdate": "embedder openai:#m",
+    }  # fmt: skip
+    assert said["memagent"].endswith(", 1 more") and said["memagent"].count(",") == 3
+    # beside a server nothing is known of its model: the agent's own defaults are the usual ones
+    assert "chunk_tokens 24" in find.altered(agents, EvalConfig(endpoint=("http://h/v1",)))["full"]
 
 
 def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path, monkeypatch):

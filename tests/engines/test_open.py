@@ -7,10 +7,11 @@ import torch
 from typer.testing import CliRunner
 
 import cli
+import eval
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
-from engines.open import engine_fingerprint, open_reader
+from engines.open import engine_fingerprint, most_in_flight, open_reader
 from models import setup
 from rollout import Sampling, rollout
 from tasks.worlds import make_task
@@ -114,3 +115,31 @@ def test_where_torch_has_mps_it_is_passed_through(monkeypatch):
         assert config(device="mps").device == "mps"
     found = setup.Setup.of_evaluation(EvalConfig(device="mps"), [AGENT])
     assert (found.device, found.dtype, found.on_gpu) == ("mps", "float32", False)
+
+
+def test_on_a_cpu_few_trajectories_are_in_flight_and_rows_come_before_the_end(tmp_path):
+    def most(model="", device="cpu", **settings):
+        config = EvalConfig(model=model, **settings)
+        return most_in_flight(config, setup.Setup(model or EMBEDDED, device, "float32"))
+
+    assert most() == 64 and most("Qwen/Qwen3-0.6B") == 16
+    assert most(in_flight=8) == 8 and most(device="cuda") == most(device="mps") == 256
+    assert most(engine="vllm") == most(endpoint=("http://h/v1",)) == 256
+    (tmp_path / "config.json").write_text("{}")  # sizes that nothing is known of
+    assert most(str(tmp_path)) == 16
+
+
+def test_an_evaluation_has_no_more_in_flight(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(eval, "most_in_flight", lambda config, setup: 3)
+    rollout_ = eval.rollout
+
+    def watched(engine, agent, jobs, sampling, seed, in_flight, *more):
+        asked.append(in_flight)
+        return rollout_(engine, agent, jobs, sampling, seed, in_flight, *more)
+
+    monkeypatch.setattr(eval, "rollout", watched)
+    own = dict(agents=("memagent",), lengths=(1,), kinds=("one_fact",), n=4, temperatures=(0.0,))
+    config = EvalConfig(runs=str(tmp_path), name="e", **own)
+    eval.run_suite(config, {"memagent": AGENT})
+    assert asked == [3]

@@ -26,8 +26,10 @@ from config.realmodels import PACKAGED, base_of
 from data import Pool, Task
 from engines.hf import TransformersEngine
 from models import packaged
+from models.convert import convert
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
+from models.to_gguf import write_gguf
 from rollout import Sampling, rollout
 from tasks import worlds, writers
 from tokens.codec import Codec
@@ -93,6 +95,19 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def codec(folder):
     return Codec.load(folder)
+
+
+def test_written_as_gguf_and_read_back_it_is_the_same_model(folder, codec, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    write_gguf(tmp_path / "model", "SmolLM2")
+    (tmp_path / "again").mkdir()
+    convert(tmp_path / "model" / "model.gguf", tmp_path / "again")
+    ours, again = (load_model(path, "bfloat16", "cpu") for path in (folder, tmp_path / "again"))
+    weights = again.state_dict()
+    assert ours.state_dict().keys() == weights.keys()
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+    assert Codec.load(tmp_path / "again").fingerprint == codec.fingerprint
 
 
 def reader(**settings):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -338,7 +339,11 @@ def test_an_export_as_gguf_is_the_merged_policy_and_knows_its_settings(wheel, tm
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2, lr=0.1)
     run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
     folder = train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
-    out = export(folder, out=tmp_path / "out", gguf=True)
+    with warnings.catch_warnings(record=True) as said:  # a user would read them
+        out = export(folder, out=tmp_path / "out", gguf=True)
+    assert not [each for each in said if "distributed" in str(each.message)]
+    card = (out / "README.md").read_text()
+    assert "- gguf\n" in card and "`model.gguf` is the same model for llama.cpp." in card
     file, ids = out / "model.gguf", torch.arange(5, 40)[None]
     with torch.no_grad():
         base, model, read = (

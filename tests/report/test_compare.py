@@ -157,3 +157,21 @@ def test_an_evaluation_that_is_partly_there_is_compared_and_that_is_said(tmp_pat
     words = " ".join(done.output.split())
     assert done.exit_code == 0 and "b: Stopped: 5 answers; nothing has been written" in words
     assert "15 questions of the first alone" in words
+
+
+def test_settings_that_are_not_the_usual_ones_stand_in_the_tables_and_change_no_pair(tmp_path):
+    runs = tmp_path / "runs"
+    common = ["--agents", "bm25,full", "--lengths", "4", "--kinds", "one_fact", "--n", "2"]
+    common += ["--temperatures", "0", "--runs", str(runs)]
+    for name, more in (("two", ["--top-k", "2"]), ("usual", [])):
+        done = CliRunner().invoke(cli.app, ["eval", *common, *more, "--name", name])
+        assert done.exit_code == 0, done.output
+        assert ("bm25 (top_k 2)" in done.output) == (name == "two")
+        assert "full (" not in done.output and "chunk_tokens" not in done.output  # the model's own
+    for name in ("table.md", "report.html"):
+        assert "bm25 (top_k 2)" in (runs / "two" / name).read_text()
+    rows = [json.loads(line) for line in (runs / "two" / "rows.jsonl").read_text().splitlines()]
+    assert {each["agent"] for each in rows} == {"bm25", "full"}  # as they have always been
+    said = invoke(runs / "two", runs / "usual")
+    assert said.exit_code == 0 and "two: bm25 (top_k 2)" in said.output
+    assert "two: bm25 − usual: bm25" in said.output

@@ -179,6 +179,20 @@ def test_compare_averages_samples_first():
     assert compare(a, [row("b", "q", "1.0", 4, "x", 0.0)])["mean"] == 0.5
 
 
+def test_settings_that_are_not_the_usual_ones_stand_in_the_table_where_they_fit():
+    summary = summarise(
+        [row("trained", "one_fact", "1.0", n, str(i), 1.0) for n in (4, 8, 16) for i in range(3)]
+    )
+    for label, shown in (("top_k 2", True), ("top_k 2, over head, max_sections 8", False)):
+        summary["altered"] = {"trained": label}
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(table(summary))
+        text = console.export_text()
+        assert (f" trained ({label}) " in text) == shown
+        assert max(map(len, text.splitlines())) <= 80 and text.count("1.0") >= 3
+        assert f"| trained ({label}) |" in markdown_of(summary)
+
+
 def test_the_table_fits_80_columns_with_five_lengths():
     rows = [
         row(agent, question, temperature, length, str(i), float(i > 1))
