@@ -54,6 +54,8 @@ class Live:
         try:
             write_report(self.folder, self.title, running)
         except Exception as error:  # a page is never worth a run
+            if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
+                raise KeyboardInterrupt from None
             if not self.failed:
                 why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
                 say(f"The page could not be written ({clip(why, 300)}).", "red")

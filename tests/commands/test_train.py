@@ -121,7 +121,7 @@ def in_child(function):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp_path, lora_rank):
-    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), tiny.agent()
+    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), reader()
     expected = outcome(train.train(run_config(model, tmp_path, "whole"), config, agent))
     assert [int(row["step"]) for row in expected[1]] == list(range(7))
     assert any(float(row["trained_rows"]) for row in expected[1])

@@ -287,7 +287,7 @@ def changing(trajectory):
 )
 def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
     change = dict(change)
-    config = replace(DEMO, steps=1)
+    config = replace(DEMO, steps=1, group_size=3)
     if change.pop("quantise", False):
         config = replace(config, lora_rank=4, quantise=True)
     run = run_config(tmp_path, "a", validation_n=2, **change)
@@ -459,7 +459,7 @@ def test_settings_that_do_not_go_together(tmp_path):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
-    config, environment = replace(DEMO, steps=3, lora_rank=lora_rank), dict(os.environ)
+    config, environment = replace(DEMO, steps=2, lora_rank=lora_rank), dict(os.environ)
     mixed, exact_run = (
         run_config(tmp_path, dtype, dtype=dtype, validation="") for dtype in ("mixed", "auto")
     )

@@ -63,6 +63,15 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_no_run(monkeypatch,
     assert capsys.readouterr().out.count("the disk is full") == 1
 
 
+def test_ctrl_c_while_the_page_loads_a_library_is_no_failure_of_the_page(monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr(page, "write_report", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        live.Live(tmp_path).write(running=True)
+
+
 def test_a_training_and_an_evaluation_name_and_write_their_page_while_they_go_on(
     monkeypatch, tmp_path
 ):
