@@ -116,7 +116,8 @@ def test_a_question_is_answered(file, tmp_path):
     said = CliRunner().invoke(
         cli.app,
         ["ask", str(tmp_path / "text.txt"), "Where is Anna?", "--model", str(file),
-         "--chunk-tokens", "96", "--memory-tokens", "8", "--final-tokens", "8"],
+         "--chunk-tokens", "96", "--memory-tokens", "8", "--final-tokens", "8",
+         "--runs", str(tmp_path / "runs")],
     )  # fmt: skip
     assert said.exit_code == 0, said.output
 
