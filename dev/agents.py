@@ -32,6 +32,8 @@ UNBOUNDED = ("--budget", "none", "--budget-entries", "0", "--format-weight", "0"
 # rarely and, sampled hot and with that rate, unlearnt to search and to stop (dev/LOG.md)
 CALM = ("--lr", "1e-4", "--temperature", "1.0")
 ALONE = 8  # documents that are timed, one after the other
+# what is saved of a cell
+KEPT = "agent question length n mean low high tokens_read tokens_written seconds rates alone metric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(*tables(found, world.costs_at), sep="\n\n", flush=True)
         everything += found
     if given.save:
-        given.save.write_text(json.dumps(everything, indent=1) + "\n")
+        kept = [{name: cell[name] for name in KEPT.split() if name in cell} for cell in everything]
+        given.save.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
 
 
 if __name__ == "__main__":
