@@ -29,10 +29,9 @@ class TrackioLogger(Logger):
         self.run.config.update({key: str(value) for key, value in params.items()})
 
     def log_metrics(self, metrics, step=None) -> None:
-        own = {
-            name: value for name, value in metrics.items() if name != "step"
-        }  # a word of its own
-        self.run.log(own, step=step)
+        # "step" is a word of trackio's own
+        values = {key: value for key, value in metrics.items() if key != "step"}
+        self.run.log(values, step=step)
 
     def finalize(self, status: str) -> None:
         self.run.finish()
