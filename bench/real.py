@@ -531,16 +531,17 @@ sys.stdin.read()
 
 
 @contextmanager
-def llama_server(folder: Path) -> Iterator[str]:
-    """Start llama.cpp's server with the packaged GGUF file; gives its address."""
-    from models import packaged
+def llama_server(model: Path, python: Path | None = None, path: str = "") -> Iterator[str]:
+    """Start llama.cpp's server with a GGUF file; gives its address.
 
-    if not BENCH.exists():
+    python, path: an interpreter that finds xllamacpp in PYTHONPATH; None: that of .venv-bench.
+    """
+    python = python or BENCH
+    if not python.exists():
         raise UserError("There is no llama.cpp for the part ask: make .venv-bench/ready.")
-    source = packaged._fetched(PACKAGED["smollm2"], folder)
-    command = [str(BENCH), "-c", SERVER, str(source), str(torch.get_num_threads())]
     with subprocess.Popen(
-        command,
+        [str(python), "-c", SERVER, str(model), str(torch.get_num_threads())],
+        env=os.environ | {"PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -551,7 +552,7 @@ def llama_server(folder: Path) -> Iterator[str]:
             url = process.stdout.readline().strip()
             if not url:
                 raise UserError("llama.cpp's server ended while it started.")
-            yield f"{url}/v1"
+            yield url
         finally:
             process.stdin.close()
 
@@ -562,8 +563,13 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def completion(url: str, prompt: list[int], max_tokens: int) -> dict:
     """Return the server's reply to a prompt of token ids, greedy; UserError where it refuses."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+    return post(f"{url}/v1/completions", body)
+
+
+def post(url: str, body: dict) -> dict:
+    """Return the server's reply to a request; UserError where it refuses."""
     request = urllib.request.Request(
-        f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with OPENER.open(request, timeout=600) as response:
@@ -579,6 +585,8 @@ def ask(tiny: bool) -> dict:
     and written, are compared. llama.cpp computes with the 4-bit weights of the file, ours with what
     they stand for, in bfloat16.
     """
+    from models import packaged
+
     use_threads(tiny)
     folder = ready("smollm2")
     agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
@@ -594,7 +602,8 @@ def ask(tiny: bool) -> dict:
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(llama_server(temporary))
+        source = packaged._fetched(PACKAGED["smollm2"], temporary)
+        url = stack.enter_context(llama_server(source))
         completion(url, [*codec.encode("Once")], 4)  # warms up
         begun = time.perf_counter()
         for turn in follow(engine, agent, task, Sampling(0.0)):

@@ -33,14 +33,21 @@ TOLERANCE = 1e-3
 one rounding of a bfloat16 weight shows; a kernel may still choose its order by the alignment."""
 
 _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-_AS_GPT2 = ("default", "gpt-2", "mpt", "olmo", "jais")
+_AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")
 _CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS = {
-    "llama-bpe": _CASED + r"\p{N}{1,3}" + _REST,
-    "qwen2": _CASED + r"\p{N}" + _REST,
+    "llama-bpe": (_CASED + r"\p{N}{1,3}" + _REST,),
+    "qwen2": (_CASED + r"\p{N}" + _REST,),
+    "default": (
+        r"[\p{P}$+<=>^~|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        r"[0-9]{3}",
+    ),
 }
-"""How text is cut into words before it becomes tokens, by tokenizer.ggml.pre."""
+"""How text is cut into words before it becomes tokens, by tokenizer.ggml.pre: by the first pattern,
+the pieces by the next, and so on. `default` is what llama.cpp does where a file names no rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +246,9 @@ def pre_tokenizer(rule: str):
     from tokenizers import Regex, pre_tokenizers
 
     if rule in _PATTERNS:
-        split = pre_tokenizers.Split(Regex(_PATTERNS[rule]), "isolated")
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[rule]]
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([split, plain])
+        return pre_tokenizers.Sequence([*cuts, plain])
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if rule in _DIGITS_APART:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])

@@ -22,7 +22,7 @@ from tokens.codec import Codec
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """model_type of config.json -> what llama.cpp calls it."""
-RULES = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+RULES = ("gpt-2", "smollm", "llama-bpe", "qwen2", "default")
 PROBE = "We've said: DON'T  go in 12345 x9!?\n\n  \tf(été_naïve)\r\n 日本's ...  "
 """A text that each of these rules cuts into other words."""
 

@@ -151,10 +151,14 @@ def _backend(folder):
         ("gpt-2", ["in", "Ġ19367"]),
         ("llama-bpe", ["in", "Ġ", "193", "67"]),
         ("qwen2", ["in", "Ġ", "1", "9", "3", "6", "7"]),
+        ("default", ["in", "Ġ", "193", "67"]),
+        (None, ["in", "Ġ", "193", "67"]),  # llama.cpp's own fallback
     ],
 )
 def test_other_rules(tmp_path, rule, words):
-    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.pre": rule})
+    key = "tokenizer.ggml.pre"
+    more, without = ({key: rule}, ()) if rule else ({}, (key,))
+    write_gguf(tmp_path / "tiny.gguf", more=more, without=without)
     (tmp_path / "model").mkdir()
     convert(tmp_path / "tiny.gguf", tmp_path / "model")
     found = _backend(tmp_path / "model").pre_tokenizer.pre_tokenize_str("in 19367")

@@ -1,5 +1,5 @@
 """Models written as GGUF: what is read back is the model, what llama.cpp would compute otherwise
-is refused. That llama.cpp itself goes on alike is told in docs/models.md."""
+is refused. llama.cpp itself: real_gguf.py."""
 
 import pytest
 import torch
