@@ -25,7 +25,7 @@ nothing: their keys are slices of the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 
 from config.errors import UserError
-from tokens.trie import Bucket, Cost, Segment, Trie, make_buckets, output_rows
+from tokens.trie import AT_ONCE, Bucket, Cost, Segment, Trie, make_buckets, output_rows
 
 NAME = "memagent"
 """Our attention's name in the table of transformers."""
@@ -131,10 +131,11 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-FEW_QUERIES = {torch.float32: 256, torch.bfloat16: 512}
+BY_PRODUCTS = {torch.float32: 1024, torch.bfloat16: 1024}
 """Up to so many queries a row, matrix products beat the library's attention on a CPU.
 
-In bfloat16 the library's backward pass takes 2.5 to 7 times as long (dev/LOG.md).
+With the way back, and in blocks of `AT_ONCE` queries (dev/LOG.md). Beyond, the weights that are
+kept for it would need more memory than the other activations.
 """
 IN_CACHE = 1 << 20
 """So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""
@@ -150,22 +151,56 @@ def sdpa(
     """Return the attention of S rows, [S, L, H, D].
 
     query [S, H, L, D]; key and value [S, H', K, D]; mask [S, 1, L, K], added to the scores; None:
-    causal. H is a multiple of H' (grouped heads).
+    causal. H is a multiple of H' (grouped heads). On a CPU queries are taken block by block, each
+    with the keys up to the last one that its last query sees, so no query of more than `AT_ONCE`
+    may see further than the next.
     """
     n_heads, n_queries = query.shape[1], query.shape[2]
-    if query.device.type == "cpu" and n_queries <= FEW_QUERIES.get(query.dtype, 0):
-        mask = _causal_mask(n_queries) if mask is None else mask.float()
-        n = max(1, IN_CACHE // (n_heads * n_queries * key.shape[2]))  # rows
-        if n >= len(query):
-            return _Products.apply(query, key, value, mask, scale)
-        rows = (x.split(n) for x in (query, key, value, mask.expand(len(query), -1, -1, -1)))
-        return torch.cat([_Products.apply(*part, scale) for part in zip(*rows, strict=True)])
+    if query.device.type == "cpu" and n_queries <= BY_PRODUCTS.get(query.dtype, 0):
+        mask = _causal_mask(n_queries) if mask is None else mask
+        return _joined_blocks(_by_products, AT_ONCE, query, key, value, mask, scale)
     if n_heads != key.shape[1]:
         # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
         key, value = (x.repeat_interleave(n_heads // key.shape[1], 1) for x in (key, value))
+    if query.device.type == "cpu" and mask is not None:
+        return _joined_blocks(_by_library, 2 * AT_ONCE, query, key, value, mask, scale)
+    return _by_library(query, key, value, mask, scale)
+
+
+def _joined_blocks(attend, size: int, query, key, value, mask, scale: float) -> torch.Tensor:
+    """Return the outputs of `attend`, called with blocks of at most `size` queries.
+
+    A mask hides most keys of a long row from its first queries: half of the pairs are left out.
+    """
+    n_queries = query.shape[2]
+    if n_queries <= size:
+        return attend(query, key, value, mask, scale)
+    outputs = []
+    for start in range(0, n_queries, size):
+        stop = min(start + size, n_queries)
+        shown = mask[:, 0, stop - 1].isfinite().any(0).nonzero()
+        n_keys = int(shown[-1]) + 1
+        seen = (x[:, :, :n_keys] for x in (key, value))
+        outputs.append(
+            attend(query[:, :, start:stop], *seen, mask[:, :, start:stop, :n_keys], scale)
+        )
+    return torch.cat(outputs, 1)
+
+
+def _by_library(query, key, value, mask, scale: float) -> torch.Tensor:
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
     ).transpose(1, 2)
+
+
+def _by_products(query, key, value, mask, scale: float) -> torch.Tensor:
+    """Return the attention of rows by matrix products, as many rows at a time as fit the cache."""
+    mask = mask.float()
+    n = max(1, IN_CACHE // (query.shape[1] * query.shape[2] * key.shape[2]))  # rows
+    if n >= len(query):
+        return _Products.apply(query, key, value, mask, scale)
+    rows = (x.split(n) for x in (query, key, value, mask.expand(len(query), -1, -1, -1)))
+    return torch.cat([_Products.apply(*part, scale) for part in zip(*rows, strict=True)])
 
 
 class _Products(torch.autograd.Function):
@@ -206,10 +241,10 @@ class _Products(torch.autograd.Function):
 
 
 class _OneByOne(torch.autograd.Function):
-    """Compute the attention of segments over their own paths, without padding and gathering.
+    """Compute the attention of blocks of segments, without padding and gathering.
 
-    query [H, T, D]; key and value [H', T, D]; paths: for every segment the slices of the layout
-    that it sees, its own last. Returns [n, H, D], segment after segment. Precision and what is kept
+    query [H, T, D]; key and value [H', T, D]; paths: for every block the slices of the layout
+    that it sees, its own last. Returns [n, H, D], block after block. Precision and what is kept
     are those of `_Products`. Heads of keys are repeated here: products of H matrices occupy several
     threads better than those of H' larger ones, and the gradients of a key are added up once.
     """
@@ -235,7 +270,7 @@ class _OneByOne(torch.autograd.Function):
         query, key, value, *kept = ctx.saved_tensors
         k, v = (_for_each_query(x, query) for x in (key, value))
         of_query = torch.zeros_like(query)
-        # added up in float32: of a common prefix there are as many as segments see it
+        # added up in float32: of a common prefix there are as many as blocks see it
         of_key, of_value = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
         start = 0
         for path, weights in zip(ctx.paths, kept, strict=True):
@@ -330,8 +365,8 @@ class TrieAttention:
     """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
     On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:
-    one call with a dense mask, or one call a bucket. Buckets of one segment of at most
-    `FEW_QUERIES` are computed by `_OneByOne`.
+    one call with a dense mask, or one call a bucket. Segments that are alone in their bucket or
+    longer than `AT_ONCE`, up to `BY_PRODUCTS`, are computed by `_OneByOne`, in blocks.
     """
 
     def __init__(
@@ -348,12 +383,12 @@ class TrieAttention:
             self.buckets.append(_TrieBucket(whole, whole, mask, None))
             self.order = None
             return
-        most = FEW_QUERIES.get(dtype, 0) if device.type == "cpu" else 0
+        most = BY_PRODUCTS.get(dtype, 0) if device.type == "cpu" else 0
         alone, others = [], []
         for bucket in make_buckets(trie.segments, cost):
-            few = len(bucket.segments) == 1 and bucket.n_queries <= most
-            (alone if few else others).append(bucket)
-        self.paths = [_slices(trie, bucket.segments[0]) for bucket in alone]
+            single = len(bucket.segments) == 1 or bucket.n_queries > AT_ONCE
+            (alone if single and bucket.n_queries <= most else others).append(bucket)
+        self.paths = [path for b in alone for i in b.segments for path in _blocks(trie, i)]
         self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in others]
         self.order = torch.from_numpy(output_rows(alone + others, trie.segments)).to(device)
 
@@ -398,16 +433,26 @@ class TrieAttention:
         return take(out, self.order)[None]
 
 
-def _slices(trie: Trie, segment: int) -> list[slice]:
-    """Return what a segment sees, as slices of the layout: its ancestors, then itself."""
-    found: list[slice] = []
-    for s in (trie.segments[i] for i in trie.path(segment)[:-1]):
-        if found and found[-1].stop == s.start:
-            found[-1] = slice(found[-1].start, s.stop)
-        else:
-            found.append(slice(s.start, s.stop))
-    own = trie.segments[segment]
-    return [*found, slice(own.start, own.stop)]
+def _blocks(trie: Trie, segment: int) -> Iterator[list[slice]]:
+    """Yield what blocks of at most `AT_ONCE` tokens of a segment see, as slices of the layout.
+
+    These are the ancestors, what stands before the block in its segment, and the block itself.
+    """
+    above: list[slice] = []
+    *ancestors, own = (trie.segments[i] for i in trie.path(segment))
+    for s in ancestors:
+        _append(above, slice(s.start, s.stop))
+    for start in range(own.start, own.stop, AT_ONCE):
+        block = slice(start, min(start + AT_ONCE, own.stop))
+        yield [*above, block]
+        _append(above, block)
+
+
+def _append(slices: list[slice], more: slice) -> None:
+    """Append a slice; one that follows the last is joined to it."""
+    if slices and slices[-1].stop == more.start:
+        more = slice(slices.pop().start, more.stop)
+    slices.append(more)
 
 
 def dense_mask(trie: Trie) -> torch.Tensor:

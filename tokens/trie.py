@@ -167,6 +167,8 @@ def build_trie(
 
 # ---------------------------------------------------------------- buckets of attention
 
+AT_ONCE = 128
+"""Queries of a row that attend side by side on a CPU."""
 MAX_MASK = 1 << 24
 """Most entries of a bucket's mask: 64 MiB in float32."""
 
@@ -226,6 +228,11 @@ def output_rows(buckets: Sequence[Bucket], segments: Sequence[Segment]) -> np.nd
     return rows
 
 
+def _pairs(n_queries: int, n_keys: int) -> float:
+    """Return how many scores are computed: a block of queries leaves later blocks' keys out."""
+    return n_queries * (n_keys - max(0, n_queries - AT_ONCE) / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The cost of a forward pass in floating-point operations.
@@ -254,14 +261,12 @@ class Cost:
 
     def dense(self, trie: Trie) -> float:
         """Return the cost of attention as one call with a mask [T, T]."""
-        return self.call + self.pair * len(trie) ** 2
+        return self.call + self.pair * _pairs(len(trie), len(trie))
 
     def by_buckets(self, trie: Trie) -> float:
         """Return the cost of attention bucket by bucket, padding included."""
         return sum(
-            self.call
-            # the causal kernel skips half of the pairs
-            + self.pair * len(b.segments) * b.n_queries * b.n_keys * (1 if b.has_ancestors else 0.5)
+            self.call + self.pair * len(b.segments) * _pairs(b.n_queries, b.n_keys)
             for b in make_buckets(trie.segments, self)
         )
 

@@ -567,6 +567,50 @@ def test_few_queries_see_what_the_librarys_attention_sees(
         assert (a.float() - b.float()).norm() <= apart * b.float().norm()
 
 
+@pytest.mark.parametrize("most", [0, 1024], ids=["library", "products"])
+@pytest.mark.parametrize("depths", [None, [0, 4, 30]])
+def test_blocks_of_queries_leave_out_what_they_do_not_see(depths, most, monkeypatch):
+    """Three rows of 20, 17 and 9 queries behind `depths` tokens; None: 20 each, causal."""
+    monkeypatch.setattr(attention, "AT_ONCE", 4)
+    monkeypatch.setattr(attention, "BY_PRODUCTS", {torch.float32: most})
+    seen = []
+    for name in ("_by_products", "_by_library"):
+        attend = getattr(attention, name)
+        monkeypatch.setattr(
+            attention, name,
+            lambda *args, attend=attend: seen.append((args[0], args[1])) or attend(*args),
+        )  # fmt: skip
+    torch.manual_seed(0)
+    sizes = [20, 17, 9] if depths else [20] * 3
+    n_keys = max(d + n for d, n in zip(depths or [0] * 3, sizes, strict=True))
+    query = torch.randn(3, 4, 20, 8).requires_grad_()
+    key, value = torch.randn(2, 3, 2, n_keys, 8).requires_grad_()
+    mask = None
+    if depths:
+        position = torch.tensor(depths)[:, None] + torch.arange(20).minimum(
+            torch.tensor(sizes)[:, None] - 1
+        )
+        mask = additive_mask(torch.arange(n_keys) <= position[..., None], torch.float32)[:, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    ours = sdpa(query, key, value, mask, 0.3)
+    assert torch.allclose(ours, expected, atol=1e-6)
+    found, wanted = (
+        torch.autograd.grad(out.square().sum(), (query, key, value)) for out in (ours, expected)
+    )
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+    shapes = [(q.shape[2], k.shape[2]) for q, k in seen]
+    if most and depths:  # the third row's last query is its ninth
+        assert shapes == [(4, 34), (4, 38), (4, 39), (4, 39), (4, 39)]
+    elif most:
+        assert shapes == [(4, 4), (4, 8), (4, 12), (4, 16), (4, 20)]
+    elif depths:
+        assert shapes == [(8, 38), (8, 39), (4, 39)]
+    else:  # the library's causal kernel leaves them out by itself
+        assert shapes == [(20, 20)]
+
+
 # ---------------------------------------------------------------- texts that are read again
 
 

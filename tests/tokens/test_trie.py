@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tokens.attention import TrieAttention, block_mask, dense_mask, hidden_states
 from tokens.trie import (
+    AT_ONCE,
     Cost,
     build_trie,
     cheapest_trie,
@@ -89,10 +90,20 @@ def test_common_prefix(a, b):
 def test_the_cost_of_a_trie_decides_how_much_is_shared():
     rows = [[*range(2, 60), 100 + k] for k in range(8)]
     assert len(cheapest_trie(rows, Cost(1.0, 0.0, 1.0))) == 58 + 8
-    # sharing two tokens costs all others the causal kernel: not worth it where pairs are expensive
+    # sharing two tokens costs a call of its own: not worth it where calls are expensive
     rows = [[2, 3, *range(100 * k, 100 * k + 60)] for k in range(1, 9)]
-    assert len(cheapest_trie(rows, Cost(1.0, 1.0, 1.0))) == 8 * 62
-    assert len(cheapest_trie(rows, Cost(10000.0, 1.0, 1.0))) == 2 + 8 * 60
+    assert len(cheapest_trie(rows, Cost(1.0, 0.01, 100.0))) == 8 * 62
+    assert len(cheapest_trie(rows, Cost(10.0, 0.01, 100.0))) == 2 + 8 * 60
+
+
+def test_pairs_that_no_query_sees_are_not_paid_for():
+    cost = Cost(0.0, 1.0, 0.0)
+    for n_shared, n_own in ((0, 100), (0, 1000), (50, 700)):
+        rows = [[*range(n_shared), *range(5000, 5000 + n_own)]]
+        rows += [[*range(n_shared), *range(9000, 9000 + n_own)]] if n_shared else []
+        trie = build_trie(rows)
+        seen = int(dense_mask(trie).sum())
+        assert seen <= cost.by_buckets(trie) <= seen + len(trie) * AT_ONCE
 
 
 def some_rows(n, seed):
@@ -155,7 +166,7 @@ COSTS = {
 
 def probe(states, width):
     """A number that depends on every state."""
-    weights = torch.randn(64, width, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(2048, width, generator=torch.Generator().manual_seed(0))
     return sum((h * weights[: len(h)]).sum() for h in states)
 
 
@@ -173,10 +184,19 @@ def gradient(policy, value):
     min_saved=st.sampled_from([1, 5, 10**9]),
     cost=st.sampled_from(sorted(COSTS)),
     checkpointing=st.booleans(),
+    at_once=st.sampled_from([2, 5, AT_ONCE]),
+    most=st.sampled_from([0, 4, 1024]),
 )
 def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
-    codec, rows, min_saved, cost, checkpointing
+    codec, rows, min_saved, cost, checkpointing, at_once, most
 ):
+    with pytest.MonkeyPatch.context() as patch:  # blocks so small that short rows have several
+        patch.setattr("tokens.attention.AT_ONCE", at_once)
+        patch.setattr("tokens.attention.BY_PRODUCTS", {torch.float32: most})
+        compare_with_one_at_a_time(codec, rows, min_saved, cost, checkpointing)
+
+
+def compare_with_one_at_a_time(codec, rows, min_saved, cost, checkpointing):
     policy = random_policy(codec)
     trie = build_trie(rows, min_saved)
     alone = [policy.model(input_ids=torch.tensor([row])).last_hidden_state[0] for row in rows]
@@ -192,6 +212,19 @@ def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
     ours = [hidden[trie.places(i)] for i in range(len(rows))]
     ours = gradient(policy, probe(ours, policy.config.hidden_size))
     assert (ours - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("cost", sorted(COSTS))
+@pytest.mark.parametrize(("n_shared", "n_own"), [(0, 300), (200, 130), (7, 1100)])
+def test_segments_of_several_blocks(codec, cost, n_shared, n_own):
+    rng = random.Random(0)
+
+    def some(n):
+        return [rng.randrange(2, 99) for _ in range(n)]
+
+    first = some(n_shared)
+    rows = [first + some(n_own + k) for k in (0, 0, 9)]
+    compare_with_one_at_a_time(codec, rows, 1, cost, False)
 
 
 def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
