@@ -331,11 +331,13 @@ class Workers:
         self.assign()
 
     def close(self) -> None:
-        """Terminate all processes, busy ones too."""
-        for worker in [*self.idle, *(worker for _, worker in self.busy.values())]:
+        """End all processes: idle ones clean up after themselves, busy ones are terminated."""
+        busy = [worker for _, worker in self.busy.values()]
+        for worker in busy:
             for process in list((worker._processes or {}).values()):
                 process.terminate()
-            worker.shutdown(wait=False, cancel_futures=True)
+        for worker in [*self.idle, *busy]:
+            worker.shutdown(cancel_futures=True)
 
 
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
