@@ -349,7 +349,7 @@ def test_exact_in_both_layouts_for_tool_chats_and_for_single_turns(
     for layout in ("shared", "paper"):
         rows = training_rows(sampled(policy, codec, agent=tiny.agent(layout=layout)), CONFIG)
         shares[layout] = check_exact(policy, codec, rows, **settings)
-    assert not whole or shares["shared"] < 0.7 < 0.8 < shares["paper"]
+    assert not whole or shares["shared"] < 0.68 < 0.74 < shares["paper"], shares
     rows = tool_chats(5)
     longest = {r.trajectory: len(r) for r in rows}  # a chat's last turn holds the whole chat
     share = check_exact(policy, codec, rows, **settings)
