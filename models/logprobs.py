@@ -96,8 +96,8 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     """Compute log-probs [R] of a batch's response tokens.
 
     A token's log-prob is read at its parent in the trie, where the model predicts it. Only those
-    parents reach the lm_head, each once, `chunk` at a time and recomputed in the backward pass, so
-    no [T, V] tensor (tokens x vocabulary) is ever alive.
+    parents reach the lm_head, each once, `chunk` at a time, so no [T, V] tensor (tokens x
+    vocabulary) is ever alive. Where there are many logits they are recomputed in the backward pass.
     """
     # Several turns may have the same token at the same place of the trie: N <= R distinct nodes,
     # U <= N parents.
@@ -116,7 +116,8 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
         return torch.log_softmax(logits_of(model, h) / temperature, -1)[row, targets]
 
     # below 8 million logits (32 MiB in float32) one call is cheaper than chunks
-    large = len(parents) * model.config.vocab_size > 1 << 23
+    n_logits = len(parents) * model.config.vocab_size
+    large = n_logits > 1 << 23
     size = chunk if large else len(parents)
     # a sharded model, which has `logprobs` for a method, gathers its weights for its own modules
     whole = hidden.device.type == "cpu" and not hasattr(model, "logprobs")
@@ -126,7 +127,8 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
         arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
         if by_hand and torch.is_grad_enabled():
-            parts.append(_HeadLogProbs.apply(*arguments, model.lm_head.weight, temperature))
+            keep = n_logits <= KEPT_LOGITS
+            parts.append(_HeadLogProbs.apply(*arguments, model.lm_head.weight, temperature, keep))
         elif large and torch.is_grad_enabled():
             parts.append(checkpoint(head, *arguments, use_reentrant=False))
         else:
@@ -187,21 +189,29 @@ def _is_plain(head) -> bool:
     return type(head) is torch.nn.Linear and head.bias is None
 
 
+KEPT_LOGITS = 1 << 26
+"""Up to so many logits of a batch, 256 MiB, are kept for the backward pass on a CPU."""
+
+
 class _HeadLogProbs(torch.autograd.Function):
     """Compute log-probs [n] of `targets` [n], read at the places `row` [n] of hidden [N, D].
 
     The logits [N, V] = hidden weight^T / temperature are computed again in the backward pass, where
     they become their own gradient in place: one float32 tensor [N, V] is alive in either pass, not
-    the two to four of a checkpoint around a softmax, and fewer passes go over it.
+    the two to four of a checkpoint around a softmax, and fewer passes go over it. keep: it stays
+    alive between the passes, as exp(logits - largest), and nothing is computed again.
     """
 
     @staticmethod
-    def forward(ctx, hidden, row, targets, weight, temperature: float) -> torch.Tensor:
+    def forward(ctx, hidden, row, targets, weight, temperature: float, keep: bool) -> torch.Tensor:
         logits = _HeadLogProbs.logits(hidden, weight, temperature)
         chosen = logits[row, targets]
         largest = logits.amax(-1, keepdim=True)
-        total = logits.sub_(largest).exp_().sum(-1).log_().add_(largest[:, 0])  # [N]
-        ctx.save_for_backward(hidden, row, targets, weight, total)
+        shares = logits.sub_(largest).exp_()
+        sums = shares.sum(-1)  # [N]
+        total = sums.log().add_(largest[:, 0])
+        kept = (shares, sums) if keep else (None, total)
+        ctx.save_for_backward(hidden, row, targets, weight, *kept)
         ctx.temperature = temperature
         return chosen - total[row]
 
@@ -213,11 +223,14 @@ class _HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
-        hidden, row, targets, weight, total = ctx.saved_tensors
+        hidden, row, targets, weight, logits, total = ctx.saved_tensors
         gradient = gradient / ctx.temperature
         of_place = torch.zeros_like(total).index_add_(0, row, gradient)  # [N]
-        logits = _HeadLogProbs.logits(hidden, weight, ctx.temperature)
-        logits.sub_(total[:, None]).exp_().mul_(-of_place[:, None])
+        if logits is None:
+            logits = _HeadLogProbs.logits(hidden, weight, ctx.temperature)
+            logits.sub_(total[:, None]).exp_().mul_(-of_place[:, None])
+        else:  # in place: a second backward pass through the same graph is an error
+            logits.mul_((-of_place / total)[:, None])
         # several targets may be read at one place, and the same one twice
         logits.index_put_((row, targets), gradient, accumulate=True)
         logits = logits.to(weight.dtype)
@@ -226,6 +239,7 @@ class _HeadLogProbs(torch.autograd.Function):
             None,
             None,
             logits.t() @ hidden.to(weight.dtype) if ctx.needs_input_grad[3] else None,
+            None,
             None,
         )
 

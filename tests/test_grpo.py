@@ -495,13 +495,15 @@ def test_logged_statistics_are_means(policy, codec, aggregation):
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4) and metrics["clipped"] == 0
 
 
-def test_only_the_rows_asked_for_and_in_chunks(policy, codec, monkeypatch):
+@pytest.mark.parametrize("keep", [False, True])
+def test_only_the_rows_asked_for_and_in_chunks(policy, codec, monkeypatch, keep):
     rows = training_rows(sampled(policy, codec), CONFIG)
     (batch,) = pack(rows, 10**6)
     whole = logprobs(policy, batch)
     obvious = [obvious_logprobs(policy, rows[i]) for i in batch.index]
     assert torch.allclose(whole, torch.cat(obvious), atol=1e-5)
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
+    monkeypatch.setattr("models.logprobs.KEPT_LOGITS", 1 << 40 if keep else 0)
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     head = _HeadLogProbs.logits  # with a gradient, on a CPU
 
@@ -514,14 +516,17 @@ def test_only_the_rows_asked_for_and_in_chunks(policy, codec, monkeypatch):
     parents = {int(p) for p in batch.trie.parent()[batch.places]}
     assert torch.allclose(whole, chunked, atol=1e-6)
     assert max(seen) == 16 and sum(seen) == len(parents) < len(batch.places)
+    once = len(seen)
     seen.clear()
     with torch.no_grad():  # nor is there a whole [T, V] where no gradient is wanted
         assert torch.allclose(whole, logprobs(policy, batch, chunk=16), atol=1e-6)
     assert max(seen) == 16
     policy.zero_grad(), whole.sum().backward()
     expected = gradient(policy).clone()
+    seen.clear()
     policy.zero_grad(), chunked.sum().backward()
     assert close(gradient(policy), expected)
+    assert len(seen) == (0 if keep else once)  # computed again, or not
 
 
 @given(
