@@ -23,8 +23,8 @@ from models.to_gguf import RULES, write_gguf
 
 RULE = "tokenizer.ggml.pre"
 PIECES = (
-    "We've DON'T I'll 's 'S re-read été naïve a\u0301 日本 の 🙂 12345 1,234,567 3.14 7 42 ½ ² Ⅳ ١٢٣ x9 "
-    "9x ab12cd f(x) _ ... !? : $ + <=> ^ ~ | — … “ ” ( ) # @ \\ / * -- ="
+    "We've DON'T I'll 's 'S re-read été naïve a\u0301 日本 の 🙂 12345 1,234,567 3.14 7 42 ½ ² Ⅳ ١٢٣ "
+    "x9 9x ab12cd f(x) _ ... !? : $ + <=> ^ ~ | — … “ ” ( ) # @ \\ / * -- ="
 ).split(" ") + [" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000"]
 
 
