@@ -54,7 +54,8 @@ def obvious_head(model, hidden, row, targets, temperature):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_head_by_hand_has_the_values_and_gradients_of_the_obvious_one(dtype, temperature):
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_head_by_hand_has_the_values_and_gradients_of_the_obvious_one(dtype, temperature, keep):
     torch.manual_seed(0)
     head = torch.nn.Linear(24, 91, bias=False).to(dtype)
     head.weight.data.mul_(20)  # logits of some size
@@ -66,7 +67,7 @@ def test_the_head_by_hand_has_the_values_and_gradients_of_the_obvious_one(dtype,
     found = []
     for compute in (
         lambda: obvious_head(model, hidden, row, targets, temperature),
-        lambda: module._HeadLogProbs.apply(hidden, row, targets, head.weight, temperature),
+        lambda: module._HeadLogProbs.apply(hidden, row, targets, head.weight, temperature, keep),
     ):
         hidden.grad = head.weight.grad = None
         logp = compute()
