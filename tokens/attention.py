@@ -153,8 +153,8 @@ def sdpa(
 
     query [S, H, L, D]; key and value [S, H', K, D]; mask [S, 1, L, K], added to the scores; None:
     causal. H is a multiple of H' (grouped heads). On a CPU queries are taken block by block, each
-    with the keys up to the last one that its last query sees, so no query of more than `AT_ONCE`
-    may see further than the next.
+    with the keys up to the last one that its last query sees: in rows of more than `AT_ONCE`
+    queries none may see further than the next.
     """
     n_heads, n_queries = query.shape[1], query.shape[2]
     if query.device.type == "cpu" and n_queries <= BY_PRODUCTS.get(query.dtype, 0):
