@@ -200,7 +200,6 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
     keep_freed_memory(model)  # as `train` does; it serves both sides
     rows = turns(tiny, layout, model.config.vocab_size)
-    peers.obvious(model, rows)  # also makes the sampler's log-probs those of this model
     peers.ours(model, rows)
     found = peers.gradient(model).float()
     sides: dict[int, Callable[[], object]] = {}

@@ -79,7 +79,7 @@ def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
 
 
 def obvious(model, rows: list[Row]) -> None:
-    """Compute one turn at a time with full logits; also fills in the sampler's log-probs."""
+    """Compute one turn at a time with full logits."""
     model.zero_grad()
     total = sum(len(r.response_ids) for r in rows)
     for r in rows:
@@ -87,20 +87,23 @@ def obvious(model, rows: list[Row]) -> None:
         p = len(r.prompt_ids)
         logits = model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1]
         logp = torch.log_softmax(logits, -1).gather(1, ids[0, p:, None])[:, 0]
-        r.sampler = logp.tolist()
         (-r.advantage * (logp - logp.detach()).exp().sum() / total).backward()
 
 
 def ours(model, rows: list[Row]) -> int:
-    """Compute as GRPO.update does; returns the number of tokens that went through the model."""
+    """Compute as GRPO.update does; returns the number of tokens that went through the model.
+
+    Its log-probs are the sampler's too, since the others weigh no token by its importance: in
+    bfloat16 those of another implementation would make another loss of it.
+    """
     model.zero_grad()
     weights = token_weights(rows, CONFIG)
     computed = 0
     for batch in pack(rows, CONFIG.micro_tokens, Cost.of(model)):
         computed += len(batch.trie)
         logp = logprobs(model, batch, temperature=1.0)
-        weight = batch.per_token(weights)
-        loss, _ = policy_loss(logp, logp.detach(), batch.sampler, batch.advantage, weight, CONFIG)
+        old, weight = logp.detach(), batch.per_token(weights)
+        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, CONFIG)
         loss.backward()
     return computed
 

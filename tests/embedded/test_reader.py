@@ -77,8 +77,9 @@ def test_what_is_reported_was_not_trained_on():
     train = parse(
         next(s for s in reader.stages(SOURCES, Path("out")) if s.name == "passages").words
     )
+    policies = {"passages-warm": "out/hops/adapter"}
+    policies |= {name: "smollm2" for name in ("passages-untrained", "passages-untrained-64")}
     for name, given in parsed.items():
-        policies = {"passages-warm": "out/hops/adapter", "passages-untrained": "smollm2"}
         assert given["model"] == policies.get(name, "out/shipped")
         assert given["temperatures"] == "0" and given["n"] == 128
         if given["suite"] == "passages":
