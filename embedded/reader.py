@@ -126,6 +126,7 @@ EVALUATIONS = {
     "passages-warm": ("hops/adapter", "squad", "passages", "4,16", "memagent"),
     "passages-untrained": (BASE, "squad", "passages", "4,16", "memagent,full"),
     "passages-untrained-64": (BASE, "squad", "passages", "64", "memagent"),
+    "hotpotqa-untrained": (BASE, "hotpotqa", "ruler-hqa", "10,50", "memagent"),
     "hotpotqa": (SHIPPED, "hotpotqa", "ruler-hqa", "10,50", EVERYONE),
 }
 HELD_OUT = {"passages": "test --together 16", "ruler-hqa": "validation"}  # suite -> split
