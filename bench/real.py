@@ -55,6 +55,7 @@ from memagent import Agent, Trajectory
 from models.load import keep_freed_memory, load_model
 from models.logprobs import Row, pack
 from models.packaged import ready
+from models.products import use_products
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -198,7 +199,8 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     from bench import update as peers
 
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
-    keep_freed_memory(model)  # as `train` does; it serves both sides
+    keep_freed_memory(model)  # as `train` does, and the next line; this one serves both sides
+    use_products(model)
     rows = turns(tiny, layout, model.config.vocab_size)
     peers.ours(model, rows)
     found = peers.gradient(model).float()
@@ -234,7 +236,7 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
 # the first whose words occur in an operator's name; of self time, so that none counts twice
 GROUPS = {
     "attention": ("scaled_dot_product", "bmm", "_softmax"),
-    "products": ("aten::mm", "addmm", "aten::linear"),
+    "products": ("aten::mm", "addmm", "aten::linear", "mkldnn::"),
     "head and loss": ("log_softmax", "HeadLogProbs", "Float32Logits", "index_put", "amax", "exp"),
     "casts and copies": ("copy_", "_to_copy", "contiguous", "aten::cat", "fill_", "zero_"),
     "gathers": ("index_select", "scatter", "gather", "index_add", "repeat_interleave"),
@@ -267,6 +269,7 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
     use_threads(tiny)
     model = load_model(folder_of(tiny), dtype, "cpu")
     keep_freed_memory(model)
+    use_products(model)
     rows = turns(tiny, layout, model.config.vocab_size)
     our_update(model, rows)
     with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
@@ -283,7 +286,7 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
     head = sum(
         event.self_cpu_time_total / 1e3
         for event in by_shape
-        if event.key == "aten::mm"
+        if event.key in ("aten::mm", "mkldnn::_linear_pointwise")
         and any(vocabulary in (shape or ()) for shape in event.input_shapes)
     )
     groups["products"] = groups.get("products", 0.0) - head
@@ -434,14 +437,16 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
     use_threads(tiny)
     n_tasks, n_members, n_sections = rollout_size(tiny)
     folder = folder_of(tiny)
-    codec, model = Codec.load(folder), load_model(folder, dtype, "cpu")
-    agent, engine = reader(tiny, n_sections), TransformersEngine(model, codec)
+    codec, plain = Codec.load(folder), load_model(folder, dtype, "cpu")
+    # a model of our own: the engine computes the products of its model's layers in another way
+    engine = TransformersEngine(load_model(folder, dtype, "cpu"), codec)
+    agent = reader(tiny, n_sections)
     on_codec = agent.on(codec)
     rounds: dict[str, list[dict]] = {"generate": [], "vllm": [], "ours": []}
     with vllm_rounds(tiny, dtype) as vllm:
         sides = {
             "generate": lambda k: one_round(
-                tiny, k, lambda jobs: with_barrier(model, codec, jobs, on_codec)
+                tiny, k, lambda jobs: with_barrier(plain, codec, jobs, on_codec)
             ),
             "vllm": vllm,
             "ours": lambda k: one_round(

@@ -39,6 +39,7 @@ from models import ranks
 from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
+from models.products import use_products
 from models.setup import TrainingSetup, check_device
 from report.live import Live
 from report.loggers import logger_class, open_loggers
@@ -122,6 +123,8 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
+    if not setup.sharded:
+        use_products(inner(model))
     engine = open_sampler(setup, model, codec)
     agent = rewarded(setup.agent, reward)
     reader = agent.on(codec, engine.window)

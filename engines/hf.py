@@ -50,6 +50,7 @@ from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.load import inner
 from models.logprobs import logits_of
+from models.products import linear, use_products
 from models.ranks import full_tensor
 from rollout import Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
@@ -384,6 +385,7 @@ class TransformersEngine:
         self.max_prefill_tokens = max_prefill_tokens
         self.window: int = getattr(model.config, "max_position_embeddings", 0)
         self._check_architecture()
+        use_products(model)
         self.cost = Cost.of(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self._keys = self._weights = 0
@@ -780,9 +782,7 @@ class TransformersEngine:
         if self._wide is None or self._wide[0] != version:
             self._wide = version, weight.float()
         bias = getattr(self.model.lm_head, "bias", None)
-        return torch.nn.functional.linear(
-            hidden.float(), self._wide[1], None if bias is None else bias.float()
-        )
+        return linear(hidden.float(), self._wide[1], None if bias is None else bias.float())
 
     # ------------------------------------------------------------ sampling
 

@@ -397,7 +397,15 @@ def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     import_bitsandbytes()
     from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit(parameters, **settings)
+    optimizer = AdamW8bit(parameters, **settings)
+
+    def written(optimizer, *_) -> None:
+        # its kernels write through pointers: what was computed from weights is kept by their version
+        for group in optimizer.param_groups:
+            torch.autograd.graph.increment_version(group["params"])
+
+    optimizer.register_step_post_hook(written)
+    return optimizer
 
 
 def recompute(model, on: bool) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from models.products import back, is_plain, linear
 from tokens.attention import hidden_states
 from tokens.trie import Cost, Trie, split_into_tries
 
@@ -121,7 +122,7 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     size = chunk if large else len(parents)
     # a sharded model, which has `logprobs` for a method, gathers its weights for its own modules
     whole = hidden.device.type == "cpu" and not hasattr(model, "logprobs")
-    by_hand = large and whole and _is_plain(model.lm_head)
+    by_hand = large and whole and is_plain(model.lm_head)
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
@@ -184,11 +185,6 @@ class _Float32Logits(torch.autograd.Function):
         )
 
 
-def _is_plain(head) -> bool:
-    """Return whether an lm_head is nothing but a product with its weight."""
-    return type(head) is torch.nn.Linear and head.bias is None
-
-
 KEPT_LOGITS = 1 << 26
 """Up to so many logits of a batch, 256 MiB, are kept for the backward pass on a CPU."""
 
@@ -218,7 +214,9 @@ class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
         """Return the logits in float32, a tensor of its own."""
-        out = hidden.float() @ weight.float().t()
+        out = linear(hidden.float(), weight) if weight.dtype == torch.float32 else (
+            hidden.float() @ weight.float().t()
+        )
         return out if temperature == 1 else out.div_(temperature)
 
     @staticmethod
@@ -235,7 +233,7 @@ class _HeadLogProbs(torch.autograd.Function):
         logits.index_put_((row, targets), gradient, accumulate=True)
         logits = logits.to(weight.dtype)
         return (
-            (logits @ weight).to(hidden.dtype) if ctx.needs_input_grad[0] else None,
+            back(logits, weight).to(hidden.dtype) if ctx.needs_input_grad[0] else None,
             None,
             None,
             logits.t() @ hidden.to(weight.dtype) if ctx.needs_input_grad[3] else None,

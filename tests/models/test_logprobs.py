@@ -90,7 +90,7 @@ def test_a_large_batch_has_the_gradients_of_a_checkpointed_head(codec, monkeypat
     assert len(batch.trie) * 200_000 > 1 << 23
     grads = []
     for by_hand in (False, True):
-        monkeypatch.setattr(module, "_is_plain", lambda head, on=by_hand: on)
+        monkeypatch.setattr(module, "is_plain", lambda head, on=by_hand: on)
         model.zero_grad()
         logp = logprobs(model, batch, temperature=0.8, chunk=48)
         (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
