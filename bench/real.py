@@ -11,7 +11,7 @@ the embedded policy):
     matmul               the rate of bare matrix products of the model's shapes, with gradients
     update-TYPE-LAYOUT   loss and gradient of one group, ours and TRL's
     profile-TYPE-LAYOUT  where the time of our update goes, by what its operators are for
-    rollout-TYPE         32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM
+    rollout-TYPE         32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM twice
     ask                  the prompts of our reading of 100 pages, given to llama.cpp's server
 
 update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server from
@@ -69,6 +69,7 @@ BARS = {  # TRL's seconds / ours; ours over the bare products
 OF_MATMUL = {"float32": 0.8, "bfloat16": 0.6}
 SAME = {"float32": 1e-5, "bfloat16": 0.1}  # gradients, relative
 OVER_GENERATE, OVER_VLLM = 2.0, 1.0
+PEERS = ("generate", "vllm", "packed")  # of the rollout; the last two as in `vllm_rounds`
 GROUP, REPEATS = 8, 3
 SECTIONS, TRAJECTORIES = 8, 32
 PAGES, LINES = 100, 40  # of the PDF; lines of a page
@@ -373,7 +374,7 @@ def one_round(tiny: bool, repeat: int, run: Callable[[list], list[Trajectory]]) 
     return counted(done, time.perf_counter() - start)
 
 
-def vllm_side(tiny: bool, dtype: str) -> None:
+def vllm_side(tiny: bool, dtype: str, packed: bool) -> None:
     """Answer each line of standard input, the number of a round, with a line of JSON.
 
     Runs in vLLM's own environment, as the other side's child.
@@ -384,7 +385,8 @@ def vllm_side(tiny: bool, dtype: str) -> None:
     folder = folder_of(tiny)
     agent, codec = reader(tiny, rollout_size(tiny)[2]), Codec.load(folder)
     window, rows = agent.turn_tokens() + 64, TRAJECTORIES
-    engine = ColocatedEngine(folder, codec, window, rows, 0.1 if tiny else 1.0, dtype)
+    gib = 0.1 if tiny else 1.0
+    engine = ColocatedEngine(folder, codec, window, rows, gib, dtype, packed=packed)
     with engine.awake():
         print(json.dumps({"ready": True}), flush=True)
         for text in sys.stdin:
@@ -396,11 +398,15 @@ def vllm_side(tiny: bool, dtype: str) -> None:
 
 
 @contextmanager
-def vllm_rounds(tiny: bool, dtype: str) -> Iterator[Callable[[int], dict]]:
-    """Start vLLM's process; gives a function of the number of a round."""
+def vllm_rounds(tiny: bool, dtype: str, packed: bool) -> Iterator[Callable[[int], dict]]:
+    """Start vLLM's process; gives a function of the number of a round.
+
+    packed: with its copies of the weights in oneDNN's layout, as it comes; False: without, as it
+    has to be in a training, since the copies do not follow new weights.
+    """
     if not VLLM.exists():
         raise UserError("There is no vLLM for the rollout: run make .venv-vllm/ready first.")
-    code = f"from bench.real import vllm_side; vllm_side({tiny}, {dtype!r})"
+    code = f"from bench.real import vllm_side; vllm_side({tiny}, {dtype!r}, {packed})"
     with subprocess.Popen(
         [str(VLLM), "-c", code],
         cwd=ROOT,
@@ -442,13 +448,15 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
     engine = TransformersEngine(load_model(folder, dtype, "cpu"), codec)
     agent = reader(tiny, n_sections)
     on_codec = agent.on(codec)
-    rounds: dict[str, list[dict]] = {"generate": [], "vllm": [], "ours": []}
-    with vllm_rounds(tiny, dtype) as vllm:
+    rounds: dict[str, list[dict]] = {name: [] for name in (*PEERS, "ours")}
+    vllms = vllm_rounds(tiny, dtype, False), vllm_rounds(tiny, dtype, True)
+    with vllms[0] as vllm, vllms[1] as packed:
         sides = {
             "generate": lambda k: one_round(
                 tiny, k, lambda jobs: with_barrier(plain, codec, jobs, on_codec)
             ),
             "vllm": vllm,
+            "packed": packed,
             "ours": lambda k: one_round(
                 tiny, k, lambda jobs: list(rollout(engine, agent, jobs, Sampling(1.0), seed=k))
             ),
@@ -471,6 +479,7 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
         "written": {name: [r["written"] for r in results] for name, results in rounds.items()},
         "over_generate": against(speed["ours"], speed["generate"], OVER_GENERATE),
         "over_vllm": against(speed["ours"], speed["vllm"], OVER_VLLM),
+        "over_packed": against(speed["ours"], speed["packed"], OVER_VLLM),
     }
 
 
@@ -659,8 +668,9 @@ def print_part(part: str, result: dict) -> None:
         table(f"Our update, {c['dtype']} {c['layout']}", ("what for", "ms", "share"), rows)
     elif kind == "rollout":
         row = (c["dtype"], *(f"{x['median']:,.0f}" for x in c["tokens_per_s"].values()),
-               f"{c['over_generate']['ratio']}x", f"{c['over_vllm']['ratio']}x")  # fmt: skip
-        header = ("tokens/s", "generate", "vLLM", "ours", "over generate", "over vLLM")
+               *(f"{c[f'over_{peer}']['ratio']}x" for peer in PEERS))  # fmt: skip
+        names = ("generate", "vLLM", "vLLM, packed")
+        header = ("tokens/s", *names, "ours", *(f"over {name}" for name in names))
         table("Rollout", header, [row])
     else:
         table("A PDF", ("side", "tokens/s"), list(c["tokens_per_s"].items()))
@@ -680,7 +690,7 @@ def lines_of(part: str, result: dict) -> list[dict]:
         bar = f"at most {most:g}"
         out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
     elif kind == "rollout":
-        for peer in ("generate", "vllm"):
+        for peer in PEERS:
             x = c[f"over_{peer}"]
             what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
             out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))

@@ -332,11 +332,14 @@ def draw(
         cut = ((before >= top_p[:, None]) & (top_p[:, None] < 1)) | (rank >= k)
         cut = cut.scatter(1, index, cut) & ~greedy[:, None]  # back to the order of the vocabulary
         logp = logp.masked_fill(cut, -torch.inf).log_softmax(-1)
-    cdf = logp.exp().cumsum(-1)
-    # Scaled by the last entry, so that rounding never points past the last token of positive
-    # probability.
-    sampled = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
-    ids = torch.where(greedy, logp.argmax(-1), sampled.clamp_max(logp.shape[1] - 1))
+    n_greedy = int(greedy.sum())
+    ids = logp.argmax(-1) if n_greedy else torch.zeros_like(greedy, dtype=torch.int64)
+    if n_greedy < len(ids):
+        cdf = logp.exp().cumsum(-1)
+        # Scaled by the last entry, so that rounding never points past the last token of positive
+        # probability.
+        sampled = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
+        ids = torch.where(greedy, ids, sampled.clamp_max(logp.shape[1] - 1))
     return ids, logp.gather(1, ids[:, None])[:, 0]
 
 

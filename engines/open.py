@@ -86,6 +86,7 @@ def open_engine(
             rows,
             kv_gib or (0.0 if setup.on_gpu else 1.0),
             setup.dtype,
+            packed=True,
             gpu_memory_utilization=0.9 - taken,
             trust_remote_code=setup.trust_remote_code,
             grammar=grammar_of(constrained, codec) if constrained else "",

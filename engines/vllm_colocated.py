@@ -90,7 +90,7 @@ def preserve_process() -> Iterator[None]:
             os.sched_setaffinity(0, affinity)
 
 
-def import_vllm():
+def import_vllm(packed: bool = False):
     """Import the package, in this process and quietly. UserError if it is not installed.
 
     It reads its settings from the environment when it is imported.
@@ -118,8 +118,9 @@ def import_vllm():
     if not torch.cuda.is_available():
         import vllm._custom_ops
 
-        # oneDNN packs the weights; packed ones silently stay as they are when new ones are loaded
-        vllm._custom_ops._supports_onednn = False
+        # packed weights silently stay as they are when new ones are loaded
+        kernels = hasattr(torch.ops._C, "create_onednn_mm_handler")
+        vllm._custom_ops._supports_onednn = packed and kernels
     return vllm
 
 
@@ -177,7 +178,8 @@ class ColocatedEngine:
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
-    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    2, see above. packed: no policy will bring weights, so that on a CPU vLLM may compute with copies
+    of them in oneDNN's layout. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
     trust_remote_code; and grammar, a structural tag that says what the responses to prompts which
     are neither frozen nor final may be (xgrammar). vLLM keeps its state in globals: there is one
     engine a process, until `close`.
@@ -196,15 +198,17 @@ class ColocatedEngine:
         dtype: str = "float32",
         lora_rank: int = 0,
         sleep: str = "never",
+        packed: bool = False,
         **options,
     ):
         check_settings(sleep, lora_rank)
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
+        self.packed = packed
         self.level, self.dtype = sleep, getattr(torch, dtype)
         self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
-        vllm = import_vllm()
+        vllm = import_vllm(packed)
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -434,6 +438,8 @@ class ColocatedEngine:
         Without adapters every parameter is loaded by name. Cached prefixes are still those of the
         old weights until `forget`.
         """
+        if self.packed:
+            raise RuntimeError("This engine's weights are packed: they cannot be replaced.")
         if not self.lora_rank:
             names = ((name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})

@@ -97,7 +97,7 @@ def test_the_pdf_is_read_back_whole(tmp_path):
 def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(real, "VLLM", tmp_path / "none")
     monkeypatch.setattr(real, "BENCH", tmp_path / "none")
-    with pytest.raises(UserError, match="no vLLM"), real.vllm_rounds(True, "float32"):
+    with pytest.raises(UserError, match="no vLLM"), real.vllm_rounds(True, "float32", False):
         pass
     with pytest.raises(UserError, match="no llama"), real.llama_server(tmp_path):
         pass
@@ -118,5 +118,6 @@ def test_each_bar_is_said_met_or_missed():
     assert [x["met"] for x in real.lines_of("update-float32-shared", cell)] == [False, False, False]
     over = {"ratio": 1.2, "bar": 1.0, "met": True}
     cell = {"dtype": "float32", "over_generate": over | {"bar": 2.0, "met": False}}
-    met = [x["met"] for x in real.lines_of("rollout-float32", cell | {"over_vllm": over})]
-    assert met == [False, True]
+    cell |= {"over_vllm": over, "over_packed": over | {"ratio": 0.9, "met": False}}
+    met = [x["met"] for x in real.lines_of("rollout-float32", cell)]
+    assert met == [False, True, False]

@@ -19,7 +19,7 @@ def flashinfer_setting(monkeypatch):
     """Import a stand-in; return the environment's setting for FlashInfer's sampler."""
     real = importlib.util.find_spec
 
-    def run(installed: bool, before: str = ""):
+    def run(installed: bool, before: str = "", packed: bool = False):
         spec = types.SimpleNamespace() if installed else None
         monkeypatch.setattr(
             importlib.util,
@@ -33,7 +33,7 @@ def flashinfer_setting(monkeypatch):
         with patch.dict(os.environ, {NAME: before} if before else {}):
             if not before:
                 os.environ.pop(NAME, None)
-            assert vllm_colocated.import_vllm() is stand_in
+            assert vllm_colocated.import_vllm(packed) is stand_in
             return os.environ.get(NAME)
 
     return run

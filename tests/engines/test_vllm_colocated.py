@@ -101,6 +101,25 @@ def turns_of(engine, n=6, temperature=1.0, seed=0):
     return [turn for t in done for turn in t.turns]
 
 
+def test_packed_weights_give_the_same_and_are_never_replaced(codec, opened):
+    """vLLM's copies of the weights do not follow new ones: nothing must bring any."""
+    policy = small(codec)
+    engine = opened(packed=True)
+    with engine.awake():
+        turns = turns_of(engine)
+    assert mismatch(policy, turns) < 1e-4
+    layers = [*engine._engine.apply_model(lambda model: [*map(_product_of, model.modules())])[0]]
+    assert any("handler" in names for names in layers)
+    with pytest.raises(RuntimeError, match="cannot be replaced"), engine.awake(policy):
+        pass
+
+
+def _product_of(layer) -> tuple[str, ...]:
+    """Return the names that the product of one of vLLM's layers refers to."""
+    product = getattr(layer, "cpu_linear", None)
+    return product.__code__.co_freevars if product else ()
+
+
 @pytest.mark.parametrize("sleep", ["never", "1", "2"])
 def test_after_every_step_and_sleep_it_samples_from_the_trainers_weights(codec, opened, sleep):
     policy = small(codec)
