@@ -691,7 +691,8 @@ def lines_of(part: str, result: dict) -> list[dict]:
         out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
     elif kind == "rollout":
         for peer in PEERS:
-            x = c[f"over_{peer}"]
+            if (x := c.get(f"over_{peer}")) is None:  # a result from before this side was timed
+                continue
             what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
             out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
     elif kind == "ask":

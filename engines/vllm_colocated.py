@@ -93,7 +93,7 @@ def preserve_process() -> Iterator[None]:
 def import_vllm(packed: bool = False):
     """Import the package, in this process and quietly. UserError if it is not installed.
 
-    It reads its settings from the environment when it is imported.
+    It reads its settings from the environment when it is imported. packed: see `ColocatedEngine`.
     """
     for name, value in {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -178,11 +178,11 @@ class ColocatedEngine:
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
-    2, see above. packed: no policy will bring weights, so that on a CPU vLLM may compute with copies
-    of them in oneDNN's layout. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
-    trust_remote_code; and grammar, a structural tag that says what the responses to prompts which
-    are neither frozen nor final may be (xgrammar). vLLM keeps its state in globals: there is one
-    engine a process, until `close`.
+    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    trust_remote_code; grammar, a structural tag that says what the responses to prompts which are
+    neither frozen nor final may be (xgrammar); and packed: no policy will bring weights, so that on
+    a CPU vLLM may compute with copies of them in oneDNN's layout. vLLM keeps its state in globals:
+    there is one engine a process, until `close`.
     """
 
     # referred to from here, or the garbage collector would end the process group with the engine
@@ -198,17 +198,16 @@ class ColocatedEngine:
         dtype: str = "float32",
         lora_rank: int = 0,
         sleep: str = "never",
-        packed: bool = False,
         **options,
     ):
         check_settings(sleep, lora_rank)
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
-        self.packed = packed
+        self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
         self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
-        vllm = import_vllm(packed)
+        vllm = import_vllm(self.packed)
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 

@@ -400,7 +400,7 @@ def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     optimizer = AdamW8bit(parameters, **settings)
 
     def written(optimizer, *_) -> None:
-        # its kernels write through pointers: what was computed from weights is kept by their version
+        # its kernels write through pointers, and what was made of a weight is kept by its version
         for group in optimizer.param_groups:
             torch.autograd.graph.increment_version(group["params"])
 

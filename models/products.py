@@ -1,6 +1,7 @@
 """Linear layers on a CPU, by oneDNN, with weights in the layout that its kernels read.
 
-Holds: `use_products`, `linear`, `back`, `packed`, `is_plain`. Leaves out: attention (tokens/attention.py), GPUs.
+Holds: `use_products`, `linear`, `back`, `packed`, `is_plain`. Leaves out: attention
+(tokens/attention.py), GPUs.
 Exercise it: `pytest tests/models/test_products.py`. Read next: engines/hf.py.
 
 PyTorch's own path hands a weight [out, in] over as it is stored, and a kernel for few rows spends
@@ -148,14 +149,13 @@ def _has_kernels(dtype: torch.dtype) -> bool:
 
     They are no public interface. Asked on x86 alone, where they were measured.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.enabled:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
-    if not torch.backends.mkldnn.is_available():
+    operators = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not all(
+        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    ):
         return False
-    try:
-        if dtype == torch.bfloat16:
-            return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    except AttributeError:
-        return False
+    if dtype == torch.bfloat16:
+        return operators._is_mkldnn_bf16_supported()
     return dtype == torch.float32
