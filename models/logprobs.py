@@ -214,8 +214,10 @@ class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
         """Return the logits in float32, a tensor of its own."""
-        out = linear(hidden.float(), weight) if weight.dtype == torch.float32 else (
-            hidden.float() @ weight.float().t()
+        out = (
+            linear(hidden.float(), weight)
+            if weight.dtype == torch.float32
+            else (hidden.float() @ weight.float().t())
         )
         return out if temperature == 1 else out.div_(temperature)
 
