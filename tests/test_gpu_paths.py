@@ -15,7 +15,7 @@ from test_train import GRPO, run_config
 
 from commands import export, train
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import EMBEDDED, GRPOConfig, RunConfig, TrainConfig
 from embedded import tiny
 from engines import vllm_colocated
 from engines.hf import TransformersEngine
@@ -61,6 +61,18 @@ def test_the_engine_widens_the_lm_head_anew_when_its_weights_have_changed(codec)
     assert engine._logits(hidden) is not before
     with torch.no_grad():
         engine.model.lm_head.weight.mul_(2)
+    assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
+    assert not torch.equal(engine._logits(hidden), before)
+
+
+def test_the_engine_widens_the_lm_head_anew_after_a_step_of_bitsandbytes(codec):
+    """Its kernels write through pointers, unseen by PyTorch's count of versions."""
+    engine = TransformersEngine(half(codec), codec)
+    hidden, weight = torch.randn(3, 32).bfloat16(), engine.model.lm_head.weight
+    before = engine._logits(hidden)
+    optimizer = optimizer_of([weight], TrainConfig(optimizer="adamw8bit", lr=0.1))
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
     assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
     assert not torch.equal(engine._logits(hidden), before)
 
