@@ -7,11 +7,12 @@ import torch
 from torch.nn.functional import linear as plain_linear
 
 from config.options import EMBEDDED, TrainConfig
+from embedded import keeper
 from models import products
 from models.load import load_model, optimizer_of, with_lora
 from models.products import back, is_plain, linear, packed, use_products
 
-N_IN, N_OUT = 320, 256
+N_IN, N_OUT = 400, 256
 TYPES = [torch.float32, torch.bfloat16]
 CLOSE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}  # relative: a few units of the last place
 needs_kernels = pytest.mark.skipif(
@@ -127,9 +128,10 @@ def test_small_layers_adapters_and_other_layers_are_left_alone():
     use_products(model)
     changed = {name for name, m in model.items() if type(m) is products._Linear}
     assert changed == {"large"}
-    own = load_model(EMBEDDED, "float32", "cpu")
-    use_products(own)
-    assert not any(isinstance(m, products._Linear) for m in own.modules())
+    for folder in (EMBEDDED, keeper.WEIGHTS):
+        own = load_model(folder, "float32", "cpu")
+        use_products(own)
+        assert not any(isinstance(m, products._Linear) for m in own.modules())
 
 
 def test_a_plain_head_stays_one():
@@ -140,12 +142,12 @@ def test_a_plain_head_stays_one():
     assert not is_plain(torch.nn.Linear(N_IN, N_OUT))
 
 
-def tiny_llama(hidden: int = 256):
+def tiny_llama(hidden: int = 320):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=300,
+        vocab_size=320,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=2,
