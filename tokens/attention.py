@@ -135,8 +135,14 @@ BY_PRODUCTS = {torch.float32: 256, torch.bfloat16: 1024}
 """Up to so many queries a row, matrix products replace the library's attention on a CPU.
 
 In blocks of `AT_ONCE` queries and with the way back they take half of its time in bfloat16, of
-which an update with long prompts becomes 1.2 times as fast; in float32 three quarters, and the
-weights that are kept cost 12 % more memory for 4 % of an update (dev/LOG.md).
+which an update with long prompts becomes 1.2 times as fast; in float32 as long as the library for
+longer rows, and up to twice as long without gradients (dev/LOG.md).
+"""
+ONE_BY_ONE = {torch.float32: 1024, torch.bfloat16: 1024}
+"""Up to so many queries a segment of a trie that is computed alone goes through `_OneByOne`.
+
+In float32, beside 256, an update of SmolLM2 becomes 1 to 8 % faster, and with long prompts needs
+8 % more memory for the weights that are kept (dev/LOG.md).
 """
 IN_CACHE = 1 << 20
 """So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""
@@ -367,7 +373,7 @@ class TrieAttention:
 
     On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:
     one call with a dense mask, or one call a bucket. Segments that are alone in their bucket or
-    longer than `AT_ONCE`, up to `BY_PRODUCTS`, are computed by `_OneByOne`, in blocks.
+    longer than `AT_ONCE`, up to `ONE_BY_ONE`, are computed by `_OneByOne`, in blocks.
     """
 
     def __init__(
@@ -384,7 +390,7 @@ class TrieAttention:
             self.buckets.append(_TrieBucket(whole, whole, mask, None))
             self.order = None
             return
-        most = BY_PRODUCTS.get(dtype, 0) if device.type == "cpu" else 0
+        most = ONE_BY_ONE.get(dtype, 0) if device.type == "cpu" else 0
         alone, others = [], []
         for bucket in make_buckets(trie.segments, cost):
             single = len(bucket.segments) == 1 or bucket.n_queries > AT_ONCE

@@ -192,7 +192,8 @@ def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
 ):
     with pytest.MonkeyPatch.context() as patch:  # blocks so small that short rows have several
         patch.setattr("tokens.attention.AT_ONCE", at_once)
-        patch.setattr("tokens.attention.BY_PRODUCTS", {torch.float32: most})
+        for name in ("BY_PRODUCTS", "ONE_BY_ONE"):
+            patch.setattr(f"tokens.attention.{name}", {torch.float32: most})
         compare_with_one_at_a_time(codec, rows, min_saved, cost, checkpointing)
 
 
