@@ -172,7 +172,17 @@ def _in_json(body: str) -> list[Call | Fault]:
     return [_call(value, body)]
 
 
-NEXT_CALL = re.compile(r'\{\s*"name"')  # no JSON string can hold it: its quotes would be escaped
+NAME = '"name"'  # no JSON string can hold it: its quotes would be escaped
+
+
+def _next_call(text: str, at: int) -> int:
+    """Return where, from a place on, an object begins whose first key is its name, or the end."""
+    while (name := text.find(NAME, at)) >= 0:
+        begin = text.rfind("{", at, name)
+        if begin >= 0 and not text[begin + 1 : name].strip():
+            return begin
+        at = name + 1
+    return len(text)
 
 
 def _objects(text: str) -> Iterator[Call | Fault]:
@@ -183,8 +193,7 @@ def _objects(text: str) -> Iterator[Call | Fault]:
             value, end = _decode(text, at)
             yield _call(value, text[at:end])
         except _Unreadable as error:
-            found = NEXT_CALL.search(text, at + 1)
-            end = found.start() if found else len(text)
+            end = _next_call(text, at + 1)
             piece = text[at:end].strip()
             closed = "}" in piece[-3:]
             yield _fault(str(error), piece) if closed else _cut("}", piece)

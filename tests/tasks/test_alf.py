@@ -128,7 +128,7 @@ def gone(pid: int) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # before it is opened, or read
             return True
         time.sleep(0.1)
     return False
