@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from agents.calls import DEEPEST, Call, Fault, Format, format_of
+from agents.calls import DEEPEST, Call, Fault, Format, _next_call, format_of
 from agents.search import Search
 from agents.store import Store
 from agents.tools import TOOLS, Scope, apply, schemas
@@ -266,6 +267,16 @@ def test_a_fault_names_the_place():
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "}", "x"]), max_size=12),
+    st.integers(0, 4),
+)
+def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
+    text = "".join(pieces)
+    found = re.compile(r'\{\s*"name"').search(text, at)
+    assert _next_call(text, at) == (found.start() if found else len(text))
+
+
 @given(
     st.sampled_from(FORMATS),
     st.lists(
