@@ -266,9 +266,9 @@ def test_a_fault_names_the_place():
     assert fault.message == "the call has no end: </tool_call> is missing."
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=1000, deadline=None, derandomize=True)
 @given(
-    st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "}", "x"]), max_size=12),
+    st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "x"]), max_size=12),
     st.integers(0, 4),
 )
 def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
@@ -277,6 +277,7 @@ def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
     assert _next_call(text, at) == (found.start() if found else len(text))
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.sampled_from(FORMATS),
     st.lists(
