@@ -40,24 +40,27 @@ WHEN = re.compile(r"(\d{4}/\d{2}/\d{2}) \(\w+\) (\d{2}:\d{2})")
 
 # What an answer says that tells of no answer (`says_unknown`): a negation and, at most four words
 # on, what is not told or known; information that is not enough; something that is unknown
-NOT = "not|no|never|nothing|unable|impossible|lacks?|lacking|insufficient"
+NOT = "not|no|none|nobody|never|nothing|unable|impossible|lacks?|lacking|insufficient"
 END = r"[.,;!?)]|$"
 TOLD = (
     r"mention\w*|specif(?:y|ied|ies)|stated|state(?= (?:the|this|that|it|your|any|wh|how)\w*)|"
-    r"indicat\w+|disclos\w+|discuss\w*|says?|said|tell|told|know|known|answer\w*|determin\w+|"
-    r"infer(?:red)?|identif\w+|confirm\w*|provided?|shared?|recall|remember|clear|sure|recorded|"
-    rf"information|info|details?|evidence|(?:records?|memory|given)(?= (?:of|about|in)\b|{END})|"
-    rf"(?:enough|sufficient)(?= (?:information|info|details?|data|context|to)\b|{END})"
+    r"indicat\w+|disclos\w+|discuss\w*|says?|said|tell|told|know\w*|answer\w*|determin\w+|"
+    r"infer(?:red)?|identif\w+|confirm\w*|provided?|shared?|recall|remember|clear|recorded|"
+    r"(?:talk|talked|spoken) about|references?|information|info|details?|evidence|"
+    rf"(?:sure|certain|aware|records?|memory|given)(?= (?:of|about|in|if|how|wh\w+)\b|{END})|"
+    rf"(?:enough|sufficient)(?= (?:information|info|details?|data|context|to)\b|{END})|"
+    r"in (?:the|our|your|this|any)(?: \w+)? (?:conversations?|chats?|history|sessions?)"
 )
 SCARCE = "not|insufficient|incomplete|missing|unavailable|lacking"
 UNKNOWN = "unknown|unclear|unspecified|undetermined|undisclosed|uncertain|unanswerable"
 UNTOLD = re.compile(
     rf"(?<!called )(?<!named )(?<!titled )\b(?:(?:{NOT}) (?:[\w'-]+ ){{0,4}}?(?:{TOLD})|"
-    rf"(?:information|info|details?|context|data) (?:[\w'-]+ ){{0,6}}?(?:{SCARCE})|no idea|"
-    rf"only mentioned|(?:is|are|was|were|be|remains?)(?: still)? (?:{UNKNOWN})"
+    rf"(?:information|info|details?|context|data) (?:[\w'-]+ ){{0,6}}?(?:{SCARCE})|"
+    r"nothing (?:[\w'-]+ ){0,4}?about|no idea|unaware|only mentioned|mentioned [^.]*\bbut not|"
+    rf"(?:is|are|was|were|be|it's|remains?|left)(?: still)? (?:{UNKNOWN})"
     rf"(?= (?:from|in|here)\b|{END}))\b"
 )
-ALONE = re.compile(rf"(?:{UNKNOWN}|n/?a)\W*")
+ALONE = re.compile(rf"(?:answer: )?(?:{UNKNOWN}|not available|no data available|n/?a)\W*")
 
 
 def load_longmemeval(path: str | Path) -> list[Conversation]:

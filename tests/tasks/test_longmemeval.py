@@ -119,6 +119,10 @@ You did not mention this information. You mentioned your cat Luna but not your h
 The information provided is not enough. You did not mention owning a violin.
 You haven’t mentioned a hamster.
 You only mentioned your cat.
+You mentioned your cat Luna but not your hamster.
+None mentioned.
+We have not talked about a hamster.
+I couldn't find that in our conversation history.
 You didn't tell me the name of your hamster.
 Not mentioned in the conversation
 NO INFORMATION AVAILABLE
@@ -153,6 +157,8 @@ You visited the Tomb of the Unknown Soldier.
 The band is called No Information.
 Your boat's name is Not Mentioned.
 Your playlist is called "not mentioned".
+You bought Unknown Pleasures by Joy Division.
+A man unknown to you paid.
 Luna
 7 pears
 Only 3 records.
