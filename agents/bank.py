@@ -115,7 +115,7 @@ class BankConfig(ReadConfig):
     """utilities do not fall below; None = no floor"""
     credit: Literal["shared", "dag"] = "shared"
     """who learns from a reward: shared = each entry that was shown; dag = also those that it was
-    made from, weaker at each step back"""
+    made from, weaker at each step back: the idea of MemQ (arXiv 2605.08374)"""
     credit_gamma: Annotated[float, SHARE] = 0.9
     """credit dag: factor on the reward at each step back"""
     credit_lambda: Annotated[float, SHARE] = 0.5
@@ -619,7 +619,11 @@ class Bank:
         return Update(id, before, reward, after)
 
     def _credit_ancestors(self, found: Found, reward: float, task_id: str, epoch: int) -> None:
-        """Let the entries that an entry was made from learn, once each, by their distance."""
+        """Let the entries that an entry was made from learn, once each, by their distance.
+
+        After MemQ (arXiv 2605.08374), of which we read the abstract: there the weight of credit is
+        (gamma * lambda)**depth; here gamma**depth is on the reward and lambda**depth on the rate.
+        """
         c, seen = self.config, {found.entry.id}
         waiting = deque((id, 1) for id in found.entry.parents)
         while waiting:
@@ -649,6 +653,8 @@ class Bank:
         """Keep an experience; return its id.
 
         A known intent gets one entry more, and so does one that is as similar as `same_intent`.
+        (MemRL's code, `add_memories`, forgets the entries of a known text unless the task has just
+        retrieved it: of two tasks of one text in a batch it keeps the last.)
         ValueError: the intent is empty, a parent is not in the bank.
         """
         if not intent.strip() or self.upkeep:

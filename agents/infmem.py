@@ -111,7 +111,9 @@ class InfMem(memagent.MemAgent):
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
         """Reward each turn for no fault, and a stop: STOP * GAMMA ** sections read after the first
-        memory with an accepted answer. (The code compares the sum of these and 0.6 * right.)"""
+        memory with an accepted answer, whether or not it stopped. (The code compares the sum of
+        these and 0.6 * right. It takes step 0 for "never": where the answer stood in the first
+        section's memory and nothing stopped, it pays 0 for the stop.)"""
         counts = [turn.notes.counts for turn in trajectory.turns if turn.notes]
         held = [n["held"] for n in counts if "held" in n]
         stop = STOP * GAMMA ** (len(held) - 1 - held.index(True)) if True in held else 0.0

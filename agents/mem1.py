@@ -3,9 +3,11 @@
 arXiv 2506.15841, by its code (MIT-MI/MEM1 at 31a8285); of the paper we could read the abstract. A
 prompt has the question, the latest state and query and what that has found, nothing older: this is
 the masked trajectory, without a mask. As there the reward is the exact match of the answer, nothing
-for form. Other than there the world is the document: nothing is found twice, the first turn has
-what the question finds, a turn without query or answer reads on (there it ends all), an answer ends
-the reading and is given once more in the form that is graded; GRPO, no critic.
+for form. Other than there a task is one question, and the reward 0 or 1: there it is two questions,
+answered between semicolons, and the reward the sum of their matches, 0 to 2. The world is the
+document: nothing is found twice, the first turn has what the question finds, a turn without query
+or answer reads on (there it ends all), an answer ends the reading and is given once more in the
+form that is graded; GRPO, no critic.
 
 Holds: everything of this agent. Leaves out: MemAgent (memagent.py), search (agents/retrieval.py).
 Exercise it: `python cli.py eval --agents mem1,memagent --n 8`. Read next: agents/memoryr1.py.

@@ -6,8 +6,9 @@ memories that are given (`--stage answerer`); then the manager, whose store the 
 as it was before this training (`--stage manager`, with the answerer as --model). An answer is made
 from the 60 memories that match best, equally many of each speaker: what helps is copied, then it
 follows. Of the paper we could read the abstract; all this is second-hand, by a re-implementation
-(david-courtis/Structured-Memory-R1 at f90e018); learning rate, group and KL are not known. Other
-than there, a session is read whole, not as facts that another model took from it, by BM25.
+(david-courtis/Structured-Memory-R1 at f90e018), which gives the paper's learning rate, not group
+and KL. Other than there, a session is read whole, not as facts that another model took from it, by
+BM25.
 
 Holds: what differs from agents/memupdate.py. Leaves out: store, tools, search, calls. No torch.
 Exercise it: `python cli.py eval --data ledger --agents memoryr1 --n 8`. Read next: agents/pay.py.
@@ -67,7 +68,7 @@ class MemoryR1Config(MemUpdateConfig):
     """build: weight of 1 - tokens of the store / tokens of the source"""
 
 
-PUBLISHED = {"grpo": dict(tasks_per_step=(128,), temperature=(1.0,)),
+PUBLISHED = {"grpo": dict(tasks_per_step=(128,), temperature=(1.0,), lr=1e-6),
              "agent": dict(call_tokens=2048, final_tokens=2048, answer_k=60)}  # fmt: skip
 
 

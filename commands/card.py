@@ -20,7 +20,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.files import read_yaml
 from config.options import EMBEDDED, RunConfig
-from config.realmodels import PACKAGED, base_of, is_adapter
+from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from memagent import Agent
 from models.checkpoints import validations
 from report.runlog import summary as summary_of_run
@@ -62,7 +62,7 @@ def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter:
         eval_results=results or None,
         model_name=name if results else None,
         library_name="peft" if adapter else "transformers",
-        license=licence or None,
+        license=_of_adapters(run) or licence or None,
         pipeline_tag="text-generation",
         tags=["memagent", find.section_of(find.training_of(stored)), agent.label, "long-context"],
     )
@@ -101,6 +101,12 @@ def _base(model: str) -> tuple[str, str]:
     if not folder.is_dir():
         return model, _licence_in_cache(model)
     return _named(folder), _licence(folder / "README.md")
+
+
+def _of_adapters(run: RunConfig) -> str:
+    """Return the licence of the adapters that a run went on from, "" if it is not said."""
+    begun = run.adapter or run.model or EMBEDDED
+    return _licence(named_folder(begun) / "README.md") if is_adapter(begun) else ""
 
 
 def _named(folder: Path) -> str:
@@ -173,6 +179,8 @@ def _lines(
     yield f"- weights: {way}, step {step} of {training.steps}"
     yield f"- base: {f'`{base}`' if base else 'a policy without a name on the hub'}"
     yield f"- licence of the base: {licence or 'not known here; see the card of the base'}"
+    if adapters := _of_adapters(run):
+        yield f"- licence of the adapters that it went on from: {adapters}"
     yield f"- data: `{clean(_without_folders(run.data))}`"
     yield from _reward(run_folder)
     yield ""

@@ -452,7 +452,7 @@ class EvalConfig:
     out: RULE/PART = seven-three (also named memupdate) or memory-r1, and train, validation or test;
     adversarial = with category 5; START = what a store may begin with, such as observations"""
     metric: Literal["official", "mem0"] = "official"
-    """locomo: how answers are graded: official = LoCoMo's own score; mem0 = A-Mem's and Mem0's F1,
+    """locomo: how answers are graded: official = LoCoMo's own score; mem0 = Mem0's F1,
     without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
     and tables name it"""
     db_backend: str = "sqlite"

@@ -272,14 +272,14 @@ def make(plan: Sequence[Stage]) -> None:
 def ship(adapter: Path, folder: Path) -> None:
     """Write the adapter with its weights in bfloat16, and what says how it reads and of what.
 
-    It computes in that type where it was trained, so nothing is lost. folder: replaced, unless it
-    has these weights: then it may say what was measured of them (`note_best`).
+    It computes in that type where it was trained, so nothing is lost. folder: what is written is
+    replaced, its README.md with the licences stays. Where it has these weights nothing is written:
+    then it may say what was measured of them (`note_best`).
     """
     weights = load_file(adapter / WEIGHTS)
     half = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
     if (folder / WEIGHTS).exists() and _same(half, load_file(folder / WEIGHTS)):
         return
-    shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
         shutil.copy(adapter / name, folder)

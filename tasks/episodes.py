@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from config.errors import UserError, clean
 from config.terminal import say
-from data import Task, f1, normalize_answer, same_answer, seed_of
+from data import Task, exact_match, f1, same_answer, seed_of
 from tasks import locomo, locomo_score, longmemeval, own
 from tasks.conversations import Conversation, Memory, Probe, Session
 from tasks.longmemeval import ABSTENTION
@@ -99,10 +99,10 @@ def _hash(*parts: object) -> str:
 
 
 def word_f1(prediction: str, probe: Probe) -> float:
-    """Return the F1 of an answer's words; of one that says that nothing is known, 1 or 0."""
+    """Return the F1 of an answer's words; where nothing is known, whether the answer says so."""
     if probe.abstains:
-        said = normalize_answer(probe.chosen(prediction))
-        return float(any(words in said for words in ("no information", "not mentioned", "unknown")))
+        said = longmemeval.says_unknown(probe.chosen(prediction))
+        return float(said or exact_match(prediction, probe.answers))
     return f1(prediction, probe.answers)
 
 

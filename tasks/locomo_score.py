@@ -77,16 +77,28 @@ def refuses(prediction: str) -> bool:
     return any(phrase in prediction.lower() for phrase in REFUSALS)
 
 
+def _chosen(prediction: str, probe: Probe) -> str:
+    """Return an answer in words, as the original reads a choice (task_eval, `get_cat_5_answer`).
+
+    Of one character, "a" is the first of the two answers and any other the second; of three
+    likewise "(a)" and any other; "a." and "a)" are no choice but text.
+    """
+    text = prediction.strip().lower()
+    if not probe.choices or len(text) not in (1, 3):
+        return prediction
+    return probe.choices[text not in ("a", "(a)")]
+
+
 def official_score(prediction: str, probe: Probe) -> float:
-    """Grade an answer, 0 to 1, as LoCoMo's evaluation does.
+    """Grade an answer, 0 to 1, as LoCoMo's evaluation does (snap-research/locomo at 9228632).
 
     Categories 2, 3, 4: F1. Category 1: the parts between commas are compared one by one, so of the
     gold "x, y" the answer "x" has a half. Category 5, and any question that abstains: 1 if the
-    answer refuses, else 0; a letter stands for the answer that it names. Of several accepted
-    answers the best one counts.
+    answer refuses, else 0; a letter stands for the answer that it names (`_chosen`). Of several
+    accepted answers the best one counts.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(probe.chosen(prediction)))
+        return float(refuses(_chosen(prediction, probe)))
     f1 = _parts_f1 if probe.category == 1 else _f1
     return max((f1(prediction, gold) for gold in _golds(probe)), default=0.0)
 
@@ -97,7 +109,7 @@ def official_em(prediction: str, probe: Probe) -> float:
     A question that abstains is graded as in `official_score`.
     """
     if probe.abstains or probe.category == 5:
-        return float(refuses(probe.chosen(prediction)))
+        return float(refuses(_chosen(prediction, probe)))
     words = {*normalize(prediction).split()}
     return float(any(words == {*normalize(gold).split()} for gold in _golds(probe)))
 
@@ -108,8 +120,10 @@ def official_em(prediction: str, probe: Probe) -> float:
 def mem0_f1(prediction: str, probe: Probe) -> float:
     """Grade an answer, 0 to 1, as the evaluations of A-Mem and Mem0 do: by the F1 of its words.
 
-    Compared are the sets of lower-case words between spaces and `.,!?`. Questions of category 5 are
-    not asked there. Of several accepted answers the best one counts.
+    Compared are the sets of lower-case words between spaces and `.,!?`. Of several accepted answers
+    the best one counts. Questions of category 5 are left out, as Mem0 does (mem0ai/mem0 at
+    b3ede5b). A-Mem asks them, as a choice, and compares the answers with the adversarial answer
+    (WujiangXu/A-mem at 0c8039f), the wrong one.
 
     >>> mem0_f1("the red, red car", Probe("q", "What?", ("A red car.",), 4))
     0.6666666666666666

@@ -1,9 +1,12 @@
 """LongMemEval (arXiv 2410.10813): chats with an assistant, and one question for each history.
 
-Holds: `load_longmemeval`, `time_of`, `TYPES`, `ABSTENTION`. Leaves out: what a conversation is
-(tasks/conversations.py); the original grades by a language model, we by tasks/locomo_score.py. No
-torch.
-Exercise it: `pytest tests/tasks/test_longmemeval.py`. Read next: report/metrics.py.
+Holds: `load_longmemeval`, `time_of`, `says_unknown`, `TYPES`, `ABSTENTION`. Leaves out: what a
+conversation is (tasks/conversations.py), the score of an answer (tasks/episodes.py). No torch.
+Exercise it: `pytest tests/tasks/test_longmemeval.py`. Read next: tasks/episodes.py.
+
+The original (xiaowu0162/LongMemEval at 9e0b455) grades every answer by a language model. We grade
+by the F1 of words and, where the history has no answer, by `says_unknown`, a rule of our own: our
+figures are not those of the paper.
 
 The files longmemeval_s.json, _m.json and _oracle.json, "cleaned" or not, are read from the user's
 path.
@@ -35,6 +38,30 @@ TYPES = (
 ABSTENTION = "abstention"  # after the type of a question to which the history has no answer
 WHEN = re.compile(r"(\d{4}/\d{2}/\d{2}) \(\w+\) (\d{2}:\d{2})")
 
+# What an answer says that tells of no answer (`says_unknown`): a negation and, at most four words
+# on, what is not told or known; information that is not enough; something that is unknown
+NOT = "not|no|none|nobody|never|nothing|unable|impossible|lacks?|lacking|insufficient"
+END = r"[.,;!?)]|$"
+TOLD = (
+    r"mention\w*|specif(?:y|ied|ies)|stated|state(?= (?:the|this|that|it|your|any|wh|how)\w*)|"
+    r"indicat\w+|disclos\w+|discuss\w*|says?|said|tell|told|know\w*|answer\w*|determin\w+|"
+    r"infer(?:red)?|identif\w+|confirm\w*|provided?|shared?|recall|remember|clear|recorded|"
+    r"(?:talk|talked|spoken) about|references?|information|info|details?|evidence|"
+    rf"(?:sure|certain|aware|records?|memory|given)(?= (?:of|about|in|if|how|wh\w+)\b|{END})|"
+    rf"(?:enough|sufficient)(?= (?:information|info|details?|data|context|to)\b|{END})|"
+    r"in (?:the|our|your|this|any)(?: \w+)? (?:conversations?|chats?|history|sessions?)"
+)
+SCARCE = "not|insufficient|incomplete|missing|unavailable|lacking"
+UNKNOWN = "unknown|unclear|unspecified|undetermined|undisclosed|uncertain|unanswerable"
+UNTOLD = re.compile(
+    rf"(?<!called )(?<!named )(?<!titled )\b(?:(?:{NOT}) (?:[\w'-]+ ){{0,4}}?(?:{TOLD})|"
+    rf"(?:information|info|details?|context|data) (?:[\w'-]+ ){{0,6}}?(?:{SCARCE})|"
+    r"nothing (?:[\w'-]+ ){0,4}?about|no idea|unaware|only mentioned|mentioned [^.]*\bbut not|"
+    rf"(?:is|are|was|were|be|it's|remains?|left)(?: still)? (?:{UNKNOWN})"
+    rf"(?= (?:from|in|here)\b|{END}))\b"
+)
+ALONE = re.compile(rf"(?:answer: )?(?:{UNKNOWN}|not available|no data available|n/?a)\W*")
+
 
 def load_longmemeval(path: str | Path) -> list[Conversation]:
     """Read LongMemEval's published file, .json or .json.gz: one conversation for each question.
@@ -58,6 +85,24 @@ def time_of(when: str) -> datetime:
     if not (match := WHEN.fullmatch(when)):
         raise ValueError(f"no date: {when!r}")
     return datetime.strptime(f"{match[1]} {match[2]}", "%Y/%m/%d %H:%M")
+
+
+def says_unknown(answer: str) -> bool:
+    """Tell whether an answer says that the history does not answer the question: our own rule.
+
+    Words in capitals, in quotes or after "called" are a name, unless they are the whole answer.
+
+    >>> says_unknown("You did not mention your hamster."), says_unknown("Unknown")
+    (True, True)
+    >>> says_unknown("Your hamster is called Unknown."), says_unknown("You have no hamster.")
+    (False, False)
+    """
+    text = " ".join(answer.replace("’", "'").replace("*", "").split()).strip("\"'")
+    text = text.lower() if text.isupper() or text.istitle() else text
+    text = re.sub(r"^[A-Z]|(?<=[.!?:;] )[A-Z]", lambda first: first[0].lower(), text)
+    text = re.sub('"[^"]*"', '""', text.replace("cannot", "can not").replace("can't", "can not"))
+    text = text.replace("n't", " not")
+    return bool(ALONE.fullmatch(text) or UNTOLD.search(text))
 
 
 def _conversation(r: Record) -> Conversation:

@@ -1,4 +1,4 @@
-"""MemoryAgentBench (arXiv 2507.05257): long texts, each with many questions, from eleven sources.
+"""MemoryAgentBench (arXiv 2507.05257): long texts, each with many questions, from several sources.
 
 Holds: `load`, `choose`, `check_metric`, `some`, `EXACT`. Leaves out: the columns of an evaluation
 (tasks/suites.py), scores (data.py). No torch.

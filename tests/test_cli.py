@@ -589,7 +589,8 @@ def test_the_demo_says_what_to_expect_from_a_rate_that_it_measures():
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
     assert size < 10 * 2**20
-    assert {p.suffix for p in EMBEDDED.iterdir()} <= {".json", ".safetensors", ".yaml", ".jinja"}
+    data = {".json", ".safetensors", ".yaml", ".jinja", ".md"}
+    assert {p.suffix for p in EMBEDDED.iterdir()} <= data
     assert not [k for k in json.loads((EMBEDDED / "config.json").read_text()) if "auto_map" in k]
 
 

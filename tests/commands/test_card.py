@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import export, push, train
-from config.options import EMBEDDED, RunConfig
+from commands.card import write_card
+from config.options import EMBEDDED, READER, RunConfig
+from config.realmodels import ADAPTERS, PACKAGED
 from embedded import tiny
 from report.summary import wilson
 
@@ -83,6 +85,17 @@ def test_a_card_without_results_says_so_and_names_no_folder(tmp_path, codec):
     assert "model-index" not in known
     assert "Nothing: no validation" in text and "`train.jsonl`" in text
     assert str(tmp_path) not in text
+
+
+def test_what_goes_on_from_the_reader_has_the_licence_of_its_adapters(trained, tmp_path):
+    stored = find.begun(trained)
+    for named in ({"model": READER}, {"adapter": str(ADAPTERS[READER]), "model": "smollm2"}):
+        write_card(tmp_path, stored | {"run": named}, trained, 2, adapter=True)
+        known, text = metadata_load(tmp_path / "README.md"), (tmp_path / "README.md").read_text()
+        assert known["license"] == "cc-by-sa-4.0"
+        assert known["base_model"] == PACKAGED["smollm2"].hub_name
+        assert "licence of the base: apache-2.0" in text
+        assert "licence of the adapters that it went on from: cc-by-sa-4.0" in text
 
 
 # ---------------------------------------------------------------- the hub

@@ -12,7 +12,8 @@ import pytest
 import torch
 import typer.main
 import yaml
-from safetensors.torch import load_file
+from huggingface_hub import metadata_load
+from safetensors.torch import load_file, save_file
 from test_passages import squad
 from test_readers import lines
 from typer.testing import CliRunner
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 import cli
 from agents.find import best_by_length, trained_agent
 from config.options import EMBEDDED, READER, EvalConfig
-from config.realmodels import adapter_config, is_adapter
+from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
 from embedded import reader
 from tasks import passages, seen
 from tasks.readers import read
@@ -266,6 +267,50 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):
 
 def test_commands_run_in_a_process_of_their_own():
     assert reader.call(["data", "look", "nowhere.jsonl"]) == 2
+
+
+LICENCES = {  # source -> name, licence
+    "hotpotqa": ("HotpotQA", "CC BY-SA 4.0"),
+    "squad": ("XQuAD", "CC BY-SA 4.0"),
+    "musique": ("MuSiQue", "CC BY 4.0"),
+    "2wiki": ("2WikiMultiHopQA", "Apache-2.0"),
+}
+
+
+def test_beside_all_weights_that_ship_stand_base_licence_and_data():
+    listed = ["git", "ls-files", "*.safetensors"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {(ROOT / name).parent for name in names.splitlines()}
+    adapters = {folder for folder in folders if is_adapter(folder)}
+    assert named_folder(READER) in adapters and EMBEDDED in folders - adapters
+    for folder in folders:
+        text, card = (folder / "README.md").read_text(), metadata_load(folder / "README.md")
+        assert card["license"] == ("cc-by-sa-4.0" if folder in adapters else "mit")
+        assert all(f"**{word}**" in text for word in ("Base", "Trained on"))
+    trained = {reader.SETS[name][0] for parts in reader.MIXTURES.values() for name, _ in parts}
+    for folder in adapters:
+        text = (folder / "README.md").read_text()
+        base = PACKAGED[adapter_config(folder)["base_model_name_or_path"]]
+        card = metadata_load(folder / "README.md")
+        assert base.licence == "apache-2.0" and card["base_model"] == base.hub_name
+        assert f"{base.hub_name})" in text and "Apache-2.0" in text
+        rows = [line for line in text.splitlines() if line.startswith("| [")]
+        for name, licence in (LICENCES[source] for source in trained):
+            (row,) = (row for row in rows if row.startswith(f"| [{name}]"))
+            assert row.endswith(f"| {licence} |")
+
+
+def test_what_ships_anew_keeps_its_licences(tmp_path):
+    new, there = tmp_path / "new", tmp_path / "there"
+    shutil.copytree(named_folder(READER), there)
+    shutil.copytree(there, new)
+    weights = load_file(new / reader.WEIGHTS)
+    save_file({name: weight + 1 for name, weight in weights.items()}, new / reader.WEIGHTS)
+    (new / "README.md").write_text("of the run")
+    before = (there / "README.md").read_text()
+    reader.ship(new, there)
+    assert (there / "README.md").read_text() == before
+    assert not reader._same(load_file(there / reader.WEIGHTS), weights)
 
 
 def test_the_adapters_that_ship_have_at_most_ten_mebibytes_together():

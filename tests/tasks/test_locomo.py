@@ -13,6 +13,7 @@ import pytest
 
 from config.errors import UserError
 from tasks.conversations import Memory, Probe, Session, Utterance
+from tasks.episodes import word_f1
 from tasks.locomo import (
     CATEGORIES,
     NOT_MENTIONED,
@@ -343,12 +344,30 @@ def test_category_5_is_asked_as_a_choice_whose_order_is_drawn_by_its_id(loaded):
 @pytest.mark.parametrize("form", ["{}", "({})", "({}).", "{}.", "{})", " ({}):\n"])
 @pytest.mark.parametrize("upper", [False, True])
 def test_a_letter_stands_for_its_answer(loaded, form, upper):
+    """In a file of one's own, where the grading is ours."""
     for p in (p for c in loaded for p in c.probes if p.category == 5):
         for letter, text in zip("ab", p.choices, strict=True):
             said = form.format(letter.upper() if upper else letter)
             assert p.chosen(said) == text and p.chosen(text) == text
-            assert official_score(said, p) == official_em(said, p) == (text == NOT_MENTIONED)
-            assert official_score(text, p) == (text == NOT_MENTIONED)
+            assert word_f1(said, p) == word_f1(text, p) == (text == NOT_MENTIONED)
+
+
+@pytest.mark.parametrize(
+    "said, place",
+    [
+        ("a", 0), ("A", 0), (" (a)\n", 0), ("(A)", 0),
+        ("b", 1), ("(B)", 1), ("c", 1), ("7", 1), ("(c)", 1), ("a).", 1), ("Jon", 1),
+        ("a.", None), ("b)", None), ("(b).", None), ("", None), ("yes!", None),
+    ],
+)  # fmt: skip
+def test_the_official_metric_reads_a_choice_as_the_original_does(loaded, said, place):
+    """`get_cat_5_answer`: one or three characters are a choice, the first one by `a` and `(a)`."""
+    for p in (p for c in loaded for p in c.probes if p.category == 5):
+        for first, right in ((NOT_MENTIONED, 0), (p.distractor, 1)):
+            name = next(f"q{n}" for n in range(99) if replace(p, id=f"q{n}").choices[0] == first)
+            probe = replace(p, id=name)
+            assert official_score(said, probe) == official_em(said, probe) == (place == right)
+            assert official_score(NOT_MENTIONED, probe) == 1
 
 
 def test_a_letter_is_a_letter_where_nothing_is_to_choose(loaded):
@@ -356,7 +375,7 @@ def test_a_letter_is_a_letter_where_nothing_is_to_choose(loaded):
     assert four.choices == () and four.chosen("(a)") == "(a)" and official_score("a", four) == 0
     five = next(p for p in loaded[0].probes if p.category == 5)
     for said in ("c", "(ab)", "a plum", "", "(a) or (b)"):
-        assert five.chosen(said) == said and official_score(said, five) == 0
+        assert five.chosen(said) == said and word_f1(said, five) == 0
     assert official_score("(b) Not mentioned in the conversation", five) == 1
 
 

@@ -16,9 +16,8 @@ from config.errors import UserError
 from config.options import EvalConfig
 from tasks import episodes
 from tasks.conversations import Memory, Utterance
-from tasks.episodes import validation_episodes
-from tasks.locomo_score import official_score
-from tasks.longmemeval import ABSTENTION, load_longmemeval, time_of
+from tasks.episodes import validation_episodes, word_f1
+from tasks.longmemeval import ABSTENTION, load_longmemeval, says_unknown, time_of
 from tasks.suites import columns_of
 
 
@@ -86,7 +85,7 @@ def test_a_question_as_a_probe(load):
     (probe,) = load(asked())[0].probes
     assert probe.answers == ("7",) and probe.category == 0 and not probe.abstains
     assert probe.kind == "knowledge-update" and probe.when == "2024/06/30 (Sun) 08:00"
-    assert official_score("7 pears", probe) == pytest.approx(2 / 3)
+    assert word_f1("7 pears", probe) == pytest.approx(2 / 3)
 
 
 def test_evidence_is_the_marked_turns_in_the_order_of_the_answer_sessions(load):
@@ -111,8 +110,79 @@ def test_abstention_is_a_kind_of_its_own_beside_each_type_of_question(load):
     assert probe.abstains and probe.kind == f"knowledge-update, {ABSTENTION}"
     assert probe.answers == (gold,)
     assert probe.evidence == ()
-    assert official_score("It was not mentioned.", probe) == 1
-    assert official_score("7", probe) == 0
+    assert word_f1(gold, probe) == word_f1("It was not mentioned.", probe) == 1
+    assert word_f1("7", probe) == 0
+
+
+UNKNOWN = """\
+You did not mention this information. You mentioned your cat Luna but not your hamster.
+The information provided is not enough. You did not mention owning a violin.
+You haven’t mentioned a hamster.
+You only mentioned your cat.
+You mentioned your cat Luna but not your hamster.
+None mentioned.
+We have not talked about a hamster.
+I couldn't find that in our conversation history.
+You didn't tell me the name of your hamster.
+Not mentioned in the conversation
+NO INFORMATION AVAILABLE
+**No Information Available**
+"Not mentioned"
+There's no mention of a hamster in our chats.
+I'm sorry, but I don't have that information.
+I do not have any record of your hamster's name.
+There is not enough information to tell.
+Insufficient information.
+It is not specified.
+The price was never stated.
+This cannot be determined from the conversation.
+It can't be answered.
+I am unable to determine the name.
+It is impossible to say.
+I don't know the name of your hamster.
+I have no idea.
+The conversation does not say how many plums you have.
+The provided information does not include it.
+The name was not provided.
+Unknown.
+N/A
+The name of your hamster is unknown.
+It remains unclear from the chats."""
+KNOWN = """\
+Your hamster is called Unknown.
+Your hamster is called unknown.
+Your hamster's name is Unknown.
+It was an unknown band from Oslo.
+You visited the Tomb of the Unknown Soldier.
+The band is called No Information.
+Your boat's name is Not Mentioned.
+Your playlist is called "not mentioned".
+You bought Unknown Pleasures by Joy Division.
+A man unknown to you paid.
+Luna
+7 pears
+Only 3 records.
+No.
+You do not have a hamster.
+You were not at the party.
+It is not Luna, you said Max.
+You never left the state."""
+
+
+@pytest.mark.parametrize("answer", UNKNOWN.splitlines())
+def test_an_answer_that_says_that_nothing_is_known(answer):
+    assert says_unknown(answer)
+
+
+@pytest.mark.parametrize("answer", ["", *KNOWN.splitlines()])
+def test_an_answer_that_says_something_though_its_words_may_be_those_of_a_refusal(answer):
+    assert not says_unknown(answer)
+
+
+def test_the_own_answer_of_the_file_is_right_whatever_its_words(load):
+    for gold in ("Your trip to Rome lies ahead.", *UNKNOWN.splitlines()):
+        (conversation,) = load(asked("q1_abs", answer=gold, answer_session_ids=[]))
+        assert word_f1(gold, conversation.probes[0]) == 1
 
 
 def test_types_and_abstention_are_reported_apart(tmp_path):
