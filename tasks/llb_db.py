@@ -703,7 +703,7 @@ OWN_RULES = dict(
 # Round limit: max_round of configs/components/tasks/db_bench.yaml
 RELEASED_RULES = dict(
     answer="[('Ann', 3), ('Bo', 2.5)]",
-    form="on one line, a Python list with a tuple for each row, texts in quotes and numbers without",
+    form="on one line, a Python list with a tuple for each row, texts in quotes, numbers without",
     ends="; one with neither ends the task",
     steps=3,
 )
