@@ -296,8 +296,8 @@ def _variables() -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, dict]:
-    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names), `begin` (what the released
-    evaluator puts before a response, or "") and `solution` (or "").
+    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names), `begin` (what is put
+    before a response, or "") and `solution` (or "").
 
     UserError names the file, the line and what is wrong with it.
     """

@@ -293,64 +293,97 @@ EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
 PROMPT = "import math\ndef task_func(k):\n"
 
 
-def case_file(*methods: str, base: str = "unittest.TestCase", around: str = "{}") -> str:
+def case_file(*methods: str, base: str = "unittest.TestCase", before="", after="") -> str:
     """Compose the text of a test file."""
+    return f"import unittest\n{before}{class_of('TestCases', base, *methods)}{after}"
+
+
+def class_of(name: str, base: str, *methods: str) -> str:
     body = "\n".join(methods).replace("\n", "\n    ")
-    return "import unittest\n" + around.format(f"class TestCases({base}):\n    {body}\n")
+    return f"class {name}({base}):\n    {body}\n"
 
 
-def after(code: str) -> str:
-    return "{}" + code
-
-
-def below(methods: str, parent: str = "unittest.TestCase") -> dict[str, str]:
-    """Let the class inherit these methods."""
-    inherited = methods.replace("\n", "\n    ")
-    return dict(base="Base", around=f"class Base({parent}):\n    {inherited}\n{{}}")
+def heir(*methods: str, inherits: str) -> str:
+    """Compose the text of a test file whose class inherits a method."""
+    return case_file(*methods, base="Base", before=class_of("Base", "unittest.TestCase", inherits))
 
 
 GOLDEN = {  # code, tests, what the released evaluator has said of both, run beside the checkout
     "plain": (RIGHT, case_file(ONE), "pass"),
-    "a test of the base fails": (RIGHT, case_file(ONE, **below(WRONG)), "fail"),
+    "a test of the base fails": (RIGHT, heir(ONE, inherits=WRONG), "fail"),
     "one of a base that is no case": (
-        RIGHT, case_file(ONE, base="Mixin, unittest.TestCase", around=f"class Mixin:\n    {WRONG}\n{{}}"),
-        "fail"),
-    "all tests are of the base": (RIGHT, case_file("x = 1", **below(ONE)), "pass"),
-    "and fail": (RIGHT, case_file("x = 1", **below(WRONG)), "fail"),
+        RIGHT,
+        case_file(ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)),
+        "fail",
+    ),
+    "all tests are of the base": (RIGHT, heir("x = 1", inherits=ONE), "pass"),
+    "and fail": (RIGHT, heir("x = 1", inherits=WRONG), "fail"),
     "a test that the text does not name": (
-        RIGHT, case_file(ONE, around=after("TestCases.test_two = lambda self: self.fail()\n")), "fail"),
+        RIGHT,
+        case_file(ONE, after="TestCases.test_two = lambda self: self.fail()\n"),
+        "fail",
+    ),
     "exit in tearDownClass": (RIGHT, case_file(ONE, EXIT.format("tearDownClass")), "fail"),
     "exit in tearDownModule": (
-        RIGHT, case_file(ONE, around=after("def tearDownModule(): sys.exit(0)\n")), "fail"),
+        RIGHT,
+        case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
+        "fail",
+    ),
     "exit in a cleanup of the class": (
-        RIGHT, case_file(ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"),
-        "fail"),
-    "interrupted at last": (RIGHT, case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
-                            "fail"),
+        RIGHT,
+        case_file(ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"),
+        "fail",
+    ),
+    "interrupted at last": (
+        RIGHT,
+        case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
+        "fail",
+    ),
     "unpickling at import": (
-        f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}", case_file(ONE),
-        "fail"),
+        f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
+        case_file(ONE),
+        "fail",
+    ),
     "unpickling in a test": (
         f"import pickle\nclass A: pass\n{RIGHT}",
-        case_file("def test_one(self): pickle.loads(pickle.dumps(A()))"), "pass"),
+        case_file("def test_one(self): pickle.loads(pickle.dumps(A()))"),
+        "pass",
+    ),
     "environ": (
-        "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])", case_file(ONE),
-        "pass"),
+        "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
+        case_file(ONE),
+        "pass",
+    ),
     "exit without sys": (
-        RIGHT, case_file("def test_one(self):\n with self.assertRaises(SystemExit): exit(1)"), "fail"),
+        RIGHT,
+        case_file("def test_one(self):\n with self.assertRaises(SystemExit): exit(1)"),
+        "fail",
+    ),
     "quit without sys": (
-        RIGHT, case_file("def test_one(self):\n with self.assertRaises(SystemExit): quit(1)"), "fail"),
+        RIGHT,
+        case_file("def test_one(self):\n with self.assertRaises(SystemExit): quit(1)"),
+        "fail",
+    ),
     "a module of builtins": (f"__builtins__.len\n{RIGHT}", case_file(ONE), "pass"),
     "the zone of time": (
         f"import time\n{RIGHT}",
-        case_file("def test_one(self): self.assertEqual(time.tzname[0], os.environ['TZ'])"), "pass"),
+        case_file("def test_one(self): self.assertEqual(time.tzname[0], os.environ['TZ'])"),
+        "pass",
+    ),
     "unexpected success": (RIGHT, case_file("@unittest.expectedFailure", ONE), "pass"),
     "expected failure": (RIGHT, case_file("@unittest.expectedFailure", WRONG), "pass"),
-    "an import of the prompt": ("def task_func(k): return k + math.floor(1.5)", case_file(ONE), "pass"),
+    "an import of the prompt": (
+        "def task_func(k): return k + math.floor(1.5)",
+        case_file(ONE),
+        "pass",
+    ),
     "the function of the prompt": (
-        "x = 1", case_file("def test_one(self): self.assertIsNone(task_func(1))"), "pass"),
+        "x = 1",
+        case_file("def test_one(self): self.assertIsNone(task_func(1))"),
+        "pass",
+    ),
     "from the future": (f"from __future__ import annotations\n{RIGHT}", case_file(ONE), "fail"),
-}  # fmt: skip
+}
 
 
 @needs_sandbox
