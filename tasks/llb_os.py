@@ -68,7 +68,7 @@ class LLBOS:
         content += self.rules.removeprefix("own")
         return Work(
             id, item["instruction"], (), dataset=self.name, environment=self, solution=(gold,),
-            skills=item["skills"], content=content,
+            skills=item["skills"], content=content, kind=f"{self.rules} rules",
         )  # fmt: skip
 
     def tasks(self) -> Sequence[Work]:

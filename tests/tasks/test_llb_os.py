@@ -246,6 +246,7 @@ def test_the_limits_of_the_release(path):
     assert not one.done and (step.done, step.reward, step.failure) == (True, 1.0, "")
     assert LLBOS(path).most_steps == 15 and "at once" not in LLBOS(path).instructions
     assert environment.tasks()[0].digest != LLBOS(path).tasks()[0].digest
+    assert environment.tasks()[0].kind == "released rules"
 
 
 @needs_system
