@@ -40,7 +40,7 @@ from memagent import (
     Turn,
 )
 from memory import overwrite
-from tasks.environments import Work
+from tasks.environments import Step, Work
 from tasks.mentions import count_phrases, phrases
 
 if TYPE_CHECKING:
@@ -341,6 +341,10 @@ class MemRL(Agent):
                     break
                 prompt = self.prompt("next", c.act_tokens, observation=step.observation)
                 prompt = replace(prompt, after=turn)
+            if step is not None and not step.done:
+                why = "steps" if len(told) > 2 * most else "window"
+                give_up = getattr(episode, "give_up", lambda why: Step("", True, -1.0, why))
+                step = give_up(why)
         finally:
             episode.close()
         if turn is None:
@@ -348,18 +352,16 @@ class MemRL(Agent):
                 "The first prompt of a task does not fit the model's window: "
                 "give a --context-tokens, or a smaller one."
             )
-        done = step is not None and step.done
-        failure = step.failure if done else "steps" if len(told) > 2 * most else "window"
         tried = Tried(
             "end",
             turn.notes.action,
             turn.notes.observation,
             intent=self.intent_of(task),
-            success=done and step.reward > 0,
-            reward=step.reward if done else -1.0,
+            success=step.reward > 0,
+            reward=step.reward,
             steps=len(told) // 2,
-            failure=failure,
-            confidence=step.confidence if step is not None else None,
+            failure=step.failure,
+            confidence=step.confidence,
         )
         yield from self._end(task, turn, tried, shown, retrieved, told)
 

@@ -455,6 +455,9 @@ class EvalConfig:
     """locomo: how answers are graded: official = LoCoMo's own score; mem0 = Mem0's F1,
     without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
     and tables name it"""
+    rules: Literal["own", "released"] = "own"
+    """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
+    LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
     db_backend: str = "sqlite"
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     interpreter: str = ""
@@ -585,7 +588,8 @@ SUITE_SETTINGS = {
     "longmemeval": ["source_split"],
     "own": ["source_split"],
     "memoryagentbench": ["source_split"],
-    "llb-db": ["db_backend"],
+    "llb-db": ["rules", "db_backend"],
+    "llb-os": ["rules"],
     "bcb": ["interpreter", "leave_out"],
     "alfworld": ["few_shot"],
     "hle": ["judge"],
@@ -686,6 +690,9 @@ class StreamConfig:
     some"""
     hints: Annotated[int, COUNT] = 10
     """bandit: experiences of a task, half of them wrong"""
+    rules: Literal["own", "released"] = "own"
+    """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
+    LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
     db_backend: str = "sqlite"
     """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
     interpreter: str = ""
@@ -931,7 +938,7 @@ PANELS: dict[str, str] = {
     "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks haystack squad split test_articles metric db_backend interpreter leave_out "
+    "ruler_tasks haystack squad split test_articles metric rules db_backend interpreter leave_out "
     "few_shot judge",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking templates",

@@ -38,6 +38,7 @@ from report.markup import (
     page,
 )
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
+from tasks.environments import OPTIONS, RULES
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
@@ -288,11 +289,13 @@ def _page(
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
     rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
     more = " ".join(filter(None, (rule, _frozen(summary), *_leaks(summary))))
+    by_rules = config.environment in OPTIONS["rules"].split()
+    judged = f", judged by {RULES[config.rules]}," if by_rules else ""
     lead = macro(
         "lead",
         status,
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment} in "
-        f"epoch {best['epoch']}. {more}",
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment}"
+        f"{judged} in epoch {best['epoch']}. {more}",
         "",
     )
     about = {o["arm"]: o["about"] for o in outcomes}

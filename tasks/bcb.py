@@ -5,9 +5,11 @@ Exercise it: `pytest tests/tasks/test_bcb.py`. Read next: tasks/environments.py.
 
 The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,
 entry_point, libs}; canonical_solution and code_prompt are read where they are. The tests are those
-of the class `TestCases`. A response passes if every one of them has run, none has failed, and none
-was skipped as a whole. Code and tests share one process, and code can deceive them (a patched
-assertEqual passes): the reward is a measurement and no proof.
+that the class `TestCases` has, inherited ones too. A response passes if every one of them has run,
+none has failed, and none was skipped as a whole. Verdicts are those of the released evaluator
+(bigcodebench/eval/__init__.py and evaluate.py at 47eff25) but for what docs/streams.md lists. Code
+and tests share one process, and code can deceive them (a patched assertEqual passes): the reward is
+a measurement and no proof.
 
 The interpreter is the user's: BigCodeBench's own packages are of 2022 and want Python 3.10.
 """
@@ -42,10 +44,12 @@ seconds. There is one response."""
 
 
 def judge() -> None:
-    """Run the tests of a module that stdin brings, and write those that passed to stderr.
+    """Run the tests of a module that stdin brings; write which there are, and which passed, to
+    stderr.
 
     It is sent to the user's interpreter as text, and needs Python 3.8 and nothing of ours.
     """
+    import builtins
     import json
     import os
     import sys
@@ -59,11 +63,11 @@ def judge() -> None:
     passed, parts, skipped = set(), set(), set()
 
     class Result(unittest.TestResult):
-        def addSuccess(self, test):
+        def addSuccess(self, test, *error):
             passed.add(test._testMethodName)
 
-        def addExpectedFailure(self, test, error):
-            passed.add(test._testMethodName)
+        # the released evaluator looks at failures and errors alone
+        addExpectedFailure = addUnexpectedSuccess = addSuccess
 
         def addSubTest(self, test, part, error):
             super().addSubTest(test, part, error)
@@ -75,25 +79,31 @@ def judge() -> None:
                 skipped.add(test.test_case._testMethodName)
             print("skipped:", reason)
 
-    result = Result()
+    result, names, failed = Result(), [], set()
     try:
-        # A name of its own: what stands under `if __name__ == "__main__"` is not run. The published
-        # scorer's modules know os and sys without importing them.
+        # As in the released evaluator: a name of its own, by which what stands under `if __name__
+        # == "__main__"` is not run and nothing is found (by pickle) before all of it has run; os,
+        # sys and environ without an import; no exit and quit
+        builtins.exit = builtins.quit = None
         module = types.ModuleType("__test__")
-        module.__dict__.update(os=os, sys=sys, __file__="__test__.py")
-        sys.modules["__test__"] = module
+        module.__dict__.update(
+            os=os, sys=sys, environ=os.environ, __builtins__=builtins, __file__="__test__.py"
+        )
         exec(compile(given, "__test__.py", "exec"), module.__dict__)
-        unittest.defaultTestLoader.loadTestsFromTestCase(module.TestCases).run(result)
-    except BaseException:
+        sys.modules["__test__"] = module
+        loader = unittest.defaultTestLoader
+        names = loader.getTestCaseNames(module.TestCases)
+        loader.loadTestsFromTestCase(module.TestCases).run(result)
+    except BaseException:  # an exit while a class is torn down, too
         traceback.print_exc(file=sys.stdout)
-    for _, text in result.failures + result.errors:
+        failed = {"all"}
+    for test, text in result.failures + result.errors:
         print(text)
-    failed = {getattr(test, "test_case", test) for test, _ in result.failures + result.errors}
-    names = {getattr(test, "_testMethodName", "all") for test in failed}
-    if "all" in names:  # what is set up and torn down for the class
-        passed = parts = set()
+        # "all": what is set up and torn down for the class
+        failed.add(getattr(getattr(test, "test_case", test), "_testMethodName", "all"))
+    good = set() if "all" in failed else (passed | skipped & parts) - failed
     sys.stdout.flush()
-    verdict.write(json.dumps(sorted((passed | skipped & parts) - names)) + "\n")
+    verdict.write(json.dumps({name: name in good for name in names}) + "\n")
     verdict.flush()
     os._exit(0)  # threads that the code has left do not matter
 
@@ -163,7 +173,7 @@ class BCB:
         return Work(
             id, item[self.prompt], (), dataset=self.name, environment=self,
             solution=(fence(gold, "python"),) if gold else (), skills=item["libs"],
-            content=blake2b(item["test"].encode(), digest_size=8).hexdigest(),
+            content=blake2b((item["begin"] + item["test"]).encode(), digest_size=8).hexdigest(),
         )  # fmt: skip
 
     def tasks(self) -> Sequence[Work]:
@@ -202,12 +212,12 @@ class Coding:
         code = next((block for block in reversed(blocks) if names in block), blocks[-1])
         try:
             verdict, said, why = self.environment.interpreter.judged(
-                f"{code}\n{self.item['test']}", self.environment.seconds
+                f"{self.item['begin']}{code}\n{self.item['test']}", self.environment.seconds
             )
         except OSError as error:
             return Step(f"Nothing ran: {error.strerror}.", True, -1.0, f"crashed: {error.strerror}")
-        tests = self.item["tests"]
-        good = [name for name in tests if name in verdict]
+        tests = {*self.item["tests"], *verdict}
+        good = [name for name in tests if verdict.get(name)]
         said = clip(clean(said.strip()), SHOWN)
         summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
         reward = 1.0 if len(good) == len(tests) and not why else -1.0
@@ -249,19 +259,18 @@ class Interpreter:
         outside = sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
         return cls(str(program), tuple(outside))
 
-    def judged(self, module: str, seconds: float) -> tuple[set[str], str, str]:
-        """Run the tests of a module: the names of those that passed, what was said, why it broke
-        off."""
+    def judged(self, module: str, seconds: float) -> tuple[dict[str, bool], str, str]:
+        """Run the tests of a module: by name which passed, what was said, why it broke off."""
         source = inspect.getsource(judge) + "\njudge()\n"
         given = json.dumps(module).encode()
         ran = confine([self.program, "-I", "-c", source], seconds, given, self.folders,
                       variables=_variables())  # fmt: skip
         if ran.code is None:
-            return set(), ran.output, "timed out"
+            return {}, ran.output, "timed out"
         try:
-            return {*json.loads(ran.errors)}, ran.output, ""
+            return {**json.loads(ran.errors)}, ran.output, ""
         except (ValueError, TypeError):
-            return set(), ran.output + ran.errors, "crashed"
+            return {}, ran.output + ran.errors, "crashed"
 
     def lacks(self, libraries: Sequence[str]) -> set[str]:
         """Return those of the libraries that the interpreter cannot find."""
@@ -276,16 +285,19 @@ class Interpreter:
 
 
 def _variables() -> dict[str, str]:
-    """Return what keeps numerical libraries to one thread, and to what this processor can do."""
+    """Return what keeps numerical libraries to one thread, and to what this processor can do, and
+    what the released evaluator sets."""
     own = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
-    return own | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    theirs = {"TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    return own | theirs | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 
 # ---------------------------------------------------------------- the file
 
 
 def read(path: Path) -> dict[str, dict]:
-    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names) and `solution` (or "").
+    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names), `begin` (what is put
+    before a response, or "") and `solution` (or "").
 
     UserError names the file, the line and what is wrong with it.
     """
@@ -321,21 +333,26 @@ def _parsed(where: str, line: str) -> dict:
     if "\0" in item["test"] or not item["entry_point"].isidentifier():
         raise UserError(f"{where}: 'entry_point' must be a name, and 'test' be Python.")
     try:
-        classes = [n for n in ast.parse(item["test"]).body if isinstance(n, ast.ClassDef)]
+        classes = {n.name: n for n in ast.parse(item["test"]).body if isinstance(n, ast.ClassDef)}
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise UserError(f"{where}: 'test' is no Python ({clip(str(error), 200)}).") from error
-    methods = [n for c in classes if c.name == "TestCases" for n in c.body]
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tests = {n.name for n in methods if isinstance(n, functions) and n.name.startswith("test")}
+    functions, tests, todo = (ast.FunctionDef, ast.AsyncFunctionDef), set(), ["TestCases"]
+    while todo:
+        if (found := classes.pop(todo.pop(), None)) is not None:
+            methods = [n.name for n in found.body if isinstance(n, functions)]
+            tests |= {name for name in methods if name.startswith("test")}
+            todo += [base.id for base in found.bases if isinstance(base, ast.Name)]
     if not tests:
         raise UserError(f"{where}: 'test' has no class TestCases with methods test...")
-    gold = item.get("canonical_solution") or ""
-    begin = item.get("code_prompt") or item["complete_prompt"]
+    gold, begin = (item.get(name) or "" for name in ("canonical_solution", "code_prompt"))
+    if not (isinstance(gold, str) and isinstance(begin, str)):
+        raise UserError(f"{where}: 'canonical_solution' and 'code_prompt' must be texts.")
     return {
         **{name: item[name] for name in FIELDS},
         "tests": sorted(tests),
         "libs": _libraries(where, item.get("libs")),
-        "solution": f"{begin}{gold}" if gold else "",
+        "begin": f"{begin}\n    pass\n" if begin else "",
+        "solution": f"{begin or item['complete_prompt']}{gold}" if gold else "",
     }
 
 

@@ -65,6 +65,9 @@ class Episode(Protocol):
     def step(self, action: str) -> Step:
         """Carry out an action: the model's whole response, without thoughts."""
 
+    # where something can be right without a last word: def give_up(self, failure) -> Step, which
+    # ends the episode and judges what was done; `failure` is why, unless that is right
+
     def close(self) -> None:
         """Release what the episode holds; again is harmless."""
 
@@ -143,11 +146,15 @@ def open_environment(config: StreamConfig, path: str) -> Environment:
         raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
     for option, of in (*OPTIONS.items(), ("hints", "bandit"), ("images", "hle")):
         default = StreamConfig.__dataclass_fields__[option].default
-        if name != of and getattr(config, option) != default:
+        if name not in of.split() and getattr(config, option) != default:
+            of = of.replace(" ", " and ")
             raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
     if name == "bandit" and path:
         raise UserError("The tasks of the bandit are generated: leave --path out.")
     environment = ENVIRONMENTS[name](config, path)
+    if name in OPTIONS["rules"].split():
+        rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
+        say(f"{name}: judged by {RULES[config.rules]}, in {rounds}.")
     if skipped := getattr(environment, "skipped", 0):
         why = getattr(environment, "skipped_because", "have a picture")
         say(f"{name}: {skipped:,} tasks are left out, which {why}.")
@@ -172,13 +179,13 @@ def _bandit(config: StreamConfig, path: str) -> Environment:
 def _llb_db(config: StreamConfig, path: str) -> Environment:
     from tasks.llb_db import LLBDB
 
-    return LLBDB(path or None, config.db_backend)
+    return LLBDB(path or None, config.db_backend, config.rules)
 
 
 def _llb_os(config: StreamConfig, path: str) -> Environment:
     from tasks.llb_os import LLBOS
 
-    return LLBOS(_given(config, path))
+    return LLBOS(_given(config, path), config.rules)
 
 
 def _bcb(config: StreamConfig, path: str) -> Environment:
@@ -209,8 +216,13 @@ ENVIRONMENTS: dict[str, Callable[[StreamConfig, str], Environment]] = {
     "alfworld": _alfworld,
     "hle": _hle,
 }
-# setting -> the environment that it is for
+RULES = {
+    "own": "rules of ours, which are not those of its release",
+    "released": "the rules of its release",
+}
+# setting -> the environments that it is for
 OPTIONS = {
+    "rules": "llb-db llb-os",
     "db_backend": "llb-db",
     "interpreter": "bcb",
     "leave_out": "bcb",

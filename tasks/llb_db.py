@@ -1,13 +1,14 @@
 """LifelongAgentBench's database tasks (arXiv 2505.11942): one table each, read or changed by SQL.
 
-Holds: `LLBDB`, `load`, `own`, `Item`, `digest`, `same_rows`, `SQLite`; what a backend is:
-`Database`, `Result`, `StatementError`, `Lost`.
+Holds: `LLBDB`, `load`, `own`, `Item`, `digest`, `same_rows`, `released_rows`, `SQLite`; what a
+backend is: `Database`, `Result`, `StatementError`, `Lost`.
 Leaves out: MariaDB and MySQL (tasks/sql_server.py), the protocol (tasks/environments.py).
 Exercise it: `pytest tests/tasks/test_llb_db.py`. Read next: tasks/sql_server.py.
 
 The files of the release are read from the user's path and never shipped, for they have no licence.
 An item asks for rows ("direct"), which the agent writes out as its answer, or for a change ("md5"),
-which is judged by a digest of the table. Every episode has a database of its own.
+which is judged by a digest of the table. Every episode has a database of its own. Answers are
+judged by rules of ours, or as the release judges them; docs/streams.md lists what they differ in.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b, md5
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from config.errors import UserError, first_line
 from tasks.environments import Late, Step, Work
@@ -207,18 +208,15 @@ def _printed(cell: Cell) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
-def same_rows(given: Sequence[Row], gold: Sequence[Row], ordered: bool, strict: bool) -> bool:
-    """Tell whether rows are the gold ones.
+def same_rows(given: Sequence[Row], gold: Sequence[Row], ordered: bool) -> bool:
+    """Tell whether rows are the gold ones, by our rules.
 
     Numbers are compared to three decimals, also where one is written as a text; other values must
     be equal. Order counts only if `ordered`.
-    strict: the very same values in the very same order, as the release's file has them.
 
-    >>> same_rows([("b", "7"), ("a", 1.00049)], [("a", 1.0), ("b", 7)], False, False)
+    >>> same_rows([("b", "7"), ("a", 1.00049)], [("a", 1.0), ("b", 7)], False)
     True
     """
-    if strict:
-        return [*map(tuple, given)] == [*map(tuple, gold)]
     one, other = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
     return one == other if ordered else Counter(one) == Counter(other)
 
@@ -232,6 +230,64 @@ def _plain(cell: Cell) -> Cell:
         cell = round(cell, 3)
         return int(cell) if cell.is_integer() else cell
     return str(cell) if isinstance(cell, float | bytes) else cell
+
+
+def released_rows(answer: str, gold: Sequence[Row]) -> bool:
+    """Tell whether the text of an answer is right as the release judges it (`--rules released`).
+
+    Its `DirectTypeAnswerValidator` (src/tasks/instance/db_bench/task.py at d6f19b4) reads no values
+    but text: a row is what stands in parentheses, in `Decimal(...)` none begins; without any the
+    answer is one row. A row is cut at every comma. Order always counts, numbers may differ by a
+    millionth, a number in quotes is wrong, and so is what stands for NULL.
+
+    >>> released_rows("[('a', 1.0000001), ('b', Decimal('7'))]", [("a", 1), ("b", 7)])
+    True
+    >>> released_rows("[('b', 7), ('a', 1)]", [("a", 1), ("b", 7)])
+    False
+    """
+    rows, start, in_decimal = [], None, False
+    for mark in re.finditer(r"(?:Decimal)?\(|\)", answer):
+        if mark[0] == "(":
+            start = mark.end()
+        elif mark[0] != ")":
+            if in_decimal:
+                return False
+            in_decimal = True
+        elif in_decimal:
+            in_decimal = False
+        elif start is None:
+            return False
+        else:
+            rows, start = [*rows, answer[start : mark.start()]], None
+    if start is not None:
+        return False
+    if not rows:
+        rows = [answer] * bool(gold)
+    return len(rows) == len(gold) and all(map(_released_row, rows, gold))
+
+
+def _released_row(text: str, gold: Row) -> bool:
+    values = [value.strip() for value in text.split(",") if value.strip()]
+    return len(values) == len(gold) and all(map(_released_value, values, gold))
+
+
+def _released_value(text: str, gold: Cell) -> bool:
+    if isinstance(gold, str):
+        if 0 < len(text) - len(gold) <= 2:
+            if text.startswith(("'", '"')) and not gold.startswith(text[0]):
+                text = text[1:]
+            if text.endswith(("'", '"')) and not gold.endswith(text[-1]):
+                text = text[:-1]
+        return text == gold
+    text = re.sub(r"^Decimal\(([\"']?)(.*?)(?:[\"']?)\)$", r"\2", text)
+    # what stands around a number is cut but for one character: a quote that is left makes it none
+    number = re.search(r".?[0-9.-](?:.*[0-9.-])?.?", text, re.S)
+    try:
+        return gold is not None and math.isclose(
+            float(number[0] if number else text), gold, rel_tol=1e-6, abs_tol=1e-6
+        )
+    except ValueError:
+        return False
 
 
 # ---------------------------------------------------------------- databases
@@ -536,8 +592,8 @@ def done_or_rows(text: str, width: int) -> list[Row] | None:
 class LLBEpisode:
     """One try of one item, with a database of its own; see `tasks.environments.Episode`."""
 
-    def __init__(self, item: Item, database: Database, most_steps: int, strict: bool) -> None:
-        self.item, self.database, self.strict = item, database, strict
+    def __init__(self, item: Item, database: Database, most_steps: int, released: bool) -> None:
+        self.item, self.database, self.released = item, database, released
         self.observation = item.question
         self._left, self._end = most_steps, None
 
@@ -548,30 +604,36 @@ class LLBEpisode:
         self._left -= 1
         try:
             step = self._step(action)
+            if not step.done and self._left <= 0:
+                end = self.give_up("steps")
+                step = replace(end, observation=f"{step.observation}\n\n{end.observation}")
         except Lost as error:
-            step = Step(f"The database is gone: {error}.", True, -1.0, f"database lost: {error}")
-        if not step.done and self._left <= 0:
-            over = "There are no more responses, and no answer was given."
-            step = Step(f"{step.observation}\n\n{over}", True, -1.0)
+            step = _lost(error)
         self._end = step if step.done else None
         return step
+
+    def give_up(self, failure: str) -> Step:
+        """End without an answer. A change is judged by the table all the same, as in the release;
+        where rows were asked for, none were given. failure: why, unless that is right."""
+        try:
+            right = self._is_changed() if self.item.direct is None else not self.item.direct
+        except Lost as error:
+            return _lost(error)
+        said = f"The task has ended, and no answer was given. {_said(right)}"
+        return Step(said, True, 1.0 if right else -1.0, "" if right else failure)
 
     def _step(self, action: str) -> Step:
         match read_action(action):
             case None:
-                return Step(FORM)
+                return self.give_up("no action") if self.released else Step(FORM)
             case "sql", sql:
                 ignored = len(BLOCK.findall(action)) > 1 or ANSWER.search(BLOCK.sub("", action))
                 note = "\n\nOnly the first statement was run; the rest of the response was ignored."
                 return Step(self._run(sql) + note * bool(ignored))
             case _, text:
-                width = len(self.item.direct[0]) if self.item.direct else 0
-                if (rows := done_or_rows(text, width)) is None:
+                if (right := self._right(text)) is None:
                     return Step(ANSWER_FORM)
-                right = self._right(rows)
-                return Step(
-                    f"This is {'right' if right else 'wrong'}.", True, 1.0 if right else -1.0
-                )
+                return Step(_said(right), True, 1.0 if right else -1.0)
 
     def _run(self, sql: str) -> str:
         if not re.sub(r"--[^\n]*|/\*.*?(?:\*/|\Z)|[;\s]+", "", sql, flags=re.S):
@@ -583,18 +645,34 @@ class LLBEpisode:
         except StatementError as error:
             return f"Error: {error}."
 
-    def _right(self, rows: list[Row]) -> bool:
-        item = self.item
-        if item.direct is not None:
-            return same_rows(rows, item.direct, item.ordered, self.strict)
+    def _right(self, answer: str) -> bool | None:
+        """Tell whether an answer is right; None: it cannot be read."""
+        direct = self.item.direct
+        if self.released:  # the first line counts; of a change, none
+            line = answer.partition("\n")[0]
+            return self._is_changed() if direct is None else released_rows(line, direct)
+        if (rows := done_or_rows(answer, len(direct[0]) if direct else 0)) is None:
+            return None
+        return self._is_changed() if direct is None else same_rows(rows, direct, self.item.ordered)
+
+    def _is_changed(self) -> bool:
+        """Tell whether the table is as it was to become."""
         try:
-            return digest(self.database.table()) == item.md5
+            return digest(self.database.table()) == self.item.md5
         except StatementError:  # there is no such table any more
             return False
 
     def close(self) -> None:
         self._end = self._end or Step("The task was closed.", True, -1.0, "closed")
         self.database.close()
+
+
+def _said(right: bool) -> str:
+    return f"This is {'right' if right else 'wrong'}."
+
+
+def _lost(error: Lost) -> Step:
+    return Step(f"The database is gone: {error}.", True, -1.0, f"database lost: {error}")
 
 
 # ---------------------------------------------------------------- the environment
@@ -607,16 +685,28 @@ To run one SQL statement and see what it brings, write it in a block:
 SELECT name, score FROM players LIMIT 3
 ```
 To end the task, write one of these lines instead:
-Answer: [["Ann", 3], ["Bo", 2.5]]
+Answer: {answer}
 Answer: done
-The first gives the rows that were asked for, in their order: a JSON list with a list for each \
-row, its values in the order of the columns asked for, NULL as null. The second says that the \
-table has been changed as it was asked for.
+The first gives the rows that were asked for, in their order: {form}, its values in the order of \
+the columns asked for. The second says that the table has been changed as it was asked for.
 
-Only the first statement or answer of a response counts. You have {steps} responses, the answer \
-included: without an answer in one of them the task has failed, and an answer cannot be taken \
-back. A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or \
+Only the first statement or answer of a response counts{ends}. You have {steps} responses, the \
+answer included: rows that are not given in one of them count as missing, and an answer cannot be \
+taken back. A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or \
 {characters:,} characters are not shown."""
+OWN_RULES = dict(
+    answer='[["Ann", 3], ["Bo", 2.5]]',
+    form="a JSON list with a list for each row, NULL as null",
+    ends="",
+    steps=15,
+)
+# Round limit: max_round of configs/components/tasks/db_bench.yaml
+RELEASED_RULES = dict(
+    answer="[('Ann', 3), ('Bo', 2.5)]",
+    form="on one line, a Python list with a tuple for each row, texts in quotes, numbers without",
+    ends="; one with neither ends the task",
+    steps=3,
+)
 
 
 class LLBDB:
@@ -628,23 +718,26 @@ class LLBDB:
         self,
         path: str | Path | None = None,
         backend: str = "sqlite",
-        strict: bool = False,
-        most_steps: int = 15,
+        rules: Literal["own", "released"] = "own",
+        most_steps: int | None = None,
     ) -> None:
         """Read the items and start the backend.
 
         path: a file of the release (JSON, or .gz of it); None: eight items of our own.
         backend: "sqlite", "mariadb" (a server of our own, until `close`) or mysql://USER@HOST.
-        strict: rows must be the file's own in its order. most_steps: responses of an episode.
-        UserError: the file is none of these, or what the backend needs is missing.
+        rules: by which answers are judged and episodes end. most_steps: responses of an episode;
+        None: as many as the rules have. UserError: the file is none of these, or what the backend
+        needs is missing.
         """
         items = own() if path is None else load(path)
         self.items = {item.id: item for item in items}
-        self.strict, self.most_steps = strict, most_steps
+        self.rules = rules
+        said = RELEASED_RULES if rules == "released" else OWN_RULES
+        self.most_steps = most_steps or said["steps"]
         self.backend = _backend(backend)
         self.instructions = INSTRUCTIONS.format(
+            **said | {"steps": self.most_steps},
             dialect=self.backend.name,
-            steps=most_steps,
             seconds=SECONDS,
             rows=SHOWN[0],
             characters=SHOWN[1],
@@ -664,12 +757,12 @@ class LLBDB:
             item.question,
             (),
             text="",
-            kind=kind,
+            kind=f"{kind}, {self.rules} rules",  # every table names them
             dataset=self.name,
             environment=self,
             solution=Late(lambda: self._solution(item)),
             skills=item.skills,
-            content=item.fingerprint,
+            content=item.fingerprint + self.rules.removeprefix("own"),
         )
 
     def _solution(self, item: Item) -> tuple[str, str]:
@@ -678,7 +771,8 @@ class LLBDB:
                 rows = database.execute(item.sql, KEPT).rows
             except StatementError:  # not in this backend's dialect
                 rows = []
-        answer = "done" if item.direct is None else f"[{', '.join(map(as_json, rows))}]"
+        written = rows if self.rules == "released" else f"[{', '.join(map(as_json, rows))}]"
+        answer = "done" if item.direct is None else written
         return f"```sql\n{item.sql}\n```", f"Answer: {answer}"
 
     def intent(self, id: str) -> str:
@@ -686,7 +780,7 @@ class LLBDB:
 
     def reset(self, id: str) -> LLBEpisode:
         item = self.items[id]
-        return LLBEpisode(item, self.backend.open(item), self.most_steps, self.strict)
+        return LLBEpisode(item, self.backend.open(item), self.most_steps, self.rules == "released")
 
     def skip_list(self) -> list[str]:
         """Return the ids of the tasks whose own solution is not right on this backend."""

@@ -35,8 +35,9 @@ INSTRUCTIONS = """\
 You are root of a Debian 12 system without network. Do what the task says by bash scripts. Write one
 script in a fenced block; it runs without input, for at most {seconds} seconds, and you see its
 output. Each script is a new shell; files, users and processes stay. When all is done, write a line
-with the single word finish, alone or after the last script. Only then is the system checked.
-You have {steps} responses; without finish among them the task has failed."""
+with the single word finish, alone or after the last script. Then the system is checked.
+You have {steps} responses, after which it is checked as it is{ends}."""
+STEPS = {"own": 15, "released": 5}  # max_round of configs/components/tasks/os_interaction.yaml
 
 
 class LLBOS:
@@ -45,9 +46,18 @@ class LLBOS:
     name = "llb-os"
     style: Literal["agent"] = "agent"
 
-    def __init__(self, path: str | Path, most_steps: int = 15):
-        self.most_steps = most_steps
-        self.instructions = INSTRUCTIONS.format(seconds=SCRIPT_SECONDS, steps=most_steps)
+    def __init__(
+        self,
+        path: str | Path,
+        rules: Literal["own", "released"] = "own",
+        most_steps: int | None = None,
+    ):
+        self.rules, self.most_steps = rules, most_steps or STEPS[rules]
+        self.instructions = INSTRUCTIONS.format(
+            seconds=SCRIPT_SECONDS,
+            steps=self.most_steps,
+            ends=", or at once where one has neither script nor finish" * (rules == "released"),
+        )
         self._items = read(Path(path))
         require(self.name, lacking(system=True))
         self._tasks = [self._work(id, item) for id, item in self._items.items()]
@@ -55,9 +65,10 @@ class LLBOS:
     def _work(self, id: str, item: dict) -> Work:
         gold = f"{fence(item['gold'], 'bash')}\nfinish"
         content = blake2b(repr((item["begin"], item["check"])).encode(), digest_size=8).hexdigest()
+        content += self.rules.removeprefix("own")
         return Work(
             id, item["instruction"], (), dataset=self.name, environment=self, solution=(gold,),
-            skills=item["skills"], content=content,
+            skills=item["skills"], content=content, kind=f"{self.rules} rules",
         )  # fmt: skip
 
     def tasks(self) -> Sequence[Work]:
@@ -70,7 +81,7 @@ class LLBOS:
 
     def reset(self, id: str) -> Shell:
         """Begin a task in a new system. UserError: that, or its initialisation, has failed."""
-        return Shell(id, self._items[id], self.most_steps)
+        return Shell(id, self._items[id], self.most_steps, self.rules == "released")
 
     def close(self) -> None:
         """Do nothing: episodes share nothing."""
@@ -79,10 +90,10 @@ class LLBOS:
 class Shell:
     """One try of a task, in a system of its own."""
 
-    def __init__(self, id: str, item: dict, most_steps: int):
+    def __init__(self, id: str, item: dict, most_steps: int, released: bool):
         self.observation = item["instruction"]
         self.check = item["check"]
-        self.steps_left = most_steps
+        self.steps_left, self.released = most_steps, released
         self.seconds_left = float(ITEM_SECONDS)
         try:
             self.system = System()
@@ -103,32 +114,46 @@ class Shell:
         return ran
 
     def step(self, action: str) -> Step:
-        """Run the script of a response; check the system if it says finish."""
+        """Run the script of a response; check the system if it says finish, or was the last."""
         self.steps_left -= 1
         scripts = fenced(action, "bash", "sh", "shell")
         finished = bool(re.search(r"^[ \t]*finish[ \t.]*$", BLOCK.sub("", action), re.I | re.M))
-        said = []
-        try:
-            if scripts:
+        said, why = [], ""
+        if scripts:
+            try:
                 said.append(self._act(scripts))
-            elif not finished:
-                said.append("Nothing was run: there is neither one script in a fenced block nor a "
-                            "line that says finish.")  # fmt: skip
-            if self.seconds_left <= 0:
-                return self._failed(said, "timed out")
+            except OSError as error:
+                return self._failed(said, f"crashed: {error.strerror}")
+        elif not finished:
+            said.append("Nothing was run: there is neither one script in a fenced block nor a line "
+                        "that says finish.")  # fmt: skip
+        if self.seconds_left <= 0:
+            why = "timed out"
+        elif not finished and not scripts and self.released:
+            why = "no action"
+        elif not finished and not self.steps_left:
+            why = "steps"
+        elif not finished and self.system.is_alive:
+            return Step("\n".join(said))
+        return self.give_up(why, said)
+
+    def give_up(self, failure: str, said: Sequence[str] = ()) -> Step:
+        """Check the system as it is, however the episode has ended, as the release does.
+
+        failure: why nothing more was done, unless that solves the task; "" = it is done.
+        """
+        try:
             if not self.system.is_alive:
                 return self._failed(said, "the system has ended")
-            if finished:
-                code = self._run(self.check).code
-                if code is None:
-                    return self._failed(said, "timed out")
-                said.append("The task is solved." if code == 0 else "The task is not solved.")
-                return Step("\n".join(said), done=True, reward=1.0 if code == 0 else -1.0)
+            # What is left of the time may be none
+            code = self.system.run(self.check, SCRIPT_SECONDS).code
         except OSError as error:
             return self._failed(said, f"crashed: {error.strerror}")
-        if not self.steps_left:
-            return self._failed(said, "no response is left")
-        return Step("\n".join(said))
+        if code == 0:
+            return Step("\n".join([*said, "The task is solved."]), done=True, reward=1.0)
+        if failure or code is None:
+            return self._failed(said, failure or "timed out")
+        return Step("\n".join([*said, "The task is not solved."]), done=True, reward=-1.0)
 
     def _act(self, scripts: list[str]) -> str:
         """Return what is shown of a response's script."""
@@ -145,7 +170,7 @@ class Shell:
             return f"{shown}\nThe script was stopped: its time was over."
         return shown if ran.code == 0 else f"{shown}\nexit code {ran.code}"
 
-    def _failed(self, said: list[str], why: str) -> Step:
+    def _failed(self, said: Sequence[str], why: str) -> Step:
         observation = "\n".join([*said, f"The task has failed: {why}."])
         return Step(observation, done=True, reward=-1.0, failure=why)
 

@@ -122,6 +122,25 @@ def test_what_is_not_solved_leaves_a_reflection(said, failure, steps):
     )
 
 
+@pytest.mark.parametrize(("said", "solved"), [("done", True), ("perhaps", False)])
+def test_what_was_done_without_an_answer_is_judged_where_it_can_be(monkeypatch, said, solved):
+    def give_up(self, failure):
+        assert not self.closed
+        right = self.world.said == "done"
+        return Step("", True, 1.0 if right else -1.0, "" if right else failure)
+
+    step = Try.step
+    monkeypatch.setattr(Try, "give_up", give_up, raising=False)
+    monkeypatch.setattr(
+        Try, "step", lambda self, said: setattr(self.world, "said", said) or step(self, said)
+    )
+    for most in (2, 0):
+        reader, world = agent(max_steps=most), Counting()
+        notes = reader.tried(tried(reader, answering(said), world.task(0)))
+        outcome = (True, 1.0, "") if solved else (False, -1.0, "steps")
+        assert (notes.success, notes.reward, notes.failure) == outcome and world.open == 0
+
+
 def test_the_limit_of_responses_is_the_one_that_is_told():
     for most, told in ((2, True), (STEPS, False), (0, False), (9, False)):
         reader, engine = agent(max_steps=most), answering("perhaps")

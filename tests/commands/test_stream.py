@@ -27,7 +27,7 @@ from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import _worth, epochs_of, read_summary
 from tasks.bandit import Bandit
-from tasks.environments import Work
+from tasks.environments import RULES, Work
 from tasks.llb_db import LLBDB
 
 
@@ -191,6 +191,13 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
             crashes += 1
     assert crashes == 10  # of each arm the beginning, and two batches in each of two epochs
     assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rules", ["own", "released"])
+def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
+    config = short(tmp_path, environment="llb-db", arms=("none",), epochs=1, n=2, rules=rules)
+    page = " ".join((run_stream(config, {}) / "report.html").read_text().split())
+    assert f"tasks of llb-db, judged by {RULES[rules]}, in epoch 1." in page
 
 
 def test_two_streams_do_not_share_a_folder(tmp_path):

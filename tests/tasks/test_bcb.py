@@ -220,6 +220,7 @@ class TestCases(unittest.TestCase):
         for k in range(3):
             with self.subTest(k): self.assertEqual(task_func(k), k + 1)
 """
+BOTH = {"test_one": True, "test_two": True}
 RIGHT = "def task_func(k): return k + 1"
 SKIP = "import unittest\ndef task_func(k): {}raise unittest.SkipTest('no')"
 CASES = {  # code -> reward, failure, what is said
@@ -286,6 +287,130 @@ def test_what_fails_around_the_tests_fails_them(path):
         assert response(environment, id, fence(documented, "python")).reward == 1.0
 
 
+ONE = "def test_one(self): self.assertEqual(task_func(1), 2)"
+WRONG = "def test_base(self): self.assertEqual(task_func(1), 3)"
+EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
+PROMPT = "import math\ndef task_func(k):\n"
+
+
+def case_file(*methods: str, base: str = "unittest.TestCase", before="", after="") -> str:
+    """Compose the text of a test file."""
+    return f"import unittest\n{before}{class_of('TestCases', base, *methods)}{after}"
+
+
+def class_of(name: str, base: str, *methods: str) -> str:
+    body = "\n".join(methods).replace("\n", "\n    ")
+    return f"class {name}({base}):\n    {body}\n"
+
+
+def heir(*methods: str, inherits: str) -> str:
+    """Compose the text of a test file whose class inherits a method."""
+    return case_file(*methods, base="Base", before=class_of("Base", "unittest.TestCase", inherits))
+
+
+GOLDEN = {  # code, tests, what the released evaluator has said of both, run beside the checkout
+    "plain": (RIGHT, case_file(ONE), "pass"),
+    "a test of the base fails": (RIGHT, heir(ONE, inherits=WRONG), "fail"),
+    "one of a base that is no case": (
+        RIGHT,
+        case_file(ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)),
+        "fail",
+    ),
+    "all tests are of the base": (RIGHT, heir("x = 1", inherits=ONE), "pass"),
+    "and fail": (RIGHT, heir("x = 1", inherits=WRONG), "fail"),
+    "a test that the text does not name": (
+        RIGHT,
+        case_file(ONE, after="TestCases.test_two = lambda self: self.fail()\n"),
+        "fail",
+    ),
+    "exit in tearDownClass": (RIGHT, case_file(ONE, EXIT.format("tearDownClass")), "fail"),
+    "exit in tearDownModule": (
+        RIGHT,
+        case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
+        "fail",
+    ),
+    "exit in a cleanup of the class": (
+        RIGHT,
+        case_file(ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"),
+        "fail",
+    ),
+    "interrupted at last": (
+        RIGHT,
+        case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
+        "fail",
+    ),
+    "unpickling at import": (
+        f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
+        case_file(ONE),
+        "fail",
+    ),
+    "unpickling in a test": (
+        f"import pickle\nclass A: pass\n{RIGHT}",
+        case_file("def test_one(self): pickle.loads(pickle.dumps(A()))"),
+        "pass",
+    ),
+    "environ": (
+        "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
+        case_file(ONE),
+        "pass",
+    ),
+    "exit without sys": (
+        RIGHT,
+        case_file("def test_one(self):\n with self.assertRaises(SystemExit): exit(1)"),
+        "fail",
+    ),
+    "quit without sys": (
+        RIGHT,
+        case_file("def test_one(self):\n with self.assertRaises(SystemExit): quit(1)"),
+        "fail",
+    ),
+    "a module of builtins": (f"__builtins__.len\n{RIGHT}", case_file(ONE), "pass"),
+    "the zone of time": (
+        f"import time\n{RIGHT}",
+        case_file("def test_one(self): self.assertEqual(time.tzname[0], os.environ['TZ'])"),
+        "pass",
+    ),
+    "unexpected success": (RIGHT, case_file("@unittest.expectedFailure", ONE), "pass"),
+    "expected failure": (RIGHT, case_file("@unittest.expectedFailure", WRONG), "pass"),
+    "an import of the prompt": (
+        "def task_func(k): return k + math.floor(1.5)",
+        case_file(ONE),
+        "pass",
+    ),
+    "the function of the prompt": (
+        "x = 1",
+        case_file("def test_one(self): self.assertIsNone(task_func(1))"),
+        "pass",
+    ),
+    "from the future": (f"from __future__ import annotations\n{RIGHT}", case_file(ONE), "fail"),
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("case", GOLDEN)
+def test_a_verdict_is_that_of_the_released_evaluator(path, case):
+    code, tests, verdict = GOLDEN[case]
+    write(path, [{**ITEMS[0], "test": tests, "task_id": "0", "code_prompt": PROMPT}])
+    step = response(BCB(path, sys.executable, seconds=20), "0", fence(code, "python"))
+    assert (step.reward, step.failure) == (1.0 if verdict == "pass" else -1.0, ""), step
+
+
+def test_the_prompts_code_comes_first_where_a_file_has_it(path, monkeypatch):
+    """And what is judged with it is another task."""
+    monkeypatch.setattr(bcb, "lacking", lambda: [])
+    monkeypatch.setattr(Interpreter, "lacks", lambda self, libraries: set())
+    ran = []
+    monkeypatch.setattr(Interpreter, "judged", lambda *given: ran.append(given[1]) or ({}, "", ""))
+    digests = set()
+    for more in ({}, {"code_prompt": PROMPT}):
+        write(path, [{**ITEMS[0], **more, "task_id": "0"}])
+        environment = BCB(path, sys.executable)
+        response(environment, "0", fence(RIGHT, "python"))
+        digests.add(environment.tasks()[0].digest)
+    assert ran[0] == f"{RIGHT}\n\n{ITEMS[0]['test']}" and len(digests) == 2
+    assert ran[1] == f"{PROMPT}\n    pass\n{ran[0]}"
+
+
 def test_the_block_with_the_function_counts_and_without_any_nothing_runs(judged):
     use = "```python\nprint(task_func(1))\n```"
     assert response(judged, "0", f"So:\n```python\n{RIGHT}\n```\nUse:\n{use}").reward == 1.0
@@ -307,7 +432,7 @@ def test_an_interpreter_below_tmp(tmp_path):
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     verdict, said, why = Interpreter.of(python).judged(RIGHT + TESTS, 20)
-    assert (verdict, why) == ({"test_one", "test_two"}, ""), said
+    assert (verdict, why) == (BOTH, ""), said
 
 
 @needs_sandbox
@@ -319,7 +444,7 @@ def test_an_interpreter_of_a_venv_and_debians_own(path):
         debian = Interpreter.of("/usr/bin/python3")
         assert debian.folders == ()
         verdict, _, why = debian.judged(RIGHT + TESTS, 20)
-        assert (verdict, why) == ({"test_one", "test_two"}, "")
+        assert (verdict, why) == (BOTH, "")
 
 
 # ---------------------------------------------------------------- the file, the parts
@@ -409,6 +534,11 @@ def broken(**fields) -> str:
         (broken(test="class Other: pass"), "has no class TestCases with methods test"),
         (broken(test="class TestCases:\n def other(self): pass"), "has no class TestCases"),
         (broken(entry_point="a b"), "'entry_point' must be a name"),
+        (
+            broken(test="class TestCases(TestCases): pass"),
+            "has no class TestCases with methods test",
+        ),
+        (broken(code_prompt=["x"]), "'canonical_solution' and 'code_prompt' must be texts"),
         (broken(libs="['a"), "'libs' must be a list"),
         (broken(libs=[1]), "'libs' must be a list"),
         (broken(libs="5"), "'libs' must be a list"),

@@ -17,7 +17,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data" / "llb_db_train.json.gz"
 
 
 def test_every_environment_has_a_name_an_opener_and_its_own_options():
-    assert {*ENVIRONMENTS} == {*NAMES} and {*OPTIONS.values()} <= {*NAMES}
+    assert {*ENVIRONMENTS} == {*NAMES} and {*" ".join(OPTIONS.values()).split()} <= {*NAMES}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_every_environment_has_a_name_an_opener_and_its_own_options():
         (dict(environment="moon"), "", "Unknown environment 'moon'"),
         (dict(judge="openai:http://h#m"), "", "--judge is for hle alone"),
         (dict(environment="hle", db_backend="mariadb"), "", "--db-backend is for llb-db alone"),
+        (dict(environment="hle", rules="released"), "", "--rules is for llb-db and llb-os alone"),
         (dict(), "x.json", "leave --path out"),
         (dict(environment="llb-os"), "", "llb-os has no tasks of its own: give --path FILE"),
         (dict(environment="bcb"), "", "bcb has no tasks of its own: give --path FILE"),
@@ -70,6 +71,19 @@ def test_known_solutions_solve_our_own_items(tmp_path):
     result, rows = gold(tmp_path)
     assert result.exit_code == 0, result.output
     assert len(rows) == 8 and all(row["reward"] == 1.0 for row in rows)
+    said = " ".join(result.output.split())
+    assert "llb-db: judged by rules of ours, which are not those of its release, in 15" in said
+
+
+def test_rows_by_the_rules_of_the_release_are_others(tmp_path):
+    _, rows = gold(tmp_path)
+    result, both = gold(tmp_path, "--rules", "released")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "llb-db: judged by the rules of its release, in 3 responses" in said
+    assert "select, released rules" in (tmp_path / "eval" / "table.md").read_text()
+    wrong = sorted(row["id"] for row in both if not row["reward"])
+    assert len(both) == 2 * len(rows) and wrong == ["own-2", "own-3", "own-4"]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the data beside the checkout is not here")

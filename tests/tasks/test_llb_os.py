@@ -203,10 +203,50 @@ def test_the_limit_of_responses_is_the_one_that_is_told(path):
     assert "You have 3 responses" in environment.instructions and environment.most_steps == 3
     one, two, last = solved(environment, "1", *["```bash\nls\n```"] * 3)
     assert not one.done and not two.done
-    assert (last.done, last.reward, last.failure) == (True, -1.0, "no response is left")
+    assert (last.done, last.reward, last.failure) == (True, -1.0, "steps")
     gold = environment.tasks()[0].solution[0]
     *_, last = solved(environment, "1", "```bash\nls\n```", "", gold)
     assert last.reward == 1.0
+
+
+@needs_system
+@pytest.mark.parametrize("rules", ["own", "released"])
+def test_without_finish_the_system_is_checked_all_the_same(path, rules):
+    """As in the release, whose check runs however an episode has ended."""
+    environment = LLBOS(path, rules, most_steps=2)
+    script = environment.tasks()[0].solution[0].removesuffix("finish")
+    one, last = solved(environment, "1", script, "```bash\nls\n```")
+    assert not one.done and (last.done, last.reward, last.failure) == (True, 1.0, "")
+    for begun, outcome in ((script, (True, 1.0, "")), ("", (True, -1.0, "window"))):
+        episode = environment.reset("1")  # ended by who acts
+        if begun:
+            episode.step(begun)
+        step = episode.give_up("window")
+        episode.close()
+        assert (step.done, step.reward, step.failure) == outcome
+
+
+@needs_system
+def test_a_script_beyond_the_time_leaves_what_it_has_done(path, monkeypatch):
+    monkeypatch.setattr(llb_os, "ITEM_SECONDS", 1)
+    environment = LLBOS(path)
+    script = environment.tasks()[0].solution[0].removesuffix("```\nfinish") + "\nsleep 20\n```"
+    (step,) = solved(environment, "1", script)
+    assert (step.done, step.reward, step.failure) == (True, 1.0, "")
+
+
+@needs_system
+def test_the_limits_of_the_release(path):
+    environment = LLBOS(path, "released")
+    assert environment.most_steps == 5 and "You have 5 responses" in environment.instructions
+    (step,) = solved(environment, "1", "Let me think.")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
+    script = environment.tasks()[0].solution[0].removesuffix("finish")
+    one, step = solved(environment, "1", script, "I have done it.")
+    assert not one.done and (step.done, step.reward, step.failure) == (True, 1.0, "")
+    assert LLBOS(path).most_steps == 15 and "at once" not in LLBOS(path).instructions
+    assert environment.tasks()[0].digest != LLBOS(path).tasks()[0].digest
+    assert environment.tasks()[0].kind == "released rules"
 
 
 @needs_system
