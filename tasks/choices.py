@@ -37,21 +37,25 @@ class Choice(Task):
     choices: tuple[tuple[str, str], ...] = ()  # label, text
 
     def chosen(self, prediction: str | None) -> int | None:
-        """Return which choice an answer is, by its text or its label; None: it is none of them."""
+        """Return which choice an answer is, by its text or its label; None: it is none of them; -1:
+        it has the label of one and the text of another."""
         answer = unwrapped(re.sub(STYLE, "", prediction or "")).strip("{}")
-        if (n := _same(answer, self.choices)) is not None:
-            return n
+        if answer.lower() in (text.lower() for _, text in self.choices):
+            return _same(answer, self.choices)
         lead = re.match(r"\W*(?:(?:option|choice|answer)\W+)?(\w+)(.*)", answer, re.I | re.S)
         for n, (label, text) in enumerate(self.choices if lead else ()):
             if lead[1].lower() == label.lower():
                 alone = not lead[2].strip(string.punctuation + string.whitespace)
-                return n if alone or exact_match(lead[2], [text]) else None
-        return None
+                if alone or exact_match(lead[2], [text]):
+                    return n
+                if lead[2][0] in ").:]":
+                    return -1
+        return _same(answer, self.choices)
 
     def score(self, prediction: str | None) -> float:
         """Return 1.0 for the right choice, else 0.0."""
         n = self.chosen(prediction)
-        return float(n is not None and self.choices[n][1] == self.answers[0])
+        return float(n not in (None, -1) and self.choices[n][1] == self.answers[0])
 
     def beside(self, prediction: str | None) -> dict[str, float]:
         """Return the metrics, of which those of words take a letter for a part of any word."""

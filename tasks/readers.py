@@ -622,8 +622,7 @@ def read(
             task.pool = numbered
             task.order = record.indices("passage numbers", document, len(numbered.texts))
     shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
-    for what, count in first.left_out.items():
-        say(f"{path}: {count:,} {what} are left out.")
+    _say_left_out(path, first)
     if not tasks:
         raise UserError(f"{path} holds no question that its document answers.")
     return list(tasks.values())
@@ -638,6 +637,11 @@ def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Ta
             yield record, offered(record, task), document
         else:
             record.left_out["questions that their document does not answer"] += 1
+
+
+def _say_left_out(path: str | Path, record: Record) -> None:
+    for what, count in record.left_out.items():
+        say(f"{path}: {count:,} {what} are left out.")
 
 
 def _is_answerable(r: Record) -> bool:
@@ -660,6 +664,7 @@ def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
     if (form := _form_of(first, None)) == "built":
         raise first.error("this is a set that was built: give the file that it was made of")
     yield from _tasks_of(chain([first], records), form)
+    _say_left_out(path, first)
 
 
 def _form_of(first: Record, form: str | None) -> str:
