@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # choices, options, answer_choices; choice_A, option1, opa (MedMCQA's); A, B, C, D alone
 NAMES = re.compile(
-    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)[_ ]?([A-J]|\d\d?)?|op([a-j])",
+    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)"
+    r"[_ ]?([A-J]|\d\d?)?|op([a-j])",
     re.I,
 )
 BESIDE = ("metadata", "extra_info", "info")  # where forms keep further fields
@@ -60,10 +61,11 @@ class Choice(Task):
     def beside(self, prediction: str | None) -> dict[str, float]:
         """Return the metrics, of which those of words take a letter for a part of any word."""
         right, said = self.score(prediction), unwrapped(prediction or "")
+        if right or self.chosen(said) is not None:
+            return dict.fromkeys(("em", "f1", "sub_em"), right)
         among = [text for _, text in self.choices if sub_em(said, [text])]
-        contains = self.chosen(said) is None and among == [self.answers[0]]
-        values = {"em": right, "f1": right or f1(said, self.answers[:1])}
-        return values | {"sub_em": float(right or contains)}
+        contains = float(among == [self.answers[0]])
+        return {"em": 0.0, "f1": f1(said, self.answers[:1]), "sub_em": contains}
 
 
 def _same(answer: str, choices: Sequence[tuple[str, str]]) -> int | None:
