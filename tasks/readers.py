@@ -5,15 +5,16 @@ Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `pars
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
-A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, a JSON array,
-JSON lines, SQuAD's JSON object; all but parquet also as .gz) and a form (the fields of its
+A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, JSON lines, one
+value of JSON that holds all records; all but parquet also as .gz) and a form (the fields of its
 records). Any form may come in any container:
 
     file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
          container                        checked             form
 
-`read` then gives all tasks of the file one pool of passages. A file that cannot be read raises a
-`UserError` that names the file, the line (or row, or item) and the reason.
+Choices are shown behind the question (tasks/choices.py). `read` then gives all tasks of the file one
+pool of passages. A file that cannot be read raises a `UserError` that names the file, the line (or
+row, or item) and the reason; a line says how much of what was left out.
 """
 
 from __future__ import annotations
@@ -641,7 +642,7 @@ def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Ta
 
 def _say_left_out(path: str | Path, record: Record) -> None:
     for what, count in record.left_out.items():
-        say(f"{path}: {count:,} {what} are left out.")
+        say(f"{path}: left out, {what}: {count:,}.")
 
 
 def _is_answerable(r: Record) -> bool:
