@@ -12,9 +12,9 @@ records). Any form may come in any container:
     file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
          container                        checked             form
 
-Choices are shown behind the question (tasks/choices.py). `read` then gives all tasks of the file one
-pool of passages. A file that cannot be read raises a `UserError` that names the file, the line (or
-row, or item) and the reason; a line says how much of what was left out.
+Choices are shown behind the question (tasks/choices.py). `read` then gives all tasks of the file
+one pool of passages. A file that cannot be read raises a `UserError` that names the file, the line
+(or row, or item) and the reason; a line says how much of what was left out.
 """
 
 from __future__ import annotations
