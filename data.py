@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import repeat
 from typing import Protocol
+from unicodedata import category, normalize
 
 from config.errors import UserError
 
@@ -48,16 +48,13 @@ class Pool:
     def document(self, order: Iterable[int]) -> str:
         """Compose the passages with these indices into one text."""
         form, separator = FRAMES[self.frame]
-        if self.frame == "documents":
-            parts = (form(i, self.titles[k], self.texts[k]) for i, k in enumerate(order, 1))
-        else:
-            parts = (form(i, "", self.texts[k]) for i, k in enumerate(order, 1))
-        return separator.join(parts)
+        titles = self.titles if self.frame == "documents" else [""] * len(self.texts)
+        return separator.join(form(i, titles[k], self.texts[k]) for i, k in enumerate(order, 1))
 
     def digest(self, order: Iterable[int]) -> bytes:
         """Return 16 bytes that identify `document(order)`, without composing it."""
         if not self._digests:
-            titles = self.titles if self.frame == "documents" else repeat("")
+            titles = self.titles if self.frame == "documents" else [""] * len(self.texts)
             pairs = zip(titles, self.texts, strict=False)
             self._digests = [_hash(repr(pair).encode(errors="surrogatepass")) for pair in pairs]
         return _hash(self.frame.encode() + b"".join(self._digests[k] for k in order))
@@ -148,8 +145,7 @@ class Task:
     @property
     def depths(self) -> tuple[float, ...]:
         """Return the position (0 to 1) of each piece of evidence, in hop order; () if unknown."""
-        gold = self.gold if self.pool is not None else ()
-        return tuple((k + 0.5) / len(self.order) for k in gold)
+        return tuple((k + 0.5) / len(self.order) for k in (self.gold if self.pool else ()))
 
     @property
     def clues(self) -> tuple[str, ...]:
@@ -257,11 +253,11 @@ def extract_boxed(text: str) -> str | None:
 def extract_sentence(text: str) -> str | None:
     """Return the words after the last "the answer is", without * and the final "."; None without.
 
-    >>> extract_sentence("Therefore, the answer is **Paris**.")
+    >>> extract_sentence("Therefore, The Answer is **Paris**.")
     'Paris'
     """
-    _, opening, rest = text.replace("*", "").rpartition("the answer is")
-    return rest.strip().rstrip(".").strip() if opening else None
+    _, *rest = re.split("the answer is", text.replace("*", ""), flags=re.IGNORECASE)
+    return rest[-1].strip().rstrip(".").strip() if rest else None
 
 
 # Layers around a plain answer, which is the last group: a box, "the answer is", a full stop that is
@@ -311,9 +307,8 @@ def extract_answer(response: str, form: str = "") -> tuple[str, bool]:
 
 def formed(answer: str, form: str) -> str:
     """Return a response that gives the answer in a form."""
-    return {"boxed": f"\\boxed{{{answer}}}", "sentence": f"The answer is {answer}."}.get(
-        form, answer
-    )
+    forms = {"boxed": f"\\boxed{{{answer}}}", "sentence": f"The answer is {answer}."}
+    return forms.get(form, answer)
 
 
 # ---------------------------------------------------------------- the reward
@@ -352,6 +347,10 @@ def boxed_reward(response: str, answers: Iterable[str]) -> float:
 # ---------------------------------------------------------------- the metrics
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+STYLE = r"\\+(?:(?:text|math)[a-z]*|emph|operatorname\*?|mbox|underline)(?=\s*\{)"
+# A word, or a character of a script without blanks: Thai to Burmese, Khmer, kana, bopomofo, Han
+UNSPACED = r"\u0e00-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u312f\u3400-\u9fff\U00020000-\U0003ffff"
+WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 def normalize_answer(text: str) -> str:
@@ -359,40 +358,41 @@ def normalize_answer(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split())
 
 
+def _key(text: str | None) -> str:
+    """Return an answer as the metrics compare it: `normalize_answer` of what a reader sees, without
+    LaTeX styles (their braces are punctuation) and Unicode's punctuation, as MLQA's evaluation.
+
+    What would vanish ("A", "...") comes between two NULs and so equals nothing but itself.
+    """
+    seen = re.sub(r"\\[,;: ]", " ", re.sub(STYLE, "", text or ""))
+    seen = re.sub("[\uff00-\uffef]+", lambda wide: normalize("NFKC", wide[0]), seen)
+    seen = "".join(c for c in normalize("NFC", seen) if not re.match("P|Cf", category(c)))
+    bare = "".join((seen.lower().translate(PUNCTUATION).strip() or text or "").split())
+    return normalize_answer(seen) or (bare and f"\0{bare}\0")
+
+
 def exact_match(prediction: str | None, answers: Iterable[str]) -> float:
     """Return 1.0 if the normalised prediction equals a normalised answer, else 0.0."""
-    golds = {normalize_answer(answer) for answer in answers}
-    return float(bool(prediction) and normalize_answer(prediction) in golds)
+    return float((pred := _key(prediction)) != "" and pred in map(_key, answers))
 
 
 def f1(prediction: str | None, answers: Iterable[str]) -> float:
-    """Return the best harmonic mean of word precision and recall over the answers (HotpotQA's)."""
-    if not prediction:
-        return 0.0
-    pred = normalize_answer(prediction)
-    return max((_f1(pred, normalize_answer(answer)) for answer in answers), default=0.0)
-
-
-def _f1(prediction: str, answer: str) -> float:
-    # yes, no and noanswer earn no partial credit
-    if prediction != answer and {prediction, answer} & {"yes", "no", "noanswer"}:
-        return 0.0
-    words, gold = prediction.split(), answer.split()
-    n_common = (Counter(words) & Counter(gold)).total()
-    return 2 * n_common / (len(words) + len(gold)) if n_common else 0.0
+    """Return the best harmonic mean of word precision and recall over the answers (HotpotQA's); in
+    scripts without blanks between words each character is one, as MLQA has it for Chinese."""
+    best, pred = 0.0, _key(prediction)
+    for gold in map(_key, answers):
+        # yes, no and noanswer earn no partial credit
+        if pred == gold or not {pred, gold} & {"yes", "no", "noanswer"}:
+            words, golds = WORD.findall(pred), WORD.findall(gold)
+            n_common = (Counter(words) & Counter(golds)).total()
+            best = max(best, 2 * n_common / max(1, len(words) + len(golds)))
+    return best
 
 
 def sub_em(prediction: str | None, answers: Iterable[str]) -> float:
-    """Return 1.0 if the normalised prediction contains a normalised answer, else 0.0.
-
-    An answer made of articles alone ("A"), which normalises to nothing, must equal the prediction.
-    """
-    if not prediction:
-        return 0.0
-    pred = normalize_answer(prediction)
-    golds = ((normalize_answer(answer), answer) for answer in answers)
-    verbatim = prediction.strip().lower()
-    return float(any(gold in pred if gold else raw.lower() == verbatim for gold, raw in golds))
+    """Return 1.0 if the normalised prediction contains a normalised answer, else 0.0."""
+    pred = _key(prediction)
+    return float(any(gold in pred for gold in map(_key, answers) if gold))
 
 
 def sub_em_upstream(prediction: str | None, answers: Sequence[str]) -> float:

@@ -21,6 +21,7 @@ import io
 import json
 import math
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -32,8 +33,9 @@ from unittest import mock
 
 from commands.taskfiles import is_known
 from data import (
+    STYLE,
     TAIL_CHARACTERS,
-    _bare,
+    _plain,
     boxed_reward,
     exact_match,
     extract_boxed,
@@ -267,7 +269,7 @@ def rewards(name: str, theirs: Callable[[str, list[str]], float]) -> Comparison:
         "an empty box, an answer that clean-up empties (ours 0)": lambda r, a, ours, _: (
             ours == 0
             and extract_boxed(r.lower()[-TAIL_CHARACTERS:]) == ""
-            and "" in (_bare(gold.lower()) for gold in a)
+            and "" in (_plain(gold.lower()) for gold in a)
         ),
     }
     return Comparison(f"boxed_reward / {name}", boxed_reward, theirs, rules)
@@ -291,9 +293,42 @@ def extractions(utils: ModuleType) -> list[Comparison]:
             "DeepSeek's special tokens": lambda r, a, ours, theirs: (
                 extract_sentence(tidied(r)) == theirs
             ),
+            "other cases (theirs finds the words in lower case)": lambda r, a, ours, theirs: (
+                extract_sentence(tidied(lower(r))) == utils.extract_answer(lower(r))
+            ),
         },
     )
     return [boxed, sentence]
+
+
+APIS = {"sentence": "recurrent", "boxed": "recurrent-boxed"}  # form of the answer -> MemAgent's
+EMPTY = "empty output (theirs leaves it out of n)"
+Grader = Callable[[str, list[str]], float | str | None]
+
+
+def lower(response: str) -> str:
+    """Return the response with "the answer is" in lower case."""
+    return re.sub("the answer is", "the answer is", response, flags=re.IGNORECASE)
+
+
+STYLES = "LaTeX around words, which ours ignores"
+ARTICLES = "an answer of articles, which ours wants as it is"
+
+
+def grades_what_is_seen(theirs: Grader) -> dict[str, Rule]:
+    """Return the rules of em, f1 and sub_em, which grade what a reader sees of an answer."""
+
+    def styles(r: str, a: list[str], ours: object, _) -> bool:
+        bare, *golds = (re.sub(STYLE, "", text) for text in (lower(r), *a))
+        return near(theirs(bare, golds), ours) or near(theirs(without_tokens(bare), golds), ours)
+
+    def articles(r: str, a: list[str], ours: object, _) -> bool:
+        said = extract_boxed(r) or extract_sentence(r) or r
+        bare = (re.sub(STYLE, "", text).strip() for text in (said, a[0]))
+        letters = [re.sub(r"[\W_]", "", text.lower()).strip() or text for text in bare]
+        return not normalize_answer(a[0]) and ours == float(letters[0] == letters[1])
+
+    return {STYLES: styles, ARTICLES: articles}
 
 
 def metrics(utils: ModuleType) -> list[Comparison]:
@@ -331,16 +366,11 @@ def metrics(utils: ModuleType) -> list[Comparison]:
             name,
             on_pred(ours),
             on_pred(theirs),
-            {"empty": blank},
+            {"empty": blank} | ({} if "upstream" in name else grades_what_is_seen(on_pred(theirs))),
             close if "normalize" not in name else lambda a, b: a == b,
         )
         for name, ours, theirs in pairs
     ]
-
-
-APIS = {"sentence": "recurrent", "boxed": "recurrent-boxed"}  # form of the answer -> MemAgent's
-EMPTY = "empty output (theirs leaves it out of n)"
-Grader = Callable[[str, list[str]], float | str | None]
 
 
 def judged(pipeline: Callable, api: str, field: str, more: Sequence[str] = ()) -> Grader:
@@ -368,6 +398,9 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> di
         "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
         thinking: thought,
         "special tokens, dots before the answer": token,
+        "other cases of the answer is (theirs finds lower case)": lambda r, a, mine, _: (
+            form == "sentence" and near(theirs(lower(strip_thinking(r)), a), mine)
+        ),
     }
 
 
@@ -391,6 +424,7 @@ def pipelines(pipeline: Callable) -> list[Comparison]:
 
             theirs = judged(pipeline, api, f"judge_{field}")
             rules = pipeline_rules(form, ours, theirs, thinking) | {box: blank_box}
+            rules |= grades_what_is_seen(theirs)
             name = f"score, {form}: {field} / get_pred judge_{field}"
             comparisons.append(Comparison(name, ours, theirs, rules, near))
     return comparisons
@@ -435,7 +469,7 @@ def headline(pipeline: Callable) -> list[Comparison]:
             "another accepted answer": alias,
             "their other direction: the prediction in the answer": two_way,
             "as for sub_em_upstream above": as_above,
-        }
+        } | grades_what_is_seen(judged(pipeline, api, "judge_sub_em"))
         name = f"score, {form}: headline sub_em / judge_sub_em"
         comparisons.append(Comparison(name, ours, judged(pipeline, api, "judge_sub_em"), rules))
     return comparisons

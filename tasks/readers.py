@@ -5,15 +5,16 @@ Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `pars
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
-A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, a JSON array,
-JSON lines, SQuAD's JSON object; all but parquet also as .gz) and a form (the fields of its
+A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, JSON lines, one
+value of JSON that holds all records; all but parquet also as .gz) and a form (the fields of its
 records). Any form may come in any container:
 
     file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
          container                        checked             form
 
-`read` then gives all tasks of the file one pool of passages. A file that cannot be read raises a
-`UserError` that names the file, the line (or row, or item) and the reason.
+Choices are shown behind the question (tasks/choices.py). `read` then gives all tasks of the file
+one pool of passages. A file that cannot be read raises a `UserError` that names the file, the line
+(or row, or item) and the reason; a line says how much of what was left out.
 """
 
 from __future__ import annotations
@@ -21,26 +22,36 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
-from config.errors import UserError, first_line
+from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.plugins import load_function
+from config.terminal import say
 from data import FRAMES, Pool, Task
 from tasks import hub
+from tasks.choices import offered
 
 Passage = tuple[str, str]  # title, text
 Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
 
 # ---------------------------------------------------------------- records and their fields
 
+# the names of a document and of a passage's text in files of the user's own
+DOCUMENTS = (
+    "context", "contexts", "ctxs", "passages", "documents", "document", "passage", "article",
+    "story",
+)  # fmt: skip
+PASSAGE = ("text", "paragraph_text", "passage", "content", "contents")
 KINDS = {
     str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number",
     bool: "true or false",
@@ -59,6 +70,7 @@ class Record:
     place: str  # within the file, e.g. "line 3"; "" for the whole of it
     position: int  # among the records of the file, from 0
     fields: dict
+    left_out: Counter = field(default_factory=Counter)  # of the whole file: what -> how often
 
     @property
     def where(self) -> str:
@@ -96,6 +108,36 @@ class Record:
         values = self.get(name, list)
         return tuple(self.text(name, "" if value is None else value) for value in values)
 
+    def answers(self, name: str, value: object = None) -> tuple[str, ...]:
+        """Return the accepted answers of a field: a text, a number, {text}, TriviaQA's {value,
+        aliases}, or a list of those."""
+        value = self.fields.get(name) if value is None else value
+        if type(value) in (int, float) and math.isfinite(value):
+            return (str(int(value) if value == int(value) else value),)
+        if not isinstance(value, list | dict):
+            return (self.text(name, value),)
+        parts = self.get(name, type(value), value)
+        if isinstance(parts, dict):
+            parts = [parts[key] for key in ("value", "text", "aliases") if parts.get(key)]
+            self.get(name, list, parts)
+        found = (self.answers(name, "" if part is None else part) for part in parts)
+        return tuple(chain.from_iterable(found))
+
+    def document(self, name: str) -> Document:
+        """Return a field that is a text, or the passages of a list: texts or {title, text}."""
+        if not (parts := self.fields.get(name)) or not isinstance(parts, list):
+            return self.text(name)
+        passages = []
+        for part in parts:
+            r = self.inside(name, part) if isinstance(part, dict) else None
+            key = next((key for key in PASSAGE if r and key in r.fields), "text")
+            text = r.text(key) if r else self.text(name, part)
+            passages.append((r.maybe("title", str) if r else "", text))
+        if all(title.strip() for title, _ in passages):
+            return passages
+        texts = (f"{title}\n{text}" if title else text for title, text in passages)
+        return "\n\n".join(f"Document {n}:\n{text}" for n, text in enumerate(texts, 1))
+
     def inside(self, name: str, value: object = None) -> Record:
         """Return a nested object as a record of the same place."""
         return replace(self, fields=self.get(name, dict, value))
@@ -118,6 +160,7 @@ class Record:
         any id, the position in the file serves as one, as in MemAgent's results.
         """
         own = {name: self.fields.get(name) for name in ("id", "kind", "dataset", "split", "level")}
+        own["id"] = self.fields.get("_id") if own["id"] is None else own["id"]
         merged = {
             name: value for name, value in chain(labels.items(), own.items()) if value is not None
         }
@@ -142,13 +185,13 @@ def records_of(path: Path) -> Iterator[Record]:
     container."""
     import pyarrow as pa
 
-    position = 0
+    position, left_out = 0, Counter()
     for file, opened in _sources(path):
-        record = Record(file, "", position, {})
+        record = Record(file, "", position, {}, left_out)
         try:
             with opened as source:
                 for place, fields in _items(file, source):
-                    record = Record(file, place, position, fields)
+                    record = Record(file, place, position, fields, left_out)
                     if not isinstance(fields, dict):
                         actual = KINDS.get(type(fields), "null")
                         raise record.error(
@@ -188,18 +231,43 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
         rows = chain.from_iterable(batch.to_pylist() for batch in batches)
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
+    if {".csv", ".tsv"} & {*path.suffixes}:
+        raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
     compression = "detect" if source is path else "gzip" if path.suffix == ".gz" else None
     with io.BufferedReader(pa.input_stream(source, compression=compression)) as stream:
-        start = stream.peek(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if start[:1] == b"[":
-            values = _parse(stream.read(), path)
-            yield from ((f"item {n}", value) for n, value in enumerate(values, 1))
-        elif SQUAD.match(start):
-            yield from _squad_items(_parse(stream.read(), path), path)
-        else:
-            for n, line in enumerate(stream, 1):
-                if line.strip():
-                    yield f"line {n}", _parse(line, path, n)
+        lines = (
+            (n, line) for n, line in enumerate(stream, 1) if line.strip(b"\xef\xbb\xbf \t\r\n")
+        )
+        n, line = next(lines, (0, b""))
+        begins = line.strip(b"\xef\xbb\xbf \t\r\n")
+        # A line that ends so goes on in the next one; any other is JSON lines', or all of the file
+        if begins.startswith(b"[") or begins.endswith((b"{", b"[", b",")):
+            yield from _members(_parse(b"\n" * (n - 1) + line + stream.read(), path), path)
+        elif n:
+            first, second = _parse(line, path, n), next(lines, None)
+            yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
+            for n, line in chain([second] if second else (), lines):
+                yield f"line {n}", _parse(line, path, n)
+
+
+def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, object]]:
+    """Yield the records of a single value of JSON: an array; SQuAD's tree; an object with one or
+    more lists of records, or with records by their ids; or one record."""
+    if isinstance(tree, list):
+        yield from ((f"item {n}", value) for n, value in enumerate(tree, 1))
+        return
+    parts = tree if isinstance(tree, dict) and not _known(tree) else {}
+    lists = {name: part for name, part in parts.items() if isinstance(part, list) and part}
+    lists = {name: part for name, part in lists.items() if _known(part[0])}
+    if lists:
+        for name, part in lists.items():
+            yield from ((f"{clip(name, 80)} {n}", value) for n, value in enumerate(part, 1))
+    elif isinstance(parts.get("data"), list):
+        yield from _squad_items(tree, path)
+    elif parts and all(map(_known, parts.values())):
+        yield from ((f"'{clip(name, 80)}'", {"id": name} | value) for name, value in parts.items())
+    else:
+        yield f"line {line}", tree
 
 
 def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
@@ -214,10 +282,6 @@ def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
     except (ValueError, RecursionError) as error:  # a number, or a nesting, thousands long
         line, reason = line or 1, first_line(error)
     raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
-
-
-# The beginning of SQuAD's files: one object that holds everything
-SQUAD = re.compile(rb'\{\s*"(version"\s*:\s*"[^"]*"\s*,\s*"data|data)"\s*:\s*\[')
 
 
 def read_json(path: str | Path) -> object:
@@ -247,9 +311,8 @@ def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
             place = f"{article.place}, paragraph {m}"
             paragraph = Record(path, place, 0, article.get("paragraphs", dict, fields))
             for question in paragraph.get("qas", list):
-                # SQuAD 2's impossible questions are not answered by their paragraph
-                if not paragraph.get("qas", dict, question).get("is_impossible"):
-                    yield place, {"title": title, "context": paragraph.text("context"), **question}
+                fields = paragraph.get("qas", dict, question)
+                yield place, {"title": title, "context": paragraph.text("context"), **fields}
 
 
 # ---------------------------------------------------------------- forms
@@ -274,20 +337,41 @@ def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
 
 
 def _memagent(r: Record) -> tuple[Task, Document]:
-    """Read MemAgent's training parquet: {prompt: [{role, content}], context,
-    reward_model: {ground_truth: [..]}, extra_info}."""
-    question = r.inside("prompt", r.get("prompt", list)[-1]).text("content")
-    info = replace(r, fields=r.maybe("extra_info", dict))
-    answers = r.inside("reward_model").texts("ground_truth")
-    return info.task(question, answers, dataset=r.fields.get("data_source")), r.text("context")
+    """Read MemAgent's training parquet and verl's: {prompt: [{role, content}], context,
+    reward_model: {ground_truth}, extra_info}; or verifiers': {prompt, answer, info: {context}}."""
+    name = "extra_info" if "reward_model" in r.fields else "info"
+    info = replace(r, fields=r.maybe(name, dict))
+    if "reward_model" in r.fields:
+        answers = r.inside("reward_model").answers("ground_truth")
+    else:
+        answers = r.answers("answer")
+    source = r if "context" in r.fields else info
+    task = info.task(_question(r), answers, dataset=r.fields.get("data_source"))
+    return task, source.document("context")
+
+
+def _question(r: Record) -> str:
+    """Return the user's question of `prompt`, a text or the last message of a chat; messages before
+    it, which an agent's own prompts have no place for, are counted."""
+    if isinstance(r.fields.get("prompt"), str):
+        return r.text("prompt")
+    messages = [r.inside("prompt", message) for message in r.get("prompt", list)]
+    role = messages[-1].fields.get("role", "user")
+    if role != "user":
+        raise r.error(f"the last message of 'prompt' must be the user's question, not {role!r:.40}")
+    for message in messages[:-1]:
+        role = clip(str(message.fields.get("role")), 40)
+        r.left_out[f"messages of 'prompt' before the question (role {role})"] += 1
+    return messages[-1].text("content")
 
 
 def _vime(r: Record) -> tuple[Task, Document]:
     """Read vime's training JSONL: {prompt: question, label: first answer,
     metadata: {context, ground_truth: [..], data_source}}."""
     m = r.inside("metadata")
-    answers = m.texts("ground_truth") if m.maybe("ground_truth", list) else [r.text("label")]
-    return m.task(r.text("prompt"), answers, dataset=m.fields.get("data_source")), m.text("context")
+    answers = m.answers("ground_truth") if m.fields.get("ground_truth") else r.answers("label")
+    task = m.task(_question(r), answers, dataset=m.fields.get("data_source"))
+    return task, m.document("context")
 
 
 def _split_documents(text: str) -> list[Passage]:
@@ -306,11 +390,13 @@ def _eval(r: Record) -> tuple[Task, Document]:
     {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
     """
     context = r.fields.get("context")
-    if isinstance(context, list):
+    if isinstance(context, list) and context and isinstance(context[0], int | list):
         # Some published files wrap the numbers in one more list
         numbers = context[0] if context and isinstance(context[0], list) else context
         context = list(r.indices("context", numbers, 2**31))
-    document = context if isinstance(context, list) and context else r.text("context")
+    else:
+        context = None
+    document = context or r.document("context")
     gold: tuple[int, ...] = ()
     indices = r.fields.get("evidence_idx")
     if indices and isinstance(document, str) and (passages := _split_documents(document)):
@@ -318,7 +404,7 @@ def _eval(r: Record) -> tuple[Task, Document]:
         document = passages
     dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
     labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
-    return r.task(r.text("input"), r.texts("answers"), gold, **labels), document
+    return r.task(r.text("input"), r.answers("answers"), gold, **labels), document
 
 
 def _ruler(r: Record) -> tuple[Task, Document]:
@@ -328,15 +414,23 @@ def _ruler(r: Record) -> tuple[Task, Document]:
     kind, _, length = name.rpartition("_")
     if not length.isdecimal():
         kind, length = name, "0"
-    task = r.task(r.text("input"), r.texts("outputs"), kind=kind, dataset="ruler")
+    task = r.task(r.text("input"), r.answers("outputs"), kind=kind, dataset="ruler")
     return replace(task, tokens=int(length)), r.text("context")
 
 
 def _own(r: Record) -> tuple[Task, Document]:
-    """Read the user's own records: {question, answers: [..] or answer: text, context: text} and,
-    optionally, id, kind, dataset, split."""
-    answers = [r.text("answer")] if r.fields.get("answers") is None else r.texts("answers")
-    return r.task(r.text("question"), answers), r.text("context")
+    """Read the user's own records: {question, answers or answer, context: text or passages, or what
+    else `DOCUMENTS` names} and, optionally, id, kind, dataset, split."""
+    if isinstance(context := r.fields.get("context"), dict) or (
+        isinstance(context, list) and context and isinstance(context[0], list)
+    ):
+        return _hotpotqa(r)
+    name = next((name for name in DOCUMENTS if r.fields.get(name)), "context")
+    return r.task(r.text("question"), _answers(r)), r.document(name)
+
+
+def _answers(r: Record) -> tuple[str, ...]:
+    return r.answers("answer" if r.fields.get("answers") is None else "answers")
 
 
 def _join_sentences(sentences: Iterable[str], dataset: str) -> str:
@@ -371,8 +465,8 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
         raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
     titles = [title for title, _ in document]
     gold = _gold_positions(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
-    labels = {"id": r.fields.get("_id"), "kind": r.fields.get("type"), "dataset": dataset}
-    return r.task(r.text("question"), [r.text("answer")], gold, **labels), document
+    labels = {"kind": r.fields.get("type"), "dataset": dataset}
+    return r.task(r.text("question"), _answers(r), gold, **labels), document
 
 
 def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
@@ -408,9 +502,8 @@ def _flashrag(r: Record) -> tuple[Task, Document]:
     facts = replace(r, fields=m.maybe("supporting_facts", dict)).maybe("title", list)
     evidence = [m.text("supporting_facts", title) for title in facts]
     gold = _gold_positions([title for title, _ in document], evidence)
-    answers = r.texts("golden_answers") if r.maybe("golden_answers", list) else [r.text("answer")]
+    answers = r.answers("golden_answers") if r.fields.get("golden_answers") else _answers(r)
     labels = {"kind": m.fields.get("type"), "dataset": dataset, "level": m.fields.get("level")}
-    labels |= {"id": r.fields.get("_id")} if "_id" in r.fields else {}
     return r.task(r.text("question"), answers, gold, **labels), document
 
 
@@ -423,9 +516,8 @@ def _musique(r: Record) -> tuple[Task, Document]:
     indices = [step.fields.get("paragraph_support_idx") for step in steps]
     indices = [index for index in indices if index is not None]
     gold = tuple(dict.fromkeys(r.indices("paragraph_support_idx", indices, len(paragraphs))))
-    answers = [r.text("answer")]
-    if r.maybe("answer_aliases", list):
-        answers += r.texts("answer_aliases")
+    aliases = r.answers("answer_aliases") if r.fields.get("answer_aliases") else ()
+    answers = (*r.answers("answer"), *aliases)
     kind = f"{len(steps)}hop" if steps else None
     task = r.task(r.text("question"), answers, gold, kind=kind, dataset="musique")
     return task, [(p.text("title"), p.text("paragraph_text")) for p in paragraphs]
@@ -434,15 +526,8 @@ def _musique(r: Record) -> tuple[Task, Document]:
 def _squad(r: Record) -> tuple[Task, Document]:
     """Read SQuAD, a question and the one paragraph that answers it: {question, title, context,
     answers: [{text}] or {text: [..]}}."""
-    if isinstance(r.fields.get("answers"), dict):
-        texts = r.inside("answers").maybe("text", list) if r.fields["answers"] else []
-    else:
-        texts = [r.inside("answers", answer).text("text") for answer in r.maybe("answers", list)]
-    if not texts:
-        missing = "a question without an answer in its paragraph cannot be graded"
-        raise r.error(f"'answers' is empty: {missing}")
-    answers = list(dict.fromkeys(r.text("answers", text) for text in texts))
-    task = r.task(r.text("question"), answers, [0], kind="squad", dataset="squad")
+    answers = dict.fromkeys(r.answers("answers"))
+    task = r.task(r.text("question"), [*answers], [0], kind="squad", dataset="squad")
     return task, [(r.text("title"), r.text("context"))]
 
 
@@ -452,7 +537,7 @@ def _paragraphs(r: Record) -> tuple[Task, Document]:
     paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
     gold = r.indices("hops", r.fields.get("hops"), len(paragraphs))
     labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
-    task = r.task(r.text("question"), r.texts("answers"), gold, **labels)
+    task = r.task(r.text("question"), r.answers("answers"), gold, **labels)
     return task, [_passage(paragraph) for paragraph in paragraphs]
 
 
@@ -467,14 +552,15 @@ def _built(r: Record) -> tuple[Task, Document]:
 # form -> its reader, and the fields by which a file's first record is recognised (first match wins)
 FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
     "built": (_built, ("form", "passages", "tasks")),
-    "memagent": (_memagent, ("prompt", "context", "reward_model")),
+    "memagent": (_memagent, ("prompt", "reward_model")),
+    "verifiers": (_memagent, ("prompt", "answer", "info")),
     "vime": (_vime, ("prompt", "label", "metadata")),
     "eval": (_eval, ("input", "context", "answers")),
     "ruler": (_ruler, ("input", "context", "outputs")),
     "flashrag": (_flashrag, ("id", "question", "golden_answers", "metadata")),
-    "hotpotqa": (_hotpotqa, ("question", "answer", "context", "supporting_facts")),
+    "hotpotqa": (_hotpotqa, ("question", "context", "supporting_facts")),
     "shared": (_paragraphs, ("question", "answers", "paragraphs")),
-    "musique": (_musique, ("question", "answer", "paragraphs")),
+    "musique": (_musique, ("question", "paragraphs")),
     "squad": (_squad, ("question", "title", "context", "answers")),
     "own": (_own, ("question", "context")),
 }
@@ -521,11 +607,9 @@ def read(
         records, numbered = _built_parts(first, records)
     else:
         records, numbered = chain([first], records), None
-    parse, _ = FORMS[form]
     tasks: dict[str, Task] = {}
     shared, index = Pool([], []), {}
-    for record in islice(records, n):
-        task, document = parse(record)
+    for record, task, document in islice(_tasks_of(records, form), n):
         if task.id in tasks:
             raise record.error(f"the id '{task.id}' was there before; results are kept by id")
         tasks[task.id] = task
@@ -539,7 +623,34 @@ def read(
             task.pool = numbered
             task.order = record.indices("passage numbers", document, len(numbered.texts))
     shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
+    _say_left_out(path, first)
+    if not tasks:
+        raise UserError(f"{path} holds no question that its document answers.")
     return list(tasks.values())
+
+
+def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Task, Document]]:
+    """Yield what is read of each record; questions that their document does not answer, which no
+    answer would be right for, are counted instead."""
+    for record in records:
+        if _is_answerable(record):
+            task, document = FORMS[form][0](record)
+            yield record, offered(record, task), document
+        else:
+            record.left_out["questions that their document does not answer"] += 1
+
+
+def _say_left_out(path: str | Path, record: Record) -> None:
+    for what, count in record.left_out.items():
+        say(f"{path}: left out, {what}: {count:,}.")
+
+
+def _is_answerable(r: Record) -> bool:
+    """Tell whether a record's question is answered: MuSiQue's, SQuAD 2's, also of the hub."""
+    answers = r.fields.get("answers")
+    none = isinstance(answers, dict) and "answer_start" in answers and not answers.get("text")
+    impossible = r.fields.get("is_impossible") is True or r.fields.get("unanswerable") is True
+    return not (none or impossible or r.fields.get("answerable") is False)
 
 
 def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
@@ -553,20 +664,26 @@ def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
         raise UserError(f"{path} is empty: it holds no tasks.")
     if (form := _form_of(first, None)) == "built":
         raise first.error("this is a set that was built: give the file that it was made of")
-    parse, _ = FORMS[form]
-    yield from ((record, *parse(record)) for record in chain([first], records))
+    yield from _tasks_of(chain([first], records), form)
+    _say_left_out(path, first)
 
 
 def _form_of(first: Record, form: str | None) -> str:
     """Return the form, recognised by the first record's fields if None; UserError if unknown."""
     if form is None:
-        matches = (name for name, (_, names) in FORMS.items() if {*names} <= {*first.fields})
-        form = next(matches, "?")
+        form = _known(first.fields) or "?"
     if form not in FORMS:
         known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
         fields = ", ".join(first.fields)
         raise first.error(f"no form is known with the fields {fields}. Known are {known}")
     return form
+
+
+def _known(fields: object) -> str:
+    """Return the form of a record, by its fields; "" if none is known."""
+    there = {*fields} if isinstance(fields, dict) else set()
+    forms = (name for name, (_, names) in FORMS.items() if {*names} <= there)
+    return next(forms, "own" if "question" in there and there & {*DOCUMENTS} else "")
 
 
 def _built_parts(first: Record, rest: Iterator[Record]) -> tuple[list[Record], Pool]:

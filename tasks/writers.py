@@ -14,6 +14,7 @@ from pathlib import Path
 from config.errors import UserError
 from config.files import replacing_output
 from data import Task
+from tasks.choices import labels_of
 
 # ---------------------------------------------------------------- parts that the forms share
 
@@ -42,10 +43,11 @@ def _write_json(
         stream.write(after.encode())
 
 
-def _labels(task: Task) -> dict[str, str]:
+def _labels(task: Task) -> dict[str, object]:
     """Return the fields that the published forms lack, so that reading restores the whole task."""
     labels = {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
-    return labels | {name: value for name in ("level", "tokens") if (value := getattr(task, name))}
+    labels |= {name: value for name in ("level", "tokens") if (value := getattr(task, name))}
+    return labels | labels_of(task)
 
 
 def _checked(tasks: Sequence[Task]) -> Sequence[Task]:

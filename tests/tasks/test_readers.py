@@ -371,6 +371,114 @@ def test_squads_tree(tmp_path, indent):
     fails(path, "article 1, paragraph 2", "'context' is missing")
 
 
+# ---- forms that people have, read rightly or named ----
+
+
+@pytest.mark.parametrize(
+    ("answer", "answers"),
+    [
+        (["Ada", "A. L."], ("Ada", "A. L.")), (1931, ("1931",)), (2.5, ("2.5",)), (3.0, ("3",)),
+        ({"value": "Ada", "aliases": ["A. L."], "type": "x"}, ("Ada", "A. L.")),
+        ({"text": ["Ada"], "answer_start": [0]}, ("Ada",)), ([{"text": "Ada"}, 7], ("Ada", "7")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["answer", "answers"])
+def test_answers_of_common_forms(tmp_path, name, answer, answers):
+    record = {"question": "Who?", "context": "Ada keeps bees.", name: answer}
+    assert read(lines(tmp_path / "x.jsonl", [record]))[0].answers == answers
+    record = {"prompt": "Who?", "reward_model": {"ground_truth": answer}, "context": "Ada."}
+    assert read(lines(tmp_path / "x.jsonl", [record]))[0].answers == answers
+
+
+@pytest.mark.parametrize(
+    ("name", "passages", "document", "n"),
+    [
+        ("context", ["One.", "Two."], "Document 1:\nOne.\n\nDocument 2:\nTwo.", 2),
+        ("ctxs", [{"title": "A", "text": "One.", "score": "9"}], "Document 1:\nA\nOne.", 1),
+        ("passages", [{"content": "One."}], "Document 1:\nOne.", 1),
+        ("context", [["A", ["One.", " Two."]]], "Document 1:\nA\nOne. Two.", 1),
+        ("article", "One.", "One.", 1),
+    ],
+)
+def test_documents_of_common_forms(tmp_path, name, passages, document, n):
+    record = {"question": "Who?", "answer": "Ada", name: passages}
+    (task,) = read(lines(tmp_path / "x.jsonl", [record]))
+    assert (task.document, task.n_documents) == (document, n)
+
+
+def test_squad_without_titles_and_ids_with_an_underline(tmp_path):
+    record = {
+        "_id": "5a", "question": "Who?", "context": "Ada.",
+        "answers": {"text": ["Ada"], "answer_start": [0]},
+    }  # fmt: skip
+    (task,) = read(parquet(tmp_path / "x.parquet", [record]))
+    assert (task.id, task.answers, task.text) == ("5a", ("Ada",), "Ada.")
+
+
+def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, capsys):
+    unanswered = MUSIQUE | {"answerable": False}  # musique_full has each id twice
+    path = lines(tmp_path / "m.jsonl", [unanswered, MUSIQUE, unanswered | {"id": "2hop__2"}])
+    assert [task.id for task in read(path)] == ["2hop__1"]
+    said = "left out, questions that their document does not answer: 2."
+    assert f"m.jsonl: {said}" in " ".join(capsys.readouterr().out.split())
+    assert len([*readers.parsed(path)]) == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+    fails(lines(path, [unanswered]), "holds no question that its document answers")
+    nothing = {"id": "s1", "answers": {"text": [], "answer_start": []}}
+    hub = {"id": "s2", "title": "B", "question": "Who?", "context": "Ada.",
+           "answers": {"text": ["Ada"], "answer_start": [0]}}  # fmt: skip
+    assert [task.id for task in read(lines(path, [hub | nothing, hub]))] == ["s2"]
+    capsys.readouterr()
+    tree = tmp_path / "squad.json"
+    tree.write_text(json.dumps(SQUAD))
+    assert len(read(tree)) == 2 and "answer: 1." in capsys.readouterr().out
+
+
+def test_messages_before_the_question_are_counted(tmp_path, capsys):
+    chat = [{"role": "system", "content": "Be brief."}, *MEMAGENT["prompt"]]
+    path = parquet(tmp_path / "v.parquet", [MEMAGENT | {"prompt": chat}] * 3)
+    assert {task.question for task in read(path)} == {"Who keeps bees?"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "left out, messages of 'prompt' before the question (role system): 3." in said
+    prime = {"prompt": chat[1:], "answer": "Ada", "info": {"context": "Ada.", "id": "p"}}
+    (task,) = read(lines(tmp_path / "p.jsonl", [prime]))
+    assert (task.id, task.question, task.answers) == ("p", "Who keeps bees?", ("Ada",))
+    assert task.text == "Ada." and capsys.readouterr().out == ""
+    fails(lines(tmp_path / "p.jsonl", [prime | {"info": {"n": 1}}]), "'context' is missing")
+
+
+@pytest.mark.parametrize(
+    ("tree", "ids"),
+    [
+        (OWN, ["0"]),
+        ({"data": [OWN, OWN]}, ["0", "1"]),
+        ({"version": 2, "questions": [OWN | {"id": "a"}]}, ["a"]),
+        ({"train": [OWN], "test": [OWN]}, ["0", "1"]),
+        ({"q1": OWN, "q2": OWN | {"id": "own"}}, ["q1", "own"]),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_of_one_value(tmp_path, tree, ids, indent):
+    path = tmp_path / "x.json"
+    path.write_text("\n" + json.dumps(tree, indent=indent))
+    assert [task.id for task in read(path)] == ids
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(tree, indent=indent).encode())
+    assert [task.document for task in read(path)] == [OWN["context"]] * len(ids)
+
+
+def test_what_is_no_json_is_named_where_it_breaks(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(OWN, indent=1).replace('"context": ', '"context" '))
+    fails(path, "line 7: this is not JSON")
+    path = tmp_path / "x.csv"
+    path.write_text("question,context,answer\nWho?,Ada,Ada\n")
+    fails(path, "is a table of text", "JSON lines")
+    fails(lines(tmp_path / "m.jsonl", [{k: v for k, v in MUSIQUE.items() if k != "answer"}]),
+          "line 1: the field 'answer' is missing")  # fmt: skip
+    bare = {k: v for k, v in hotpot(1).items() if k not in ("answer", "supporting_facts")}
+    fails(lines(tmp_path / "h.jsonl", [bare]), "line 1: the field 'answer' is missing")
+
+
 # ---- tasks and their passages ----
 
 
@@ -518,8 +626,14 @@ BAD_FIELDS = [
     (OWN, {"answers": []}, "'answers' is empty"),
     (OWN, {"answers": [""]}, "'answers' is empty"),
     (OWN, {"answers": [None]}, "'answers' is empty"),
-    (OWN, {"answers": "Ada"}, "'answers' must be a list, this is a text"),
-    (OWN, {"answers": ["Ada", 2.5]}, "'answers' must be a text, this is a number"),
+    (OWN, {"answers": True}, "'answers' must be a text, this is true or false"),
+    (OWN, {"answers": ["Ada", float("nan")]}, "'answers' must be a text, this is a number"),
+    (OWN, {"answers": {"value": ""}}, "'answers' is empty"),
+    (OWN, {"context": ["Ada.", ""]}, "'context' is empty"),
+    (OWN, {"context": [{"title": "T"}]}, "'text' is missing"),
+    (OWN, {"options": "Ada or Bo"}, "'options' looks like choices"),
+    (OWN, {"choices": ["Ada", None]}, "'choices' looks like choices"),
+    (OWN, {"choices": ["Bo", "Cy"]}, "the answer 'Ada' names none of the choices (A) Bo | (B) Cy"),
     (OWN, {"answers": None}, "'answer' is missing"),
     (OWN, {"context": ""}, "'context' is empty"),
     (OWN, {"context": True}, "'context' must be a text, this is true or false"),
@@ -531,11 +645,14 @@ BAD_FIELDS = [
     (EVAL, {"context": {"a": 1}}, "'context' must be a text"),
     (EVAL, {"context": [[]]}, "'context' must be a text"),
     (EVAL, {"context": [1, -1]}, "'context' must be a list of whole numbers"),
-    (EVAL, {"context": ["a"]}, "'context' must be a list of whole numbers"),
-    (RULER, {"outputs": {}}, "'outputs' must be a list"),
+    (EVAL, {"context": [1, "a"]}, "'context' must be a list of whole numbers"),
+    (EVAL, {"context": ["a", 1]}, "'context' must be a text"),
+    (RULER, {"outputs": {}}, "'outputs' is empty"),
     (MEMAGENT, {"prompt": []}, "'prompt' is empty"),
     (MEMAGENT, {"prompt": ["Q?"]}, "'prompt' must be an object"),
-    (MEMAGENT, {"reward_model": {"ground_truth": "Ada"}}, "'ground_truth' must be a list"),
+    (MEMAGENT, {"reward_model": {"ground_truth": {}}}, "'ground_truth' is empty"),
+    (MEMAGENT, {"context": None}, "'context' is missing"),
+    (MEMAGENT, {"prompt": [{"role": "assistant", "content": "Ada."}]}, "not 'assistant'"),
     (MEMAGENT, {"extra_info": 3}, "'extra_info' must be an object"),
     (hotpot(1), {"context": [["T", "text"]]}, "'context' must hold pairs"),
     (hotpot(1), {"context": {"a": ["T"]}}, "'context' must be a list"),
