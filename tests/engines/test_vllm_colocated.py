@@ -39,6 +39,7 @@ from engines.open import grammar_of
 from eval import run_suite
 from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
+from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tasks import ledger, worlds
 from tokens.codec import Codec, Text
@@ -58,7 +59,9 @@ def tasks(n, n_sections=3, kind="one_fact"):
 
 
 def small(codec):
-    return random_policy(codec, head_dim=32)  # vLLM's attention on a CPU has no smaller heads
+    policy = random_policy(codec, head_dim=32)  # vLLM's attention on a CPU has no smaller heads
+    mask_head(policy, codec)  # as a trainer's
+    return policy
 
 
 @pytest.fixture(scope="module")
