@@ -105,15 +105,13 @@ class Thoughts:
                 final = final and self._decode(name).strip().startswith("final")
                 yield start, stop, CLOSE if final else OPEN
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return ids as text with its thoughts between <think> and </think>."""
-        if self._hidden.isdisjoint(ids):
-            return self.shown(self._decode([*ids]))
+    def decode(self, ids: list[int], decode: Callable[[list[int]], str]) -> str:
+        """Decode ids to a text with its thoughts between <think> and </think>."""
         text, at = "", 0
-        for start, stop, mark in self.spans(ids):
-            text += self._decode([*ids[at:start]]) + mark
+        for start, stop, mark in () if self._hidden.isdisjoint(ids) else self.spans(ids):
+            text += decode(ids[at:start]) + mark
             at = stop
-        return self.shown(text + self._decode([*ids[at:]]))
+        return self.shown(text + decode(ids[at:]))
 
     def shown(self, text: str) -> str:
         """Return a text with its thoughts between <think> and </think>, however they are marked."""
