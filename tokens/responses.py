@@ -187,26 +187,22 @@ def configured_ends(path: str | Path, local: bool) -> set[int]:
     """
     from transformers import GenerationConfig, PreTrainedConfig
 
-    def both() -> Iterator[object]:
-        for name, read in (
-            ("generation_config.json", lambda: GenerationConfig.from_pretrained(path, **where)),
-            ("config.json", lambda: PreTrainedConfig.get_config_dict(path, **where)[0]),
-        ):
-            try:
-                config = read()
-            except OSError:
-                if Path(path, name).exists():  # there, but damaged
-                    raise
-                continue
-            if not isinstance(config, dict):
-                yield config.eos_token_id
-                continue
-            yield config.get("eos_token_id")
-            yield (config.get("text_config") or {}).get("eos_token_id")
-
-    where, ends = {"local_files_only": local}, set()
-    for found in both():
-        ends.update(found if isinstance(found, list) else [found])
+    where: dict[str, bool] = {"local_files_only": local}
+    readers: dict[str, Callable[[], dict]] = {
+        "generation_config.json": lambda: GenerationConfig.from_pretrained(path, **where).to_dict(),
+        "config.json": lambda: PreTrainedConfig.get_config_dict(path, **where)[0],
+    }
+    ends: set[object] = set()
+    for name, read in readers.items():
+        try:
+            config = read()
+        except OSError:
+            if Path(path, name).exists():  # there, but damaged
+                raise
+            continue
+        for part in (config, config.get("text_config") or {}):
+            found = part.get("eos_token_id")
+            ends.update(found if isinstance(found, list) else [found])
     return {i for i in ends if isinstance(i, int) and i >= 0}
 
 
@@ -217,7 +213,7 @@ def never_sampled(tokenizer, rows: int, ends: frozenset[int], thoughts: Thoughts
     response (`ends`) nor mark thoughts, and that the chat template does not write in an assistant's
     message or its call of a tool.
     """
-    vocabulary = tokenizer.get_vocab().values()
+    vocabulary = {*tokenizer.get_vocab().values()}
     allowed, special = {*ends, *thoughts.ids}, special_ids(tokenizer)
     if tokenizer.chat_template is not None and special - allowed:
         call = {"id": "a12345678", "type": "function"}
@@ -227,4 +223,5 @@ def never_sampled(tokenizer, rows: int, ends: frozenset[int], thoughts: Thoughts
         )
         for text in (_written(tokenizer), called):
             allowed.update(tokenizer.encode(text, add_special_tokens=False))
-    return [*({*range(rows)} - {*vocabulary} | ({*range(rows)} & special - allowed))]
+    never = special - allowed
+    return [i for i in range(rows) if i not in vocabulary or i in never]

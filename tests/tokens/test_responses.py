@@ -11,6 +11,7 @@ from config.errors import UserError
 from data import grade, strip_thinking
 from engines.hf import TransformersEngine
 from memagent import Finish, Prompt
+from models.setup import Setup
 from rollout import Sampling
 from tokens.codec import Characters, Codec
 from tokens.responses import PAIRS
@@ -122,6 +123,15 @@ def test_a_model_with_marks_that_are_not_known_is_named():
         Codec(byte_tokenizer(HARMONY, USER + speaks)),
     ):
         assert not codec.unknown_marks
+
+
+def test_a_command_says_so_once_at_its_start(tmp_path, capfd):
+    speaks = USER + "{# the model's reasoning follows #}"
+    for template, said in ((USER, 0), (speaks, 1)):
+        byte_tokenizer(["</s>"], template).save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        Setup(tmp_path, "cpu", "float32").codec()
+        assert capfd.readouterr().err.count("its chat template speaks of thoughts") == said
 
 
 # ---------------------------------------------------------------- where a response ends
