@@ -417,7 +417,7 @@ class Codec:
         """
         dropped = self.eos_ids | self._special - self._thoughts.ids
         kept = [i for i in ids if i not in dropped and i != self.pad_id]
-        text = self._thoughts.decode(kept, self._decode)
+        text = self._thoughts.decode(kept, self.decode)
         return Text(f"{OPEN}{text}" if self._thinks_at_once and ids else text, kept)
 
     def cut(
