@@ -456,7 +456,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """
         batches = list(pack(rows, self.config.micro_tokens, self.cost))
         n = int(ranks.all_reduce_max(len(batches)))  # before any pass, which is a collective too
-        (empty,) = pack([Row([0], [0], [])], 2)
+        (empty,) = pack([Row([0], [self.agent.codec.end_id or 0], [])], 2)
         empty.index = []
         yield from batches
         yield from repeat(empty, n - len(batches))

@@ -351,6 +351,15 @@ def _splitter(bare: bool) -> ResponseTemplate:
     return load_response_template(BARE if bare else MARKED)
 
 
+def _marks_of_thoughts(splitter: ResponseTemplate) -> tuple[str, str]:
+    """Return the marks by which a splitter knows thoughts; a codec shows all by `THOUGHT`."""
+    marks = splitter.fields.get("thinking")
+    literal = marks is not None and marks.open_literals and marks.close_literals
+    if not literal or THOUGHT[0] in marks.open_literals[0]:
+        return THOUGHT
+    return marks.open_literals[0], marks.close_literals[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """How one model writes calls."""
@@ -375,6 +384,8 @@ class Format:
         from transformers.utils.chat_parsing import ResponseParser
 
         splitter = self.own[0] if self.own else _splitter(self.kind == "bare")
+        for mark, own in zip(THOUGHT, _marks_of_thoughts(splitter), strict=True):
+            response = response.replace(mark, own)
         if not before:
             before, response = self._begin(splitter, response)
         try:
@@ -402,8 +413,9 @@ class Format:
         """Return what the prompt has written of a response, and the response without the mark that
         a codec puts before it if the template began a thought (`Codec.response`)."""
         always, asked = self.begun
-        if THOUGHT[0] in asked and response.startswith(THOUGHT[0]):
-            return asked, response.removeprefix(THOUGHT[0])
+        opening = _marks_of_thoughts(splitter)[0]
+        if opening in asked and response.startswith(opening):
+            return asked, response.removeprefix(opening)
         marks = splitter.fields.get("thinking")
         if not always and marks and marks.open_re and marks.close_re:
             end, start = marks.close_re.search(response), marks.open_re.search(response)

@@ -38,6 +38,7 @@ from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
+from models.logprobs import mask_head
 from models.packaged import ready
 from models.products import use_products
 from models.setup import TrainingSetup, check_device
@@ -121,6 +122,8 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     warm = isinstance(training, SFTConfig)
     if not warm and training.kl and (run.adapter or not training.lora_rank):
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
+    for policy in filter(None, (model, reference)):
+        mask_head(inner(policy), codec)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
     if not setup.sharded:

@@ -322,12 +322,12 @@ class EndpointEngine:
         """Return an answer's ids, its end-of-sequence id included, and its text."""
         if answer.ids is not None and not self.chat:
             return answer.ids, self.codec.response(answer.ids)
-        ids, text = list(self.codec.encode(answer.text)), answer.text
+        ids, text = list(self.codec.encode(answer.text)), self.codec.shown(answer.text)
         # where the chat template opens <think>, the text must say so: see `Codec.response`
         opened = self.codec.response(ids).startswith("<think>")
         if opened and not answer.has_reasoning and not text.startswith("<think>"):
             text = f"<think>{text}"
-        response, end = Text(text, ids), self.codec.tokenizer.eos_token_id
+        response, end = Text(text, ids), self.codec.end_id
         if answer.finish is Finish.STOP and end is not None:
             ids = [*ids, end]
         return ids, response

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -49,7 +49,7 @@ import torch
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.load import inner
-from models.logprobs import logits_of
+from models.logprobs import logits_of, mask_head, masked_ids, without
 from models.products import linear, use_products
 from models.ranks import full_tensor
 from rollout import Sampling, refusal
@@ -356,6 +356,24 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return x.astype(np.float32) / np.float32(1 << 24)
 
 
+def misfit(prompt: Prompt, ids: list[int], codec: Codec, masked: Collection[int]) -> Turn | None:
+    """Return the failed turn of a target that cannot be scored; None if all is well.
+
+    A target needs tokens, at most `max_tokens`, and none that the model never says, `masked`.
+    """
+    target = codec.encode(prompt.target) if prompt.target else ()
+    never = next((i for i in target if i in masked), None)
+    if not prompt.target or (0 < len(target) <= prompt.max_tokens and never is None):
+        return None
+    turn = Turn(prompt, ids, [], [], Finish.ERROR, codec.response([]))
+    turn.error = f"a target of {len(target)} tokens cannot be scored: " + (
+        f"1 to {prompt.max_tokens} (max_tokens) are possible"
+        if never is None
+        else f"the model never says its token {never}, which stands for no text"
+    )
+    return turn
+
+
 # ---------------------------------------------------------------- the engine
 
 
@@ -388,6 +406,8 @@ class TransformersEngine:
         self.max_prefill_tokens = max_prefill_tokens
         self.window: int = getattr(model.config, "max_position_embeddings", 0)
         self._check_architecture()
+        mask_head(model, codec)
+        self._masked = frozenset(getattr(model.lm_head, "masked_set", ()))
         use_products(model)
         self.cost = Cost.of(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
@@ -468,23 +488,13 @@ class TransformersEngine:
         self._keys += 1
         ids = prompt.ids(self.codec)
         target = self.codec.encode(prompt.target) if prompt.target else ()
-        if turn := refusal(prompt, ids, self.window, self.codec) or self._misfit(prompt, target):
+        refused = refusal(prompt, ids, self.window, self.codec)
+        if turn := refused or misfit(prompt, ids, self.codec, self._masked):
             self._refused.append((self._keys, turn))
         else:
             request = _Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1), target)
             self._waiting.append(request)
         return self._keys
-
-    def _misfit(self, prompt: Prompt, target: tuple[int, ...]) -> Turn | None:
-        """Return the failed turn of a target without tokens or longer than `max_tokens`."""
-        if not prompt.target or 0 < len(target) <= prompt.max_tokens:
-            return None
-        turn = Turn(prompt, prompt.ids(self.codec), [], [], Finish.ERROR, self.codec.response([]))
-        turn.error = (
-            f"a target of {len(target)} tokens cannot be scored: "
-            f"1 to {prompt.max_tokens} (max_tokens) are possible"
-        )
-        return turn
 
     def drop(self, key: int) -> None:
         """Give up a turn that waits or is in flight; its row is free at once."""
@@ -785,7 +795,8 @@ class TransformersEngine:
         if self._wide is None or self._wide[0] != version:
             self._wide = version, weight.float()
         bias = getattr(self.model.lm_head, "bias", None)
-        return linear(hidden.float(), self._wide[1], None if bias is None else bias.float())
+        bias = None if bias is None else bias.float()
+        return without(masked_ids(self.model), linear(hidden.float(), self._wide[1], bias))
 
     # ------------------------------------------------------------ sampling
 

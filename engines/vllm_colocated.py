@@ -33,13 +33,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from config.errors import UserError
+from engines.hf import misfit
 from memagent import Finish, Prompt, Turn
+from models.logprobs import without
 from models.ranks import full_tensor, world
 from rollout import Sampling, refusal
 from tokens.codec import Codec, Text
@@ -159,6 +162,24 @@ def _drop_adapter_of_head(model: torch.nn.Module) -> None:
             setattr(model.get_submodule(parent), own, layer.base_layer)
 
 
+def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
+    """Let vLLM's model say none of the tokens `ids`, sampled or in a target, as the trainer's.
+
+    Its own ways reach one of the two only (`allowed_token_ids`, logits processors: what is drawn),
+    and the former takes a list as long as the vocabulary with every prompt.
+    """
+    compute, masked = model.compute_logits, torch.tensor(ids, dtype=torch.int64)
+
+    def compute_logits(*args, **kwargs) -> torch.Tensor | None:
+        logits = compute(*args, **kwargs)
+        nonlocal masked
+        if logits is not None and masked.device != logits.device:
+            masked = masked.to(logits.device)
+        return logits if logits is None else without(masked, logits)
+
+    model.compute_logits = compute_logits
+
+
 def _logprobs_of(scores, ids: list[int], first: int = 0) -> list[float]:
     """Return the log-probs of some tokens, from the first one on that has any.
 
@@ -227,6 +248,8 @@ class ColocatedEngine:
             self._engine = vllm.LLM(str(model), **settings).llm_engine
         if lora_rank:
             self._engine.apply_model(_drop_adapter_of_head)
+        self._masked = frozenset(codec.never_sampled(self._engine.model_config.get_vocab_size()))
+        self._engine.apply_model(partial(_mask_logits, ids=sorted(self._masked)))
         ColocatedEngine._open = self
         self._adapter: object | None = None
         self._folder: Path | None = None
@@ -316,18 +339,11 @@ class ColocatedEngine:
         return {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
 
     def _refusal(self, prompt: Prompt, ids: list[int]) -> Turn | None:
-        """Return the failed turn of a prompt that does not fit the window, or of a target without
-        tokens or longer than `max_tokens`; None if all is well."""
-        n_target = len(self.codec.encode(prompt.target))
-        if prompt.target and not 0 < n_target <= prompt.max_tokens:
-            turn = Turn(prompt, ids, [], [], Finish.ERROR, self.codec.response([]))
-            turn.error = (
-                f"a target of {n_target} tokens cannot be scored: "
-                f"1 to {prompt.max_tokens} (max_tokens) are possible"
-            )
-            return turn
+        """Return the failed turn of a prompt that does not fit the window, or of a target that
+        cannot be scored; None if all is well."""
+        refused = misfit(prompt, ids, self.codec, self._masked)
         # beside a target one token is drawn
-        return refusal(prompt, ids, self.window - bool(prompt.target), self.codec)
+        return refused or refusal(prompt, ids, self.window - bool(prompt.target), self.codec)
 
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter

@@ -1,6 +1,7 @@
 """Log-probs of many turns through one prefix tree.
 
-Holds: `Row`, `TokenBatch`, `pack`, `logprobs`, `policy_logprobs`, `differences`, `logits_of`.
+Holds: `Row`, `TokenBatch`, `pack`, `logprobs`, `policy_logprobs`, `differences`, `logits_of`,
+`mask_head`.
 Leaves out: the loss (grpo.py). Exercise it: `pytest tests/test_grpo.py`. Read next: grpo.py.
 
 Turns of a group share long prefixes. Packed into a trie, a prefix goes through the model once:
@@ -18,8 +19,10 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from config.errors import UserError
 from models.products import back, is_plain, linear
 from tokens.attention import hidden_states
+from tokens.codec import Codec
 from tokens.trie import Cost, Trie, split_into_tries
 
 
@@ -112,6 +115,12 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
 
     hidden = hidden_states(model, batch.trie).index_select(0, put(parents))  # [U, D]
     row, targets = row[order], batch.trie.ids[nodes[order]]
+    masked = masked_ids(model)
+    if masked is not None and (wrong := np.intersect1d(targets, model.lm_head.masked_set)).size:
+        raise UserError(
+            f"A response to be learnt holds the token {wrong[0]}, which the policy never says: it "
+            "stands for no text (unknown characters, special tokens, rows beyond the tokenizer)."
+        )
 
     def head(h: torch.Tensor, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.log_softmax(logits_of(model, h) / temperature, -1)[row, targets]
@@ -129,7 +138,8 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
         arguments = hidden[start : start + size], put(row[a:b] - start), put(targets[a:b])
         if by_hand and torch.is_grad_enabled():
             keep = n_logits <= KEPT_LOGITS
-            parts.append(_HeadLogProbs.apply(*arguments, model.lm_head.weight, temperature, keep))
+            weight = model.lm_head.weight
+            parts.append(_HeadLogProbs.apply(*arguments, weight, temperature, keep, masked))
         elif large and torch.is_grad_enabled():
             parts.append(checkpoint(head, *arguments, use_reentrant=False))
         else:
@@ -195,12 +205,15 @@ class _HeadLogProbs(torch.autograd.Function):
     The logits [N, V] = hidden weight^T / temperature are computed again in the backward pass, where
     they become their own gradient in place: one float32 tensor [N, V] is alive in either pass, not
     the two to four of a checkpoint around a softmax, and fewer passes go over it. keep: it stays
-    alive between the passes, as exp(logits - largest), and nothing is computed again.
+    alive between the passes, as exp(logits - largest), and nothing is computed again. masked: see
+    `masked_ids`.
     """
 
     @staticmethod
-    def forward(ctx, hidden, row, targets, weight, temperature: float, keep: bool) -> torch.Tensor:
-        logits = _HeadLogProbs.logits(hidden, weight, temperature)
+    def forward(
+        ctx, hidden, row, targets, weight, temperature: float, keep: bool, masked=None
+    ) -> torch.Tensor:
+        logits = without(masked, _HeadLogProbs.logits(hidden, weight, temperature))
         chosen = logits[row, targets]
         largest = logits.amax(-1, keepdim=True)
         shares = logits.sub_(largest).exp_()
@@ -208,7 +221,7 @@ class _HeadLogProbs(torch.autograd.Function):
         total = sums.log().add_(largest[:, 0])
         kept = (shares, sums) if keep else (None, total)
         ctx.save_for_backward(hidden, row, targets, weight, *kept)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.masked = temperature, masked
         return chosen - total[row]
 
     @staticmethod
@@ -228,6 +241,7 @@ class _HeadLogProbs(torch.autograd.Function):
         of_place = torch.zeros_like(total).index_add_(0, row, gradient)  # [N]
         if logits is None:
             logits = _HeadLogProbs.logits(hidden, weight, ctx.temperature)
+            logits = without(ctx.masked, logits)
             logits.sub_(total[:, None]).exp_().mul_(-of_place[:, None])
         else:  # in place: a second backward pass through the same graph is an error
             logits.mul_((-of_place / total)[:, None])
@@ -241,7 +255,46 @@ class _HeadLogProbs(torch.autograd.Function):
             logits.t() @ hidden.to(weight.dtype) if ctx.needs_input_grad[3] else None,
             None,
             None,
+            None,
         )
+
+
+# ---------------------------------------------------------------- what is never said
+
+
+def mask_head(model, codec: Codec) -> None:
+    """Let a causal LM say no token that a response may not have (`Codec.never_sampled`), in place.
+
+    Its lm_head then gives them the logit -inf, for the sampler, the trainer and transformers alike.
+    """
+    head = model.lm_head
+    ids = codec.never_sampled(head.weight.shape[0])
+    if not hasattr(head, "masked"):
+        if not ids:
+            return
+        head.register_forward_hook(_mask_output)
+    head.masked_set = np.array(ids, dtype=np.int64)
+    masked = torch.from_numpy(head.masked_set).to(head.weight.device)
+    head.register_buffer("masked", masked, persistent=False)
+
+
+def _mask_output(head, _, logits: torch.Tensor) -> torch.Tensor:
+    return without(head.masked, logits)
+
+
+def masked_ids(model) -> torch.Tensor | None:
+    """Return the ids [M] that a model never says, None if it says all."""
+    return getattr(model.lm_head, "masked", None)
+
+
+@torch.no_grad()
+def without(masked: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
+    """Set the logits [..., V] of the ids `masked` [M] to -inf, in place.
+
+    Autograd need not know: the gradient of a log-softmax is 0 where the logit is -inf, and no
+    product needs its result for its backward pass. Otherwise a copy [..., V] would be made there.
+    """
+    return logits if masked is None else logits.index_fill_(-1, masked, -torch.inf)
 
 
 def logits_of(model, hidden: torch.Tensor) -> torch.Tensor:
@@ -256,4 +309,6 @@ def logits_of(model, hidden: torch.Tensor) -> torch.Tensor:
     if head.weight.dtype == torch.float32:
         return head(hidden).float()
     logits = _Float32Logits.apply(hidden.to(head.weight.dtype), head.weight)
-    return logits if getattr(head, "bias", None) is None else logits + head.bias.float()
+    if getattr(head, "bias", None) is not None:
+        logits = logits + head.bias.float()
+    return without(masked_ids(model), logits)

@@ -17,7 +17,7 @@ from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
-from models.packaged import ready
+from models.packaged import _say, ready
 
 if TYPE_CHECKING:  # transformers comes with it
     from tokens.codec import Codec
@@ -115,12 +115,19 @@ class Setup:
         return "bfloat16" if self.dtype == "mixed" else self.dtype
 
     def codec(self) -> Codec:
-        """Load the model's tokenizer and chat template."""
+        """Load the model's tokenizer and chat template, and say what of it is not known."""
+        from models.ranks import is_first
         from tokens.codec import Codec
 
-        return Codec.load(
+        codec = Codec.load(
             self.base_folder, trust_remote_code=self.trust_remote_code, thinking=self.thinking
         )
+        if codec.unknown_marks and is_first():
+            _say(
+                f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
+                "that are known (docs/engines.md): they would pass for memories and answers."
+            )
+        return codec
 
     @classmethod
     def of_evaluation(

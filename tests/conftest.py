@@ -98,7 +98,12 @@ def codec() -> Codec:
 
 @pytest.fixture
 def policy(codec):
-    return random_policy(codec)
+    """A policy as a training has it: it says nothing that has no text."""
+    from models.logprobs import mask_head
+
+    policy = random_policy(codec)
+    mask_head(policy, codec)
+    return policy
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,8 +19,8 @@ from embedded import tiny
 from engines.hf import TransformersEngine
 from grpo import GRPO, advantages, policy_loss, token_weights, training_rows
 from memagent import Group
-from models.load import with_lora
-from models.logprobs import Row, _HeadLogProbs, logprobs, pack
+from models.load import inner, with_lora
+from models.logprobs import Row, _HeadLogProbs, logprobs, mask_head, pack
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -181,6 +181,7 @@ def test_groups_without_signal_that_are_kept_count_in_the_normaliser_and_have_th
     for t in groups[0].trajectories:
         t.reward = 1.0
     reference = random_policy(codec, initializer_range=0.16)
+    mask_head(reference, codec)
 
     def by_hand(groups):
         terms, n = [], 0
@@ -312,6 +313,7 @@ def check_exact(policy, codec, rows, **settings):
     Return the share of the tokens that was computed.
     """
     config = replace(CONFIG, grad_clip=1e9, importance="none", **settings)
+    mask_head(inner(policy), codec)
     loss, expected = turn_by_turn(policy, rows, config)
     policy.zero_grad()
     grpo = module(policy, codec, config)

@@ -23,6 +23,15 @@ from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 from config.errors import UserError, loading
+from tokens.responses import (
+    CLOSE,
+    OPEN,
+    Thoughts,
+    configured_ends,
+    end_of_turn,
+    never_sampled,
+    special_ids,
+)
 
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
 
@@ -139,7 +148,16 @@ class Codec:
         eos_ids: Iterable[int] = (),
     ):
         self.tokenizer = tokenizer
-        self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
+        self._decode = self._fastest_decode()
+        template = str(tokenizer.chat_template or "")
+        self._thoughts = Thoughts(tokenizer.get_vocab(), template, self._decode)
+        self.unknown_marks = self._thoughts.are_unknown(template)
+        self.end_id = end_of_turn(tokenizer, self._thoughts)
+        if self.end_id is None:
+            self.end_id = tokenizer.eos_token_id
+        ends = (*eos_ids, tokenizer.eos_token_id, self.end_id)
+        self.eos_ids = frozenset(i for i in ends if i is not None)
+        self._special = special_ids(tokenizer)
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
@@ -147,11 +165,10 @@ class Codec:
         self._recent = LRUCache(1 << 21)
         # sections still in use by an agent, however long the document
         self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
-        self._decode = self._fastest_decode()
         self._thinking, self._system = thinking, system
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._head, self._tail = self._frame()
-        self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
+        self._thinks_at_once = OPEN in self._thoughts.shown(self._tail).rpartition(CLOSE)[2]
 
     @classmethod
     def load(
@@ -161,7 +178,7 @@ class Codec:
 
         local: download nothing. kwargs: `thinking`, `system`. UserError if it cannot be loaded.
         """
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import AutoTokenizer
 
         if not Path(path).exists() and str(path).startswith((".", "/", "~")):
             raise UserError(
@@ -174,13 +191,7 @@ class Codec:
             )
             # documents are longer than a window, and no model is given them whole: no warning
             tokenizer.deprecation_warnings[TOO_LONG] = True
-            try:  # chat models often stop at a second id (<|im_end|> beside <|endoftext|>)
-                eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
-            except OSError:
-                if Path(path, "generation_config.json").exists():  # there, but damaged
-                    raise
-                eos = None
-            return cls(tokenizer, eos_ids=eos if isinstance(eos, list) else [eos], **kwargs)
+            return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
     def _frame(
         self,
@@ -313,19 +324,29 @@ class Codec:
         )
 
     def after_thinking(self, response: Text) -> Text:
-        """Return what follows the last `</think>`: thoughts never enter a memory.
+        """Return what follows the last `</think>` of a `response`: thoughts never enter a memory.
 
-        The sampled ids are kept where `</think>` is a single token.
+        The sampled ids are kept where the thoughts end with a mark that has ids of its own.
         """
-        rest = response.rpartition("</think>")[2]
-        if "<think>" in rest:
-            return self.text(rest.partition("<think>")[0])  # thoughts that never ended
-        if "</think>" not in response:
+        rest = response.rpartition(CLOSE)[2]
+        if OPEN in rest:
+            return self.text(rest.partition(OPEN)[0])  # thoughts that never ended
+        thought = CLOSE in response
+        if not thought and self._special.isdisjoint(response.ids):
             return response
-        end = self.tokenizer.convert_tokens_to_ids("</think>")
-        if end in response.ids:
-            return self.decode(response.ids[len(response.ids) - response.ids[::-1].index(end) :])
-        return self.text(rest)
+        spans = self._thoughts.spans(response.ids) if thought else [(0, 0, CLOSE)]
+        ends = [stop for _, stop, mark in spans if mark == CLOSE]
+        after = [i for i in response.ids[ends[-1] :] if i not in self._special] if ends else []
+        found = self.decode(after)
+        return found if found.strip() == rest.strip() else self.text(rest)
+
+    def shown(self, text: str) -> str:
+        """Return a text with its thoughts between `<think>` and `</think>`."""
+        return self._thoughts.shown(text)
+
+    def never_sampled(self, rows: int) -> list[int]:
+        """Return the ids below `rows`, those of a model's lm_head, that no response may have."""
+        return never_sampled(self.tokenizer, rows, self.eos_ids, self._thoughts)
 
     def fixed(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a template's constant piece, special tokens included; cached."""
@@ -390,11 +411,14 @@ class Codec:
     def response(self, ids: Sequence[int]) -> Text:
         """Return a sampled response as text, without padding and end-of-sequence ids.
 
-        If the chat template itself opens `<think>`, the text begins with it, so that thoughts which
-        were cut short are still recognised as thoughts.
+        Its thoughts stand between `<think>` and `</think>`, however the model marks them. If the
+        chat template itself begins them, so does the text: thoughts which were cut short are still
+        recognised as thoughts. Special tokens, which are no text, have no ids in it either.
         """
-        text = self.decode([i for i in ids if i not in self.eos_ids and i != self.pad_id])
-        return Text(f"<think>{text}", text.ids) if self._thinks_at_once and ids else text
+        dropped = self.eos_ids | self._special - self._thoughts.ids
+        kept = [i for i in ids if i not in dropped and i != self.pad_id]
+        text = self._thoughts.decode(kept, self.decode)
+        return Text(f"{OPEN}{text}" if self._thinks_at_once and ids else text, kept)
 
     def cut(
         self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center"
@@ -445,7 +469,8 @@ class Characters(Codec):
 
     def __init__(self):
         self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
-        self.eos_ids, self.pad_id = frozenset(), None
+        self.eos_ids, self.pad_id, self.end_id = frozenset(), None, None
+        self._thoughts = Thoughts()
         self._id_of: dict[str, int] = {}  # pieces are numbered as they first occur
         self._pieces: list[str] = []
         self._head = self._tail = ""
@@ -478,7 +503,7 @@ class Characters(Codec):
         return self.decode(ids)
 
     def after_thinking(self, response: Text) -> Text:
-        rest = response.rpartition("</think>")[2].partition("<think>")[0]
+        rest = response.rpartition(CLOSE)[2].partition(OPEN)[0]
         return response if rest == response else self.text(rest)
 
     def tokens(self, text: str) -> list[str]:

@@ -484,6 +484,9 @@ def test_other_marks_of_a_thought():
         assert form.parse(f"Hm. {call}[/THINK]Ok. {call}")[:2] == (f"Hm. {call}", "Ok.")
         assert read(form, f"Hm. {call}[/THINK]Ok. {call}") == [FIND]
         assert read(form, f"Hm. {call}") == cut
+        # as a codec shows it, whatever the marks are
+        assert read(form, f"<think>Hm. {call}</think>Ok. {call}") == [FIND]
+        assert read(form, f"<think>Hm. {call}") == []
 
 
 def test_a_format_of_its_own_can_be_neither_written_nor_constrained():

@@ -23,7 +23,7 @@ from embedded import tiny
 from engines.hf import TransformersEngine
 from memagent import NO_MEMORY
 from models.load import load_model
-from models.logprobs import Row
+from models.logprobs import Row, mask_head
 from report.page import write_report
 from report.runlog import summary
 from report.summary import write_summary
@@ -251,7 +251,9 @@ def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, codec)
     grpo = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2, kl=0.1, lora_rank=4)
     module = train.build(run, grpo, AGENT)
     ids = torch.tensor([codec.encode("Anna joined Boris. Where is Anna?")])
-    exported = load_model(warm / "model", device="cpu")(ids).logits
+    exported = load_model(warm / "model", device="cpu")
+    mask_head(exported, codec)  # a training's policy says nothing that has no text
+    exported = exported(ids).logits
     assert torch.allclose(module.model(ids).logits, exported, atol=1e-4)
     assert torch.allclose(module.reference[0](ids).logits, exported, atol=1e-4)
     with module.model.disable_adapter():

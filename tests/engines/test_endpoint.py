@@ -22,6 +22,7 @@ import pytest
 from agents import find
 from config import options
 from config.errors import UserError
+from data import strip_thinking
 from embedded import tiny
 from engines import endpoint
 from engines.endpoint import EndpointEngine, Terms
@@ -29,7 +30,7 @@ from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
 from rollout import Sampling, follow, rollout
 from tasks import worlds
-from tokens.codec import Text
+from tokens.codec import Characters, Text
 
 AGENT = tiny.agent()
 SECRET = "sk-not-a-real-one-123"
@@ -295,6 +296,16 @@ def test_thoughts_that_the_prompt_began_are_known_as_thoughts(codec, serve, monk
     choice = {"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}
     server.always = {"choices": [choice]}
     assert codec.after_thinking(one(engine).response) == "Anna"
+
+
+def test_thoughts_that_a_server_marks_in_another_way_are_known_as_thoughts(serve):
+    server = serve()
+    engine = EndpointEngine(server.url, "m", Characters(), chat=True)
+    for content, answer in (("[THINK]hm[/THINK]Anna", "Anna"), ("[THINK]hm", ""), ("Anna", "Anna")):
+        choice = {"message": {"content": content}, "finish_reason": "stop"}
+        server.always = {"choices": [choice]}
+        response = one(engine).response
+        assert engine.codec.after_thinking(response) == strip_thinking(response) == answer
 
 
 # ---------------------------------------------------------------- failures that pass

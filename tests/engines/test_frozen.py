@@ -20,6 +20,7 @@ from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
 from memagent import Agent, Finish, Prompt
 from models.load import with_lora
+from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tokens.codec import Characters, Codec, Text
 
@@ -121,6 +122,7 @@ def test_a_target_is_scored_by_the_model_that_is_asked(codec, other_codec, anoth
     own, theirs = (other_codec, codec) if another else (codec, codec)
     policy = disturbed(with_lora(random_policy(own), GRPOConfig(lora_rank=4)))
     before = other = random_policy(theirs)  # the policy's own weights if it is not another model
+    mask_head(other, theirs)
     if not another:
         before = policy.get_base_model()
     engine = WithFrozen(

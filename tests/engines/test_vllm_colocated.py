@@ -39,6 +39,7 @@ from engines.open import grammar_of
 from eval import run_suite
 from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
+from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tasks import ledger, worlds
 from tokens.codec import Codec, Text
@@ -58,7 +59,9 @@ def tasks(n, n_sections=3, kind="one_fact"):
 
 
 def small(codec):
-    return random_policy(codec, head_dim=32)  # vLLM's attention on a CPU has no smaller heads
+    policy = random_policy(codec, head_dim=32)  # vLLM's attention on a CPU has no smaller heads
+    mask_head(policy, codec)  # as a trainer's
+    return policy
 
 
 @pytest.fixture(scope="module")
@@ -709,3 +712,34 @@ def test_the_gpu_benchmark_runs_here_in_small():
     (first, second) = gpu_bench.step("lora", tiny=True)["steps"]
     assert first["mismatch_mean"] < 1e-5 and second["mismatch_mean"] < 1e-5
     assert second["computed_tokens"] > 0
+
+
+def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
+    """A model of more rows than the tokenizer has tokens: its log-probs are the trainer's."""
+    policy = random_policy(codec, head_dim=32, vocab_size=1000)
+    policy.save_pretrained(tmp_path)
+    codec.tokenizer.save_pretrained(tmp_path)
+    with torch.no_grad():
+        raw = policy(torch.tensor([[5, 6, 7]])).logits.softmax(-1)
+    assert raw[..., 426:].sum(-1).min() > 0.3
+    mask_head(policy, codec)
+    engine = ColocatedEngine(tmp_path, codec, window=512, kv_gib=0.03, lora_rank=4)
+    trained = with_lora(policy, GRPOConfig(lora_rank=4))
+    try:
+        with engine.awake(trained):
+            turns = turns_of(engine)
+            greedy = turns_of(engine, temperature=0.0)
+            for wrong in ([], [7, 999]):
+                target = Text("x", [*codec.encode("Anna joined Boris."), *wrong])
+                prompt = Prompt((("Who?", False),), 9, target=target)
+                engine.add(prompt)
+                ((_, turn),) = engine.step()
+                if wrong:
+                    assert turn.finish is Finish.ERROR and "its token 999" in turn.error
+                else:
+                    turns.append(turn)
+    finally:
+        engine.close()
+    assert all(0 < i < 426 for turn in turns + greedy for i in turn.response_ids)
+    with trained.disable_adapter():
+        assert mismatch(policy, turns) < 1e-4

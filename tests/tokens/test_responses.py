@@ -1,0 +1,239 @@
+"""Thoughts, ends and ids that are never sampled, whatever marks a model has."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from config.errors import UserError
+from data import grade, strip_thinking
+from engines.hf import TransformersEngine
+from memagent import Finish, Prompt
+from models.setup import Setup
+from rollout import Sampling
+from tokens.codec import Characters, Codec
+from tokens.responses import PAIRS
+
+USER = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for c in m.tool_calls %}[CALL]{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HARMONY = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"]
+
+
+def byte_tokenizer(specials, template=USER, eos="", plain=(), **more):
+    """Make a tokenizer of single bytes, special tokens and further ones that are none."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+    tokenizer.add_tokens([AddedToken(s, special=False, normalized=False) for s in plain])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos or specials[0], **more)
+    fast.chat_template = template
+    return fast
+
+
+# ---------------------------------------------------------------- thoughts
+
+THOUGHT, ANSWER = "Maybe \\boxed{Rome}?", "\\boxed{Oslo}"
+
+
+def forms():
+    """Yield a name, a codec, and how its model begins and ends a thought."""
+    for opening, closing in PAIRS:
+        special = Codec(byte_tokenizer(["</s>", opening, closing]))
+        yield f"{opening} special", special, opening, closing
+        plain = Codec(byte_tokenizer(["</s>"], plain=(opening, closing)))
+        yield f"{opening} plain", plain, opening, closing
+        # a template names them, and the tokenizer has no tokens of their own for them
+        spelled = Codec(byte_tokenizer(["</s>"], USER + f"{{# {opening} {closing} #}}"))
+        yield f"{opening} spelled", spelled, opening, closing
+        begun = Codec(byte_tokenizer(["</s>", opening, closing], USER + opening))
+        yield f"{opening} begun by the template", begun, "", closing
+    harmony = Codec(byte_tokenizer(HARMONY))
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    yield "channels", harmony, "<|channel|>analysis<|message|>", final
+    called = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+    yield "two thoughts", harmony, called + " to=f<|message|>", final
+
+
+FORMS = list(forms())
+
+
+def response_of(codec, said):
+    return codec.response(codec.tokenizer.encode(said, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(("codec", "opening", "closing"), [f[1:] for f in FORMS], ids=lambda x: "")
+def test_thoughts_of_any_form_are_no_memory_and_no_answer(codec, opening, closing):
+    end = codec.tokenizer.eos_token
+    whole = response_of(codec, opening + THOUGHT + closing + ANSWER + end)
+    memory = codec.after_thinking(whole)
+    assert memory == strip_thinking(whole) == ANSWER and memory.ids == codec.encode(ANSWER)
+    assert grade(whole, ["Oslo"]).reward == 1 and grade(whole, ["Rome"]).reward == 0
+    cut = response_of(codec, opening + THOUGHT)
+    assert codec.after_thinking(cut) == strip_thinking(cut) == ""
+    assert grade(cut, ["Rome"]).reward == 0
+    again = response_of(codec, opening + THOUGHT + closing + ANSWER + (opening or "<think>") + "or")
+    assert codec.after_thinking(again) == strip_thinking(again) == ANSWER
+    if opening:
+        alone = response_of(codec, ANSWER + end)
+        assert codec.after_thinking(alone) == alone == ANSWER
+    # a header that is cut short is no answer
+    if "channel|>" in opening and len(opening) > 20:
+        for n in range(len("<|channel|>"), len(opening)):
+            short = response_of(codec, opening[:n])
+            assert codec.after_thinking(short).strip() == strip_thinking(short).strip() == ""
+
+
+def test_an_answer_in_its_channel_without_a_thought():
+    codec = Codec(byte_tokenizer(HARMONY))
+    response = response_of(codec, f"<|channel|>final<|message|>{ANSWER}<|return|>")
+    assert codec.after_thinking(response) == strip_thinking(response) == ANSWER
+    # its messages end with <|end|>, the last with <|return|>: only that ends a response
+    codec = Codec(byte_tokenizer(HARMONY, USER + "{% if not add_generation_prompt %}<|end|>"
+                                 "{% endif %}"))  # fmt: skip
+    assert codec.eos_ids == {codec.tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize(("opening", "closing"), PAIRS)
+def test_a_server_marks_thoughts_in_text(opening, closing):
+    for codec in (Characters(), Codec(byte_tokenizer(["</s>", opening, closing]))):
+        shown = codec.shown(f"{opening}{THOUGHT}{closing}{ANSWER}")
+        assert shown == f"<think>{THOUGHT}</think>{ANSWER}"
+        assert strip_thinking(codec.shown(f" {opening}{THOUGHT}")).strip() == ""
+        assert codec.shown(ANSWER) == ANSWER
+    said = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final"
+    assert strip_thinking(Characters().shown(f"{said}<|message|>{ANSWER}")) == ANSWER
+    assert Characters().shown("The tag <reasoning> opens a thought.").startswith("The tag <reas")
+
+
+def test_a_model_with_marks_that_are_not_known_is_named():
+    speaks = "{% if messages[0].reasoning_content %}<<{{ messages[0] }}>>{% endif %}"
+    assert Codec(byte_tokenizer(["</s>"], USER + speaks)).unknown_marks
+    for codec in (
+        Codec(byte_tokenizer(["</s>"], USER)),
+        Codec(byte_tokenizer(["</s>"], USER + speaks + "{# </think> #}")),
+        Codec(byte_tokenizer(["</s>", "[THINK]", "[/THINK]"], USER + speaks)),
+        Codec(byte_tokenizer(HARMONY, USER + speaks)),
+    ):
+        assert not codec.unknown_marks
+
+
+def test_a_command_says_so_once_at_its_start(tmp_path, capfd):
+    speaks = USER + "{# the model's reasoning follows #}"
+    for template, said in ((USER, 0), (speaks, 1)):
+        byte_tokenizer(["</s>"], template).save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        Setup(tmp_path, "cpu", "float32").codec()
+        assert capfd.readouterr().err.count("its chat template speaks of thoughts") == said
+
+
+# ---------------------------------------------------------------- where a response ends
+
+LLAMA = ["<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+HEADERS = (
+    "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+
+
+def always(tokenizer, token, folder):
+    """Write a model that says the token `token` whatever it reads, without files on its ends."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=512,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 2:
+                p.zero_()
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        model.lm_head.weight[token, 0] = 5.0
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "generation"),
+    [
+        (USER, {"eos_token_id": [256, 259]}, None),
+        (USER, {"eos_token_id": 259}, None),
+        (USER, {"eos_token_id": 259}, {"eos_token_id": 256}),
+        (USER, {"eos_token_id": 259}, {}),
+        (USER, {}, {"eos_token_id": [256, 259]}),
+        (HEADERS, {}, None),
+        (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}),
+    ],
+)
+def test_a_response_ends_where_any_file_or_the_template_says(
+    tmp_path, template, config, generation
+):
+    tokenizer = byte_tokenizer(LLAMA, template)
+    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    assert (tokenizer.eos_token_id, end) == (256, 259)
+    always(tokenizer, end, tmp_path)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    saved.pop("eos_token_id", None)
+    file.write_text(json.dumps(saved | config))
+    if generation is not None:
+        GenerationConfig(**generation).save_pretrained(tmp_path)
+    codec = Codec.load(tmp_path, local=True)
+    assert codec.eos_ids == {256, 259}
+    assert codec.end_id == (259 if template is HEADERS else 256)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    engine = TransformersEngine(model, codec)
+    engine.add(Prompt((("Who?", False),), 8), Sampling(0.0))
+    ((_, turn),) = engine.step()
+    assert turn.response_ids == [259] and turn.finish is Finish.STOP and turn.response == ""
+    if "eos_token_id" in config and generation is None:  # transformers' own way
+        ids = torch.tensor([turn.prompt_ids])
+        said = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        assert said.tolist() == turn.response_ids
+
+
+def test_a_damaged_configuration_is_loud_and_a_missing_one_is_none(tmp_path):
+    byte_tokenizer(LLAMA, HEADERS).save_pretrained(tmp_path)
+    assert Codec.load(tmp_path, local=True).eos_ids == {256, 259}
+    nested = {"eos_token_id": -1, "text_config": {"eos_token_id": [258]}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert Codec.load(tmp_path, local=True).eos_ids == {256, 258, 259}
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text('{"eos_token_id": ')
+        with pytest.raises(UserError):
+            Codec.load(tmp_path, local=True)
+        (tmp_path / name).unlink()
+
+
+# ---------------------------------------------------------------- what is never sampled
+
+
+def test_ids_without_a_token_and_special_ones_are_never_sampled():
+    names = ["<|im_end|>", "<|im_start|>", "<pad>", "[CALL]", "[THINK]", "[/THINK]"]
+    tokenizer = byte_tokenizer(names, CHATML, pad_token="<pad>", plain=["<tool_call>"])
+    never = Codec(tokenizer).never_sampled(300)
+    # an end, marks of thoughts and of calls, and tokens that are not special may be said
+    assert never == [*tokenizer.convert_tokens_to_ids(["<|im_start|>", "<pad>"]), *range(263, 300)]
+    assert Codec(tokenizer).never_sampled(258) == [257]  # fewer rows than tokens
+    tokenizer.chat_template = None
+    assert {*Codec(tokenizer).never_sampled(300)} - {*never} == {259}
+
+
+def test_no_special_token_enters_a_memory():
+    tokenizer = byte_tokenizer(["<|im_end|>", "<|im_start|>", "[CALL]"], CHATML)
+    codec = Codec(tokenizer)
+    response = response_of(codec, "[CALL]Anna<|im_start|> met<|im_end|>")
+    assert response == "Anna met" and response.ids == codec.encode("Anna met")
+    harmony = Codec(byte_tokenizer(HARMONY))
+    response = response_of(harmony, "<|message|>Anna<|end|>")
+    assert harmony.after_thinking(response).ids == harmony.encode("Anna")
