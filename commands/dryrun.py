@@ -217,6 +217,8 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     }
     if getattr(config, "layer_types", None):
         small["layer_types"] = config.layer_types[:LAYERS]
+    if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
+        del config.quantization_config
     config.update({key: value for key, value in small.items() if hasattr(config, key)})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=run.trust_remote_code)
