@@ -355,15 +355,15 @@ def test_models_that_it_computes_rightly(codec, kind, other):
 
 
 TWO_TABLES = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
+    "rope_type": "longrope", "rope_theta": 10000.0,
     "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
 }  # fmt: skip
 
 
 def with_two_tables(original: int = 128):
     """A model of Phi-3.5's kind: one rotary table up to `original` tokens, one beyond."""
-    ropes = TWO_TABLES | {"original_max_position_embeddings": original}
-    return build("Phi3", rope_parameters=ropes, sliding_window=None).eval()
+    more = {"rope_parameters": dict(TWO_TABLES), "original_max_position_embeddings": original}
+    return build("Phi3", sliding_window=None, **more).eval()
 
 
 def test_one_rotary_table_whatever_is_in_flight(codec, capsys):

@@ -198,7 +198,7 @@ def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path
     settings = dict(steps=1, tasks_per_step=(2,), group_size=4, max_mismatch=1e-6)
     run = run_config(packed, tmp_path, "a")
     for go in (train.train, dry_run):
-        with pytest.raises(UserError, match="stored in 4 bits, .* give --lora-rank"):
+        with pytest.raises(UserError, match=r"stored in 4 bits, .* give --lora-rank"):
             go(run, GRPOConfig(**settings), tiny.agent())
     assert not (tmp_path / "runs").exists()
     config = GRPOConfig(**settings, lora_rank=4)
@@ -255,7 +255,7 @@ def test_adapters_on_fused_experts_are_refused_with_the_targets_that_work(mixtur
     run = run_config(mixture, tmp_path, "a")
     settings = dict(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
     for go in (train.train, dry_run):
-        with pytest.raises(UserError, match="experts .* give --lora-targets") as refused:
+        with pytest.raises(UserError, match=r"experts .* give --lora-targets") as refused:
             go(run, GRPOConfig(**settings), tiny.agent())
     targets = str(refused.value).rstrip(".").rpartition(" ")[2]
     assert targets == "k_proj,o_proj,q_proj,v_proj"
