@@ -212,7 +212,8 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
         "num_key_value_heads": 1,
         "head_dim": HEAD,
         "intermediate_size": 2 * HIDDEN,
-        "vocab_size": len(codec.tokenizer),
+        # as published ones are rounded up: the model's class of tokenizer may add one of its own
+        "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
         "layer_types": None,
     }
     if getattr(config, "layer_types", None):

@@ -48,7 +48,7 @@ import torch
 
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from models.load import check_architecture, inner, window_of
+from models.load import check_architecture, inner, longest_context
 from models.logprobs import logits_of
 from models.products import linear, use_products
 from models.ranks import full_tensor
@@ -387,7 +387,7 @@ class TransformersEngine:
         self.max_rows, self.max_cache_tokens = max_rows, max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
         check_architecture(model)
-        self.window: int = window_of(model.config)
+        self.window: int = longest_context(model.config)
         use_products(model)
         self.cost = Cost.of(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0

@@ -1,7 +1,7 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
 Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
-`check_export`, `check_architecture`, `window_of`, `keep_freed_memory`, `optimizer_of`, `recompute`,
+`check_export`, `check_architecture`, `longest_context`, `keep_freed_memory`, `optimizer_of`, `recompute`,
 `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
@@ -170,7 +170,7 @@ def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
     return window_for_vllm(_config_of(path, trust_remote_code))
 
 
-def window_of(config) -> int:
+def longest_context(config) -> int:
     """Return the longest context of a model in tokens, by its config; 0 where it names none.
 
     A model of the type longrope has a rotary table up to original_max_position_embeddings tokens
@@ -187,7 +187,7 @@ def window_of(config) -> int:
 
 
 def window_for_vllm(config) -> int:
-    """Return `window_of` a model; UserError where vLLM's rotary table is not transformers'.
+    """Return `longest_context` a model; UserError where vLLM's rotary table is not transformers'.
 
     Of the type dynamic transformers stretches positions beyond the window alone, vLLM all of them.
     """
@@ -196,7 +196,7 @@ def window_for_vllm(config) -> int:
             "vLLM stretches the positions of this model otherwise than transformers (rope_type "
             "dynamic): give --engine transformers."
         )
-    return window_of(config)
+    return longest_context(config)
 
 
 def _ropes(config) -> list[dict]:
@@ -223,7 +223,7 @@ def check_architecture(model) -> None:
 
     Its weights are not read: they may be on the meta device.
     """
-    config, window = model.config, window_of(model.config)
+    config, window = model.config, longest_context(model.config)
     layers = getattr(config, "layer_types", None) or ()
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     if any(kind != "full_attention" for kind in layers) or (

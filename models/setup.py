@@ -165,8 +165,9 @@ class Setup:
             rows = vocabulary_of_model(self.base_folder, self.trust_remote_code)
             if (n := max(codec.tokenizer.get_vocab().values(), default=0) + 1) > rows:
                 raise UserError(
-                    f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its tokenizer "
-                    "is another model's, or tokens were added and the embeddings not resized."
+                    f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its "
+                    "tokenizer is another model's, or tokens were added and the embeddings not "
+                    "resized."
                 )
         return codec
 

@@ -15,7 +15,7 @@ from embedded import tiny
 from engines import hf
 from engines.hf import TransformersEngine, draw, uniforms
 from memagent import Agent, Finish, Prompt
-from models.load import load_model, window_for_vllm, window_of
+from models.load import load_model, window_for_vllm, longest_context
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens import attention
@@ -427,13 +427,13 @@ def test_every_type_of_rotary_table_has_a_window(layered):
 
     for kind in ("default", "linear", "yarn", "llama3", "proportional"):
         one = config(kind, original_max_position_embeddings=64)
-        assert window_of(one) == window_for_vllm(one) == 256
-    assert window_of(config("longrope", original_max_position_embeddings=64)) == 64
-    assert window_of(config("longrope", original_max_position_embeddings=512)) == 256
-    assert window_of(config("dynamic", factor=4.0)) == 256
+        assert longest_context(one) == window_for_vllm(one) == 256
+    assert longest_context(config("longrope", original_max_position_embeddings=64)) == 64
+    assert longest_context(config("longrope", original_max_position_embeddings=512)) == 256
+    assert longest_context(config("dynamic", factor=4.0)) == 256
     with pytest.raises(UserError, match="--engine transformers"):
         window_for_vllm(config("dynamic", factor=4.0))
-    assert window_of(SimpleNamespace()) == 0
+    assert longest_context(SimpleNamespace()) == 0
 
 
 def test_draw_follows_the_distribution():

@@ -399,6 +399,8 @@ def test_training_goes_on_from_adapters_named_as_the_model(codec, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"use_rslora": True}, "with use_rslora"), ({"bias": "all"}, "with bias"),
+     ({"modules_to_save": ["lm_head"]}, "with modules_to_save"), ({"use_dora": True}, "use_dora"),
+     ({"init_lora_weights": "pissa_niter_4"}, "with pissa"),
      ({"rank_pattern": {"q_proj": 8}}, "with rank_pattern"), ({"peft_type": "IA3"}, "of the type")],
 )  # fmt: skip
 def test_adapters_that_are_no_plain_lora_are_refused(codec, tmp_path, change, said):
