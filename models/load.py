@@ -1,8 +1,8 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
-`check_export`, `check_architecture`, `longest_context`, `keep_freed_memory`, `optimizer_of`, `recompute`,
-`load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
+Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `check_export`,
+`check_architecture`, `longest_context`, `settle_threads`, `keep_freed_memory`, `optimizer_of`,
+`recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -187,7 +187,7 @@ def longest_context(config) -> int:
 
 
 def window_for_vllm(config) -> int:
-    """Return `longest_context` a model; UserError where vLLM's rotary table is not transformers'.
+    """Return `longest_context`; UserError where vLLM's rotary table is not transformers'.
 
     Of the type dynamic transformers stretches positions beyond the window alone, vLLM all of them.
     """

@@ -15,7 +15,7 @@ from embedded import tiny
 from engines import hf
 from engines.hf import TransformersEngine, draw, uniforms
 from memagent import Agent, Finish, Prompt
-from models.load import load_model, window_for_vllm, longest_context
+from models.load import load_model, longest_context, window_for_vllm
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens import attention
