@@ -212,11 +212,14 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
         "num_key_value_heads": 1,
         "head_dim": HEAD,
         "intermediate_size": 2 * HIDDEN,
-        "vocab_size": len(codec.tokenizer),
+        # as published ones are rounded up: the model's class of tokenizer may add one of its own
+        "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
         "layer_types": None,
     }
     if getattr(config, "layer_types", None):
         small["layer_types"] = config.layer_types[:LAYERS]
+    if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
+        del config.quantization_config
     config.update({key: value for key, value in small.items() if hasattr(config, key)})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=run.trust_remote_code)

@@ -37,11 +37,11 @@ from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import done_steps
-from models.load import inner, keep_freed_memory, load_policy, settle_threads
+from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import ready
 from models.products import use_products
-from models.setup import TrainingSetup, check_device
+from models.setup import TrainingSetup, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
@@ -70,6 +70,7 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         name = setup.agent.label
         raise UserError(f"The agent {name} makes no turn that could be trained: name another one.")
     check_answerer(setup)
+    check_stored(base_of(setup.model), grpo)
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
@@ -119,6 +120,7 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     if setup.sharded and not training.quantise:
         device = "unset" if ranks.rank() else "cpu"
     model, reference, validation = load_policy(setup, device), None, validation_tasks(run)
+    check_export(model)
     warm = isinstance(training, SFTConfig)
     if not warm and training.kl and (run.adapter or not training.lora_rank):
         reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)

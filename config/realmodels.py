@@ -101,6 +101,9 @@ def _refuse_others(folder: str | Path, saved: dict) -> None:
     """Raise UserError for adapters that are no plain LoRA: they would be computed wrongly."""
     given = [name for name in OTHERWISE if saved.get(name)]
     given += ["bias"] if saved.get("bias", "none") != "none" else []
+    # these begin with other base weights than those that the adapters name
+    start = str(saved.get("init_lora_weights", True)).lower()
+    given += [start] if start.startswith(("pissa", "olora", "loftq", "corda")) else []
     if (kind := saved.get("peft_type", "LORA")) != "LORA" or given:
         what = f"of the type {kind}" if kind != "LORA" else f"with {', '.join(given)}"
         raise UserError(f"The adapters in {folder} are {what}: only plain LoRA can be loaded.")

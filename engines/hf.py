@@ -48,7 +48,7 @@ import torch
 
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from models.load import inner
+from models.load import check_architecture, inner, longest_context
 from models.logprobs import logits_of, mask_head, masked_ids, without
 from models.products import linear, use_products
 from models.ranks import full_tensor
@@ -404,8 +404,8 @@ class TransformersEngine:
         self.model, self.codec, self.copy, self.remember = model, codec, copy, remember
         self.max_rows, self.max_cache_tokens = max_rows, max_cache_tokens
         self.max_prefill_tokens = max_prefill_tokens
-        self.window: int = getattr(model.config, "max_position_embeddings", 0)
-        self._check_architecture()
+        check_architecture(model)
+        self.window: int = longest_context(model.config)
         mask_head(model, codec)
         self._masked = frozenset(getattr(model.lm_head, "masked_set", ()))
         use_products(model)
@@ -420,30 +420,11 @@ class TransformersEngine:
         self._clear()
         self._check_logprobs()
 
-    def _check_architecture(self) -> None:
-        """Raise a UserError for a sliding window, or if the model has no `model` and `lm_head`."""
-        model, config = self.model, self.model.config
-        layers = getattr(config, "layer_types", None) or ()
-        slides = getattr(config, "use_sliding_window", True) and getattr(
-            config, "sliding_window", None
-        )
-        if any(kind != "full_attention" for kind in layers) or (
-            not layers and slides and slides < self.window
-        ):
-            raise UserError(
-                "The transformers engine serves models with full attention in every layer; "
-                "give another --model."
-            )
-        if not (self.window and hasattr(model, "model") and hasattr(model, "lm_head")):
-            raise UserError(
-                f"The transformers engine cannot serve a {type(model).__name__}: "
-                "it has no .model and .lm_head like Llama or Qwen."
-            )
-
     @torch.no_grad()
     def _check_logprobs(self) -> None:
         """Sample a few greedy tokens and compare their log-probs with the model's forward pass.
 
+        That pass also has a token at the last position of the window, which must change nothing.
         UserError if they differ: then the engine computes something else than the model.
         """
         # a sentence: on a row of unused tokens SmolLM2 in bfloat16 is 4 from itself in float32
@@ -458,7 +439,11 @@ class TransformersEngine:
         bar = 1e-2 if self.model.dtype == torch.float32 else 0.5
         for turn in turns:
             ids = torch.tensor([turn.prompt_ids + turn.response_ids], device=self.device)
-            logits = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            positions = torch.arange(ids.shape[1] + 1, device=self.device)[None]
+            positions[0, -1] = self.window - 1  # it does not follow, so it is a text of its own
+            far = torch.cat([ids, ids[:, :1]], 1)
+            logits = self.model(input_ids=far, position_ids=positions, use_cache=False).logits
+            logits = logits[0, :-1].float()
             n_prompt = len(turn.prompt_ids)
             logp = logits.log_softmax(-1)[n_prompt - 1 : -1]
             expected = logp.gather(1, ids[0, n_prompt:, None])[:, 0].tolist()
@@ -466,7 +451,8 @@ class TransformersEngine:
             if not worst < bar:
                 raise UserError(
                     f"The transformers engine cannot serve a {type(self.model).__name__}: "
-                    "its logits are not those of lm_head(model) with full attention "
+                    "its logits are not those of lm_head(model) with full attention and one "
+                    "rotary table "
                     f"(log-probs differ by {worst:.2g}); give another --model."
                 )
         self.model.train(training)

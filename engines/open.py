@@ -385,7 +385,7 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
 def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     """Sample with vLLM in this process; memory is shared out by the plan."""
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import dequantised_folder, inner
+    from models.load import dequantised_folder, inner, window_for_vllm
 
     run, grpo, agent = setup.run, setup.training, setup.agent
     sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
@@ -407,7 +407,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
         return ColocatedEngine(
             folder,
             codec,
-            min(setup.window, inner(policy).config.max_position_embeddings),
+            min(setup.window, window_for_vllm(inner(policy).config)),
             grpo.in_flight,
             kv_gib or 1.0,
             dtype,

@@ -120,6 +120,8 @@ def sizes_of(path: Path) -> dict:
         "vocab_size": header.get("vocab_size", len(header.tokens)),
         "tie_word_embeddings": "output.weight" not in header.elements,
     }
+    if header.get("expert_count"):
+        sizes["num_experts"] = header.get("expert_count")
     if wrong := [n for n, v in sizes.items() if n != "head_dim" and not isinstance(v, int)]:
         raise ValueError(f"{path} says no single {wrong[0]}")
     return sizes

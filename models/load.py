@@ -1,8 +1,8 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `settle_threads`,
-`keep_freed_memory`, `optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the
-files of a run (commands/train.py).
+Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `check_export`,
+`check_architecture`, `longest_context`, `settle_threads`, `keep_freed_memory`, `optimizer_of`,
+`recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from config.errors import UserError, loading
+from config.errors import UserError, first_line, loading
 from config.options import TrainConfig
 from config.realmodels import base_of, is_adapter, named_folder
 from models.packaged import ready
-from models.setup import check_device, with_adapter
+from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
+from tokens.attention import use_our_attention
 
 if TYPE_CHECKING:
     from models.setup import TrainingSetup
@@ -49,7 +50,8 @@ def load_model(
     device: cpu, cuda, mps, auto, or "unset": the model is built in uninitialised host memory, which
     is committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
-    scales, computing in `dtype` (arXiv 2305.14314).
+    scales, computing in `dtype` (arXiv 2305.14314). Weights that are stored in 4 bits stay as they
+    are, quantise or not.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -62,7 +64,8 @@ def load_model(
         return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_device(device)
-    quantisation = _four_bits(dtype, device) if quantise else {}
+    stored = stored_as(path) == FOUR_BITS
+    quantisation = _four_bits(dtype, device, stored) if quantise or stored else {}
     with loading(f"The model {path}"):
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -79,8 +82,10 @@ def load_model(
             raise UserError(
                 f"The weights of {path} are no valid safetensors file: {error}."
             ) from error
-        model = model if quantise else model.to(device)
+        model = model if quantisation else model.to(device)
     for module in model.modules():
+        if quantisation and hasattr(module, "compute_dtype"):  # stored with another one
+            module.compute_dtype = getattr(torch, dtype)
         # In passes without gradient bitsandbytes would repack its weights and compute in bfloat16:
         # neither what is trained nor what can be saved.
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -126,11 +131,24 @@ def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
     return model.eval()
 
 
-def _four_bits(dtype: str, device: str) -> dict:
-    """Return the arguments of `from_pretrained` for 4-bit weights."""
+def meta_model(path: str, download: bool = True):
+    """Build a model on the meta device, which has names and shapes alone, from its config."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=not download, trust_remote_code=False
+    )
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _four_bits(dtype: str, device: str, stored: bool) -> dict:
+    """Return the arguments of `from_pretrained` for 4-bit weights; stored: they are so already."""
     from transformers import BitsAndBytesConfig
 
     import_bitsandbytes()
+    if stored:
+        return {"device_map": {"": device}}
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -148,8 +166,90 @@ def _config_of(path: str | Path, trust_remote_code: bool):
 
 
 def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
-    """Return the longest context of a model in tokens, by its config."""
-    return _config_of(path, trust_remote_code).max_position_embeddings
+    """Return the longest context in tokens that vLLM serves a model with; see `window_for_vllm`."""
+    return window_for_vllm(_config_of(path, trust_remote_code))
+
+
+def longest_context(config) -> int:
+    """Return the longest context of a model in tokens, by its config; 0 where it names none.
+
+    A model of the type longrope has a rotary table up to original_max_position_embeddings tokens
+    and another beyond, and transformers takes one for all tokens of a pass, by the largest of their
+    positions: prompts that are packed or cached would change each other's. So only the first is
+    used, which is the library's for every text that fits; vLLM chooses by its window, the same one.
+    """
+    window = getattr(config, "max_position_embeddings", 0)
+    tables = (rope for rope in _ropes(config) if rope.get("rope_type") == "longrope")
+    shorter = min((rope["original_max_position_embeddings"] for rope in tables), default=window)
+    if shorter < window:
+        _say_window(config.model_type, shorter, window)
+    return min(shorter, window)
+
+
+def window_for_vllm(config) -> int:
+    """Return `longest_context`; UserError where vLLM's rotary table is not transformers'.
+
+    Of the type dynamic transformers stretches positions beyond the window alone, vLLM all of them.
+    """
+    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
+        raise UserError(
+            "vLLM stretches the positions of this model otherwise than transformers (rope_type "
+            "dynamic): give --engine transformers."
+        )
+    return longest_context(config)
+
+
+def _ropes(config) -> list[dict]:
+    """List the settings of a model's rotary tables: one for all layers, or one a type of layer."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    return [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+
+
+@functools.cache
+def _say_window(kind: str, window: int, longest: int) -> None:
+    print(
+        f"The window of this {kind} is {window:,} tokens, not {longest:,}: its rotary table for "
+        "longer texts (longrope) is not used.",
+        file=sys.stderr,
+    )
+
+
+LOGITS = ("logits_scaling", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping")
+"""Settings by which models of transformers change their logits or scores."""
+
+
+def check_architecture(model) -> None:
+    """Raise a UserError for a model that neither our engine nor the trainer computes rightly.
+
+    Its weights are not read: they may be on the meta device.
+    """
+    config, window = model.config, longest_context(model.config)
+    layers = getattr(config, "layer_types", None) or ()
+    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    if any(kind != "full_attention" for kind in layers) or (
+        not layers and slides and slides < window
+    ):
+        raise UserError(
+            "The transformers engine serves models with full attention in every layer; "
+            "give another --model."
+        )
+    if not (window and hasattr(model, "model") and hasattr(model, "lm_head")):
+        raise UserError(
+            f"The transformers engine cannot serve a {type(model).__name__}: "
+            "it has no .model and .lm_head like Llama or Qwen."
+        )
+    changes = (name for name in LOGITS if getattr(config, name, None) not in (None, 1.0))
+    if name := next(changes, ""):
+        raise UserError(
+            f"The transformers engine cannot serve a {type(model).__name__}: its logits are not "
+            f"those of lm_head(model) ({name}); give another --model."
+        )
+    use_our_attention(model)
+
+
+def vocabulary_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
+    """Return the rows of a model's embedding, by its config."""
+    return _config_of(path, trust_remote_code).get_text_config().vocab_size
 
 
 def stored_dtype(path: str | Path, trust_remote_code: bool = False) -> str:
@@ -224,6 +324,7 @@ def with_lora(model, config: TrainConfig):
     targets = config.lora_targets
     if targets != "all-linear":
         targets = targets.split(",")
+    linear = ",".join(_linear_layers(model))
     if "lm_head" in targets:
         raise UserError(
             "lora_targets cannot name the lm_head: it has no adapter, many models share its "
@@ -237,12 +338,19 @@ def with_lora(model, config: TrainConfig):
     )
     torch.manual_seed(config.seed)
     try:
-        policy = get_peft_model(model, lora)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # about experts: refused below
+            policy = get_peft_model(model, lora)
     except ValueError as error:
         raise UserError(
             f"lora_targets {config.lora_targets!r} do not fit this model; its linear layers are "
-            f"{', '.join(_linear_layers(model))}."
+            f"{linear.replace(',', ', ')}."
         ) from error
+    if fused := policy.base_model.targeted_parameter_names:
+        raise UserError(
+            f"lora_targets {config.lora_targets!r} reach the fused experts of this mixture "
+            f"({fused[0]}), whose adapters cannot be exported: give --lora-targets {linear}."
+        )
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
             module.cast_input_dtype_enabled = False
@@ -285,32 +393,61 @@ def merge_adapters(model):
     On the host in float32, 4-bit weights dequantised, adapters added. All arithmetic is in float32
     and nothing is merged in place: in 16 bits that would wear the base weights down.
     """
-    weights = _merged_weights(inner(model))
-    config = copy.deepcopy(inner(model).config)
+    return _plain(inner(model), _merged_weights(inner(model)))
+
+
+@torch.no_grad()
+def check_export(model) -> None:
+    """Build what `merge_adapters` would of names and shapes alone, in no memory.
+
+    UserError where they do not fit, so that no training ends without a policy.
+    """
+    lm = inner(model)
+    try:
+        _plain(lm, _merged_weights(lm, values=False))
+    except Exception as error:  # of transformers or torch: whatever it is would end the export
+        raise UserError(
+            f"A training of this {type(lm).__name__} could not be exported: {first_line(error)}. "
+            "Give another --model or other --lora-targets."
+        ) from error
+
+
+def _plain(lm, weights: dict[str, torch.Tensor]):
+    """Make a model of the same class of some weights; RuntimeError where they do not fit it."""
+    config = copy.deepcopy(lm.config)
     config.dtype = torch.float32
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
-        plain = type(inner(model))(config)
+        plain = type(lm)(config)
     missing, unexpected = plain.load_state_dict(weights, strict=False, assign=True)
     plain.tie_weights()
-    unset = [name for name, p in plain.named_parameters() if p.is_meta]
+    unset = sorted(
+        {*missing} & {name for name, _ in (*plain.named_parameters(), *plain.named_buffers())}
+    )
     if unexpected or unset:
         raise RuntimeError(
             f"An export does not fit the model: {unexpected[:1] or unset[:1]}, "
             f"{len(missing)} missing."
         )
-    plain.generation_config = inner(model).generation_config
+    plain.generation_config = lm.generation_config
     return plain
 
 
-def _merged_weights(lm) -> dict[str, torch.Tensor]:
+def _merged_weights(lm, values: bool = True) -> dict[str, torch.Tensor]:
+    """Return the weights of a plain model by their names, or without `values` their shapes."""
     weights = {}
     for name, module in lm.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
             continue
         base = getattr(module, "base_layer", module)  # of a layer with an adapter
+        for key in base._buffers.keys() - base._non_persistent_buffers_set:
+            weights[f"{name}.{key}"] = base._buffers[key].detach().cpu()
         for key, value in base.named_parameters(recurse=False):
+            if not values:
+                shape = getattr(value, "quant_state", value).shape
+                weights[f"{name}.{key}"] = torch.empty(shape, device="meta")
+                continue
             if hasattr(value, "quant_state"):
                 from bitsandbytes.functional import dequantize_4bit
 
@@ -432,6 +569,7 @@ def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
     """
     dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
     training = setup.training
+    check_stored(setup.folder, training)  # a hub's config.json is here by now
     model = load_model(
         setup.folder, dtype, device or setup.device, setup.trust_remote_code, training.quantise
     )

@@ -2,7 +2,8 @@
 
 Holds: `Geometry` and the sizes of common models, `plan` (memory of each phase, what the sampler
 does during the update), `answerer_gib`, `step_seconds`, `longest_section`.
-Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch.
+Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch for a
+model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
 Every figure is a formula in `FORMULAS`. What is experience rather than arithmetic (a kernel's share
@@ -44,33 +45,57 @@ CARDS = {
 CARD_GIB = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "RTX 4090": 24, "L4": 24, "A10": 24}
 # the card assumed for a memory size without a name, in the order of SIZES_GIB
 CARD_OF_SIZE = ("RTX 4090", "L40S", "H100", "H200")
-PREFILL, UPDATE = 0.5, 0.25  # shares reached of a card's peak FLOP/s
+# shares reached of a card's peak FLOP/s; that of the update was measured (bench/results/h100.json:
+# .138 by 4 FLOP a weight and token, of which recomputation makes 6)
+PREFILL, UPDATE = 0.5, 0.21
 DECODE = 0.6  # share reached of its peak memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Weights of a model's layers, counted on the model itself."""
+
+    linear: int  # of linear layers, which adapters and quantisation reach
+    experts: int  # of fused experts, which they do not
+    passed: int  # of both, those that one token is multiplied with
+    ends: int  # inputs and outputs of the linear layers
+    weights: int  # of the whole model
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a decoder with gated feed-forward layers."""
+    """Sizes of a decoder with gated feed-forward layers.
+
+    Without `counts` they say all: a dense model without biases.
+    """
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # of a mixture, of the experts that one token passes
     vocab: int
     tied: bool  # embedding and lm_head are one matrix
+    counts: Counts | None = None
 
     @property
     def layer(self) -> int:
         """Count the weights of one layer's matrices."""
+        if self.counts:
+            return (self.counts.linear + self.counts.experts) // self.layers
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def linear(self) -> int:
-        """Count the weights that adapters and quantisation reach: all layers' matrices."""
-        return self.layers * self.layer
+        """Count the weights that adapters and quantisation reach: all linear layers' matrices."""
+        return self.counts.linear if self.counts else self.layers * self.layer
+
+    @property
+    def passed(self) -> int:
+        """Count the weights of the layers that one token is multiplied with."""
+        return self.counts.passed if self.counts else self.linear
 
     @property
     def embedding(self) -> int:
@@ -78,6 +103,8 @@ class Geometry:
 
     @property
     def weights(self) -> int:
+        if self.counts:
+            return self.counts.weights
         return self.linear + self.embedding + (2 * self.layers + 1) * self.hidden
 
     @property
@@ -87,6 +114,8 @@ class Geometry:
 
     def adapter(self, rank: int) -> int:
         """Count LoRA weights on all linear layers: rank x (inputs + outputs) of each."""
+        if self.counts:
+            return rank * self.counts.ends
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         per_layer = (
             2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.intermediate)
@@ -112,12 +141,16 @@ def geometry(model: str, download: bool = True) -> Geometry:
     """Return a model's sizes: of a name in `SIZES`, a folder, a GGUF file, or a hub's config.json.
 
     download: fetch that file (a few kilobytes); else only what was downloaded before counts.
-    UserError where the sizes cannot be read.
+    UserError where the sizes cannot be read, or for a model that no engine here trains.
     """
     if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
     try:
-        config = _read_config(model, download)
+        config = read_config(model, download)
+        if not is_gguf(model) and "model_type" in config:
+            return _counted(model or str(EMBEDDED), download)
+        if any("expert" in name for name in config):
+            raise ValueError("a mixture, whose experts are counted of safetensors alone")
         heads = config["num_attention_heads"]
         return Geometry(
             config["num_hidden_layers"],
@@ -140,7 +173,52 @@ def geometry(model: str, download: bool = True) -> Geometry:
         ) from error
 
 
-def _read_config(model: str, download: bool) -> dict:
+def _counted(model: str, download: bool) -> Geometry:
+    """Return a model's sizes as they are counted on the model itself, built in no memory."""
+    from models.load import check_architecture, meta_model
+
+    lm = meta_model(model, download)
+    check_architecture(lm)
+    config, layers = lm.config, lm.model.layers
+    chosen = next(filter(None, (getattr(config, name, None) for name in CHOSEN)), 0)
+    experts = passed = widest = 0
+    for layer in layers:
+        sizes = {"attention": 0.0, "others": 0.0}  # weights that one token passes
+        for name, p in layer.named_parameters():
+            fused = p.ndim == 3  # [experts, outputs, inputs]
+            if ".experts." in name and not (fused and chosen):
+                raise ValueError("a mixture of a kind whose experts are not counted")
+            experts += p.numel() if fused else 0
+            share = chosen / len(p) if fused else 1
+            sizes["attention" if "attn" in name else "others"] += share * p.numel() * (p.ndim > 1)
+        passed += sum(sizes.values())
+        widest = max(widest, sizes["others"])
+    linear = [m for m in layers.modules() if hasattr(m, "in_features")]
+    heads = config.num_attention_heads
+    return Geometry(
+        len(layers),
+        config.hidden_size,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        int(widest) // (3 * config.hidden_size),
+        config.vocab_size,
+        bool(config.tie_word_embeddings),
+        Counts(
+            sum(m.weight.numel() for m in linear),
+            experts,
+            int(passed),
+            sum(m.in_features + m.out_features for m in linear),
+            sum(p.numel() for p in lm.parameters()),
+        ),
+    )
+
+
+CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
+"""Names under which configurations say how many experts a token passes."""
+
+
+def read_config(model: str, download: bool) -> dict:
     if is_gguf(model):
         from models.convert import sizes_of
 
@@ -181,8 +259,8 @@ class Plan:
 
 FORMULAS = """\
 W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs;
-bytes:
-weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2E + 4A
+bytes (fused experts count to W, not to L: they stay in 16 bits):
+weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2 (W - L) + 4A
 reference    full with --kl 2W/N, else the base weights, which are there
 gradients    4/N a trained weight
 optimizer    AdamW 8/N a trained weight, in 8 bits 2
@@ -194,8 +272,9 @@ cache        turns x window x 4 x layers x kv_heads x head_dim
 answerer     beside vLLM, with --answerer hf:FOLDER, of its own sizes: 2W + 32,768 tokens of cache
 rollout      weights + optimizer + sampler + cache + answerer
 update       weights + gradients + optimizer + activations + what sleep leaves + answerer
-seconds      prefill 2L a token, decode (sampler + cache read) / bandwidth a token of all turns,
-             update (6L full, 4L adapters) + 2L recomputed a token"""
+seconds      prefill 2P a token, decode (sampler + cache read) / bandwidth a token of all turns,
+             update (6P full, 4P adapters) + 2P recomputed + 2P old log-probs of several updates
+             + 2P reference with --kl a token; P: what a token passes, L and its experts"""
 
 
 def _gib(n_bytes: float) -> float:
@@ -367,9 +446,11 @@ def step_seconds(
     # every decoding step reads the sampler's weights and the cache of all turns in flight
     turns = max(p.turns, 1)
     decode_s = (p.sampler * GIB + turns * window * g.kv_bytes) / (bandwidth * DECODE)
-    rollout_s = prompts * 2 * g.linear / (flops * PREFILL) + written / turns * decode_s
-    factor = (6 if p.mode == "full" else 4) + 2  # 2: layers are recomputed
-    update_s = (prompts + written) * factor * g.linear / (flops * UPDATE)
+    rollout_s = prompts * 2 * g.passed / (flops * PREFILL) + written / turns * decode_s
+    # passes forward: the recomputed layers, log-probs before several updates, the reference's
+    forward = 1 + bool(grpo.updates_per_rollout > 1 or grpo.rows_per_update) + bool(grpo.kl)
+    factor = (6 if p.mode == "full" else 4) + 2 * forward
+    update_s = (prompts + written) * factor * g.passed / (flops * UPDATE)
     return rollout_s, update_s
 
 

@@ -18,6 +18,7 @@ from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
 from models.packaged import _say, ready
+from models.plan import read_config
 
 if TYPE_CHECKING:  # transformers comes with it
     from tokens.codec import Codec
@@ -80,6 +81,40 @@ def _is_stored_in_bfloat16(model: str | Path) -> bool:
         return False
 
 
+FOUR_BITS = "4 bits"
+
+
+def stored_as(model: str | Path) -> str:
+    """Return how the weights of a folder or of a hub's cached model are stored, by its config.json.
+
+    "" = as plain numbers, `FOUR_BITS` = in 4 bits by bitsandbytes, else the method's name. Nothing
+    is fetched: "" also for what is not here.
+    """
+    if is_gguf(model):  # which is converted to plain numbers
+        return ""
+    try:
+        stored = read_config(str(model), download=False).get("quantization_config")
+        method = stored and stored.get("quant_method", "bitsandbytes")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return FOUR_BITS if method == "bitsandbytes" and stored.get("load_in_4bit") else method or ""
+
+
+def check_stored(model: str | Path, training: TrainConfig) -> None:
+    """Raise a UserError for stored weights that cannot be trained as the settings say."""
+    stored = stored_as(model)
+    if stored == FOUR_BITS and not training.quantise:
+        raise UserError(
+            f"The weights of {model} are stored in 4 bits, which are not trained: give --lora-rank "
+            "(and --quantise), which trains adapters beside them."
+        )
+    if stored and stored != FOUR_BITS:
+        raise UserError(
+            f"The weights of {model} are stored quantised ({stored}): of these only 4 bits of "
+            "bitsandbytes can be trained with; give the model as it was before."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A model and how it is computed with."""
@@ -115,7 +150,10 @@ class Setup:
         return "bfloat16" if self.dtype == "mixed" else self.dtype
 
     def codec(self) -> Codec:
-        """Load the model's tokenizer and chat template, and say what of it is not known."""
+        """Load the model's tokenizer and chat template, and say what of it is not known.
+
+        UserError: it has tokens that the model has no weights for.
+        """
         from models.ranks import is_first
         from tokens.codec import Codec
 
@@ -127,6 +165,16 @@ class Setup:
                 f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
                 "that are known (docs/engines.md): they would pass for memories and answers."
             )
+        if self.device:  # else an endpoint's, and the weights are elsewhere
+            from models.load import vocabulary_of_model
+
+            rows = vocabulary_of_model(self.base_folder, self.trust_remote_code)
+            if (n := max(codec.tokenizer.get_vocab().values(), default=0) + 1) > rows:
+                raise UserError(
+                    f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its "
+                    "tokenizer is another model's, or tokens were added and the embeddings not "
+                    "resized."
+                )
         return codec
 
     @classmethod
@@ -209,6 +257,8 @@ class TrainingSetup(Setup):
             run = replace(run, model=str(base_of(run.model)), adapter=run.model)
         if run.adapter:
             training = with_adapter(training, run.adapter)
+        if training.lora_rank and stored_as(base_of(run.model)) == FOUR_BITS:
+            training = replace(training, quantise=True)
         device = resolve_device(run.device)
         model = run.model or EMBEDDED
         return cls(

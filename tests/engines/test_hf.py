@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from embedded import tiny
 from engines import hf
 from engines.hf import TransformersEngine, draw, uniforms
 from memagent import Agent, Finish, Prompt
-from models.load import load_model
+from models.load import load_model, longest_context, window_for_vllm
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens import attention
@@ -313,6 +314,7 @@ def build(kind: str, **other):
 GEMMA2_CAPPED = {
     "head_dim": 8, "layer_types": ["full_attention"] * 2, "final_logit_softcapping": 1.0,
 }  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 XGLM = {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
@@ -335,7 +337,12 @@ def test_a_model_that_the_engine_would_compute_wrongly_is_refused(codec, kind, o
 
 @pytest.mark.parametrize(
     ("kind", "other"),
-    [("Mistral", {"sliding_window": None}), ("Qwen3", {"head_dim": 8}), ("Granite", {})],
+    [
+        ("Mistral", {"sliding_window": None}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Granite", {}),
+        ("Llama", {"rope_parameters": DYNAMIC}),
+    ],
 )
 def test_models_that_it_computes_rightly(codec, kind, other):
     policy = build(kind, **other).train()
@@ -345,6 +352,88 @@ def test_models_that_it_computes_rightly(codec, kind, other):
     assert worst_mismatch(policy.eval(), done.turns) < 1e-4
     engine = TransformersEngine(policy.to(torch.bfloat16), codec)  # not refused for its rounding
     assert engine.window == 256
+
+
+TWO_TABLES = {
+    "rope_type": "longrope", "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+}  # fmt: skip
+
+
+def with_two_tables(original: int = 128):
+    """A model of Phi-3.5's kind: one rotary table up to `original` tokens, one beyond."""
+    more = {"rope_parameters": dict(TWO_TABLES), "original_max_position_embeddings": original}
+    return build("Phi3", sliding_window=None, **more).eval()
+
+
+def test_one_rotary_table_whatever_is_in_flight(codec, capsys):
+    """The window ends where the second table of longrope begins, and all of it is the library's."""
+    model = with_two_tables()
+    prompts = [
+        Prompt(((words, False),), 12) for words in ("Who is Anna?", "Anna is in Lima. " * 20)
+    ]
+    n = len(prompts[1].ids(codec))
+    assert 128 < n + 12 <= 256
+    alone = TransformersEngine(model, codec)
+    assert alone.window == 128 and "128 tokens, not 256" in capsys.readouterr().err
+    alone.add(prompts[0], Sampling(0.0))
+    together = TransformersEngine(model, codec)
+    keys = [together.add(prompt, Sampling(0.0)) for prompt in prompts]
+    one, both = {}, {}
+    while len(one) < 1:
+        one |= dict(alone.step())
+    while len(both) < 2:
+        both |= dict(together.step())
+    assert f"a prompt of {n} tokens" in both[keys[1]].error and not both[keys[1]].response_ids
+    (turn,) = one.values()
+    assert both[keys[0]].response_ids == turn.response_ids
+    assert both[keys[0]].logprobs == pytest.approx(turn.logprobs, abs=1e-5)
+    assert worst_mismatch(model, [turn]) < 1e-4
+    # a text that ends with the window, and one beyond the first table of a model with a wider one
+    last = Prompt(prompts[1].pieces, 256 - n)
+    wide = TransformersEngine(with_two_tables(256), codec)
+    wide.add(last, Sampling(0.0)), wide.add(prompts[0], Sampling(0.0))
+    done = {}
+    while len(done) < 2:
+        done |= dict(wide.step())
+    assert wide.window == 256 and worst_mismatch(wide.model, done.values()) < 1e-4
+
+
+def test_a_table_that_follows_the_largest_position_of_a_pass_is_refused(codec):
+    """As in the code of a hub's model, which says nothing of it in its config."""
+    model = build("Llama")
+    table = model.model.rotary_emb
+    forward = table.forward
+
+    def by_the_pass(x, position_ids):
+        return forward(x, position_ids / (4 if position_ids.max() >= 128 else 1))
+
+    TransformersEngine(model, codec)
+    table.forward = by_the_pass
+    with pytest.raises(UserError, match="one rotary table"):
+        TransformersEngine(model, codec)
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_every_type_of_rotary_table_has_a_window(layered):
+    """Most have one table; dynamic has a second beyond the window alone, and vLLM has another."""
+
+    def config(rope_type, **more):
+        rope = {"rope_type": rope_type, "rope_theta": 1e4, **more}
+        ropes = {"full_attention": rope} if layered else rope
+        return SimpleNamespace(
+            model_type=f"{rope_type}{layered}", max_position_embeddings=256, rope_parameters=ropes
+        )
+
+    for kind in ("default", "linear", "yarn", "llama3", "proportional"):
+        one = config(kind, original_max_position_embeddings=64)
+        assert longest_context(one) == window_for_vllm(one) == 256
+    assert longest_context(config("longrope", original_max_position_embeddings=64)) == 64
+    assert longest_context(config("longrope", original_max_position_embeddings=512)) == 256
+    assert longest_context(config("dynamic", factor=4.0)) == 256
+    with pytest.raises(UserError, match="--engine transformers"):
+        window_for_vllm(config("dynamic", factor=4.0))
+    assert longest_context(SimpleNamespace()) == 0
 
 
 def test_draw_follows_the_distribution():

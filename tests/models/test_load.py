@@ -7,24 +7,27 @@ from conftest import random_policy
 from torch.distributed.checkpoint import FileSystemReader
 
 from commands import train
-from commands.dryrun import made_up
+from commands.dryrun import dry_run, made_up
 from config import options
 from config.errors import UserError
-from config.options import EvalConfig, GRPOConfig, RunConfig
+from config.options import EvalConfig, GRPOConfig, RunConfig, SFTConfig
 from config.realmodels import adapter_config, base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
-from engines.open import fingerprint
+from engines.open import fingerprint, open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
     _compiled_when_called,
+    check_export,
+    import_bitsandbytes,
     inner,
     load_model,
+    load_policy,
     merge_adapters,
     optimizer_of,
     with_lora,
 )
-from models.setup import Setup, TrainingSetup, auto_dtype
+from models.setup import Setup, TrainingSetup, auto_dtype, stored_as
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -174,6 +177,151 @@ def test_settings_that_do_not_go_together(folder, tmp_path):
     assert "quantise" in options.docs(GRPOConfig)
 
 
+def stored(folder, out, **bits):
+    """Store a model quantised by bitsandbytes, with half precision to compute in."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    import_bitsandbytes()
+    how = BitsAndBytesConfig(**bits, bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=how, device_map={"": "cpu"}
+    )
+    model.save_pretrained(out)
+    Codec.load(folder).tokenizer.save_pretrained(out)
+    return out
+
+
+def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path):
+    """The published -bnb-4bit models: their weights cannot be trained, adapters beside them can."""
+    packed = stored(folder, tmp_path / "packed", load_in_4bit=True, bnb_4bit_quant_type="fp4")
+    assert stored_as(packed) == "4 bits" and stored_as(folder) == stored_as("no/where") == ""
+    settings = dict(steps=1, tasks_per_step=(2,), group_size=4, max_mismatch=1e-6)
+    run = run_config(packed, tmp_path, "a")
+    for go in (train.train, dry_run):
+        with pytest.raises(UserError, match=r"stored in 4 bits, .* give --lora-rank"):
+            go(run, GRPOConfig(**settings), tiny.agent())
+    assert not (tmp_path / "runs").exists()
+    config = GRPOConfig(**settings, lora_rank=4)
+    assert TrainingSetup.of(run, config, tiny.agent()).mode == "qlora"
+    done = train.train(run, config, tiny.agent(), reward=made_up)
+    one = load_model(done / "adapter", device="cpu")
+    assert not hasattr(load_model(done / "model", device="cpu").config, "quantization_config")
+    with torch.no_grad():  # computed in float32, which is what was said, not what was stored
+        apart = (one(IDS).logits - load_model(done / "model", device="cpu")(IDS).logits).abs()
+        moved = (one(IDS).logits - load_model(packed, device="cpu")(IDS).logits).abs()
+    assert apart.max() < 2e-5 and moved.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+    ],
+)
+def test_weights_stored_in_another_way_are_refused_before_they_are_read(
+    folder, tmp_path, how, said
+):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": how}))
+    (folder / "model.safetensors").unlink()
+    for config in (GRPOConfig(), GRPOConfig(lora_rank=4)):
+        with pytest.raises(UserError, match=rf"stored quantised \({said}\)"):
+            train.train(run_config(folder, tmp_path, "a"), config, tiny.agent())
+
+
+MIXTURE = dict(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=128, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
+    max_position_embeddings=4096, pad_token_id=0, eos_token_id=1, initializer_range=0.2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def mixture(codec, tmp_path):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    path = tmp_path / "mixture"
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=len(codec.tokenizer), **MIXTURE)
+    Qwen3MoeForCausalLM(config).save_pretrained(path)
+    codec.tokenizer.save_pretrained(path)
+    return path
+
+
+def test_adapters_on_fused_experts_are_refused_with_the_targets_that_work(mixture, tmp_path):
+    run = run_config(mixture, tmp_path, "a")
+    settings = dict(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
+    for go in (train.train, dry_run):
+        with pytest.raises(UserError, match=r"experts .* give --lora-targets") as refused:
+            go(run, GRPOConfig(**settings), tiny.agent())
+    targets = str(refused.value).rstrip(".").rpartition(" ")[2]
+    assert targets == "k_proj,o_proj,q_proj,v_proj"
+    config = GRPOConfig(**settings, lora_targets=targets)
+    done = train.train(run, config, tiny.agent(), reward=made_up)
+    adapted, merged = (load_model(done / name, device="cpu") for name in ("adapter", "model"))
+    with torch.no_grad():
+        assert (adapted(IDS).logits - merged(IDS).logits).abs().max() < 2e-5
+        assert (load_model(mixture, device="cpu")(IDS).logits - merged(IDS).logits).abs().max() > 0
+
+
+def test_that_an_export_can_be_built_is_proven_before_the_first_step(folder, tmp_path, monkeypatch):
+    """Of names and shapes: whatever the model is, no training ends without a policy."""
+    model = load_model(folder, device="cpu")
+    check_export(model)
+    check_export(with_lora(load_model(folder, device="cpu", quantise=True), LORA))
+    # a weight that the class does not make, as of a layer that was put in after loading
+    whole = load_policy
+
+    def with_more(*args):
+        policy = whole(*args)
+        policy.model.layers[0].mlp.gate = torch.nn.Linear(4, 4)
+        return policy
+
+    monkeypatch.setattr(train, "load_policy", with_more)
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4)
+    with pytest.raises(UserError, match=r"could not be exported: .*mlp.gate"):
+        train.train(run_config(folder, tmp_path, "a"), config, tiny.agent())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_buffers_that_are_saved_are_exported(folder):
+    """As DeepSeek's corrections of its router's scores are, which no gradient reaches."""
+    model = load_model(folder, device="cpu")
+    kind = type(model)
+
+    class WithBuffer(kind):
+        def __init__(self, config):
+            super().__init__(config)
+            self.model.register_buffer("bias", torch.zeros(3))
+
+    model.__class__ = WithBuffer
+    model.model.register_buffer("bias", torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(merge_adapters(model).model.bias, model.model.bias)
+    check_export(model)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, codec, tmp_path):
+    rows = len(codec.tokenizer)
+    larger = Codec.load(folder).tokenizer
+    larger.add_tokens(["<|one|>", "<|two|>"])
+    larger.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()  # nothing is computed, nothing read
+    said = f"{rows + 2:,} tokens and embeddings of {rows:,}"
+    config = EvalConfig(model=str(folder), device="cpu")
+    with pytest.raises(UserError, match=said):
+        open_reader(config, [tiny.agent()])
+    with pytest.raises(UserError, match=said):
+        open_reader(replace(config, engine="vllm"), [tiny.agent()])
+    with pytest.raises(UserError, match=said):
+        open_reader(replace(config, model="", answerer=f"hf:{folder}"), [tiny.agent()])
+    for kind in (GRPOConfig, SFTConfig):
+        with pytest.raises(UserError, match=said):
+            train.train(run_config(folder, tmp_path, "a"), kind(), tiny.agent())
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec, tmp_path, tied):
     import psutil
@@ -251,6 +399,8 @@ def test_training_goes_on_from_adapters_named_as_the_model(codec, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"use_rslora": True}, "with use_rslora"), ({"bias": "all"}, "with bias"),
+     ({"modules_to_save": ["lm_head"]}, "with modules_to_save"), ({"use_dora": True}, "use_dora"),
+     ({"init_lora_weights": "pissa_niter_4"}, "with pissa"),
      ({"rank_pattern": {"q_proj": 8}}, "with rank_pattern"), ({"peft_type": "IA3"}, "of the type")],
 )  # fmt: skip
 def test_adapters_that_are_no_plain_lora_are_refused(codec, tmp_path, change, said):

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from models.plan import (
     CARD_GIB,
     CARD_OF_SIZE,
     CARDS,
+    CONTEXT_GIB,
+    FRAGMENTS,
+    GRAPHS_GIB,
     KNOWN,
     MODES,
     SIZES_GIB,
@@ -72,6 +76,109 @@ def test_a_model_of_unknown_size_is_one_sentence(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
     with pytest.raises(UserError, match=r"cannot be read \('num_attention_heads'\)"):
         geometry(str(tmp_path))
+
+
+def written(folder, kind, **sizes):
+    import transformers
+
+    getattr(transformers, f"{kind}Config")(**sizes).save_pretrained(folder)
+    return str(folder)
+
+
+SMALL = dict(
+    vocab_size=96, hidden_size=8, num_hidden_layers=4, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=4, intermediate_size=32, num_experts_per_tok=2,
+)  # fmt: skip
+ATTENTION = 8 * 4 * (2 * 2 + 2 * 1)  # its weights in a layer
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "billions", "passed"),  # as the models' own pages say, rounded there
+    [
+        ("Qwen3Moe", dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128,
+                          num_experts_per_tok=8, num_hidden_layers=48, num_attention_heads=32,
+                          num_key_value_heads=4, head_dim=128, vocab_size=151936), 30.5, 3.3),
+        ("Mixtral", dict(sliding_window=None), 46.7, 12.9),
+        ("Qwen2Moe", dict(vocab_size=151936, hidden_size=2048, num_hidden_layers=24,
+                          num_attention_heads=16, num_key_value_heads=16, num_experts=60,
+                          num_experts_per_tok=4, moe_intermediate_size=1408,
+                          shared_expert_intermediate_size=5632), 14.3, 2.7),
+    ],
+)  # fmt: skip
+def test_experts_are_counted(tmp_path, kind, more, billions, passed):
+    g = geometry(written(tmp_path, kind, **more))
+    assert g.weights / 1e9 == pytest.approx(billions, rel=0.005)
+    # the pages count the embeddings, too
+    assert (g.passed + g.embedding) / 1e9 == pytest.approx(passed, rel=0.02)
+    # fused experts stay in 16 bits, whatever the mode
+    assert plan(g, "qlora", 80, 1, GRPO, AGENT).weights > 0.85 * 2 * g.weights / 2**30
+
+
+def test_layers_of_a_mixture_are_counted_one_by_one(tmp_path):
+    """Dense layers, by list, by rhythm or at the beginning; the router; shared experts."""
+    sizes = SMALL | dict(moe_intermediate_size=6, num_experts=5)
+    expert, dense = 3 * 8 * 6, 3 * 8 * 32
+    layers = dict(mlp_only_layers=[3], decoder_sparse_step=2)  # so that layer 1 alone is a mixture
+    g = geometry(written(tmp_path / "a", "Qwen3Moe", **sizes, **layers))
+    assert g.counts.linear == 4 * ATTENTION + 3 * dense and g.counts.experts == 5 * expert
+    assert g.passed == 4 * ATTENTION + 3 * dense + 2 * expert + 5 * 8
+    assert g.intermediate == 32  # the widest of the layers decides what a pass takes
+    sizes = SMALL | dict(
+        moe_intermediate_size=6, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1,
+        first_k_dense_replace=1,
+    )  # fmt: skip
+    g = geometry(written(tmp_path / "b", "Glm4Moe", **sizes))
+    assert g.counts.experts == 3 * 4 * expert
+    assert g.passed == 4 * ATTENTION + dense + 3 * (expert + 2 * expert + 4 * 8)
+    dense_one = {k: v for k, v in SMALL.items() if k != "num_experts_per_tok"}
+    g = geometry(written(tmp_path / "c", "Qwen3", **dense_one))
+    assert g.passed == g.linear == 4 * (ATTENTION + dense) and not g.counts.experts
+    assert g.adapter(3) == replace(g, counts=None).adapter(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Gemma3Text", {}), ("Gemma3", {}), ("Qwen3_5", {}), ("Mistral", {}), ("GptOss", {}),
+        ("Granite", {"logits_scaling": 8.0}), ("GPT2", {}),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}),
+    ],
+)  # fmt: skip
+def test_a_model_that_no_engine_trains_is_not_planned(tmp_path, kind, more):
+    with pytest.raises(UserError, match="transformers engine"):
+        geometry(written(tmp_path, kind, **more))
+
+
+def test_a_mixture_that_cannot_be_counted_is_refused(tmp_path):
+    sizes = SMALL | {"num_local_experts": 4, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))  # of no type that is known here
+    with pytest.raises(UserError, match="mixture"):
+        geometry(str(tmp_path))
+
+
+def test_every_pass_forward_of_an_update_is_counted():
+    """8 FLOP a weight and token with recomputation, 12 in the published settings."""
+    p = plan(FOUR, "full", 141, 1, GRPO, AGENT)
+
+    def update(**more):
+        return step_seconds(FOUR, p, 1, replace(GRPO, **more), AGENT)[1]
+
+    assert update(kl=0.001) == pytest.approx(10 / 8 * update())
+    for several in ({"updates_per_rollout": 16}, {"rows_per_update": 64}):
+        assert update(**several) == pytest.approx(10 / 8 * update())
+        assert update(**several, kl=0.001) == pytest.approx(12 / 8 * update())
+    assert seconds(FOUR, p)[0] == step_seconds(FOUR, p, 1, replace(GRPO, kl=0.1), AGENT)[0]
+
+
+def test_the_sampler_sleeps_before_a_pass_is_cut():
+    """Awake beside the trainer it would leave room for short passes alone."""
+    for gib in range(20, 90):
+        p = plan(FOUR, "lora", gib, 1, GRPO, AGENT)
+        if p.fits:
+            awake = p.sampler + p.cache + GRAPHS_GIB
+            rest = p.weights + p.gradients + p.optimizer + CONTEXT_GIB + awake
+            whole = activations_gib(FOUR, GRPO.micro_tokens, "lora") + rest <= gib * (1 - FRAGMENTS)
+            assert p.sleep == ("never" if whole else "1"), gib
 
 
 def test_the_usual_trainings_of_a_model_of_4_billion_weights_fit_the_usual_cards():
