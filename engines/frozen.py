@@ -90,7 +90,7 @@ class WithFrozen:
         return replace(
             prompt,
             pieces=tuple((str(text), constant) for text, constant in prompt.pieces),
-            max_tokens=max(prompt.max_tokens, len(codec.encode(target))),
+            max_tokens=max(prompt.max_tokens, len(codec.reply(target))),
             target=target,
             after=after,
         )

@@ -467,7 +467,7 @@ class TransformersEngine:
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
         ids = prompt.ids(self.codec)
-        target = self.codec.encode(prompt.target) if prompt.target else ()
+        target = self.codec.reply(prompt.target) if prompt.target else ()
         if turn := refusal(prompt, ids, self.window, self.codec) or self._misfit(prompt, target):
             self._refused.append((self._keys, turn))
         else:

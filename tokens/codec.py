@@ -319,7 +319,9 @@ class Codec:
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of a lower-cased text as strings, without the mark of a blank."""
-        return [re.sub("[\u0120\u2581]", "", token) for token in self._inner.tokenize(text.lower())]
+        return [
+            re.sub("[\u0120\u2581]", "", token) for token in self.tokenizer.tokenize(text.lower())
+        ]
 
     PART = 1 << 18
     """Characters that are encoded at once."""
@@ -460,6 +462,11 @@ class Codec:
         it.
         """
         head, tail = self._frame(role, system, tools, before is not None)
+        parts = [*parts]
+        if self._inner is not self.tokenizer and head.endswith(" ") and parts:
+            (piece, constant), *rest = parts
+            if not isinstance(piece, Text):  # the mark of a blank is one token with a word
+                head, parts = head[:-1], [(f" {piece}", constant), *rest]
         ids = list(before or ())
         start = self._following(head, True, self._begins_after(ids[-1] if ids else None))
         if ids and start and ids[-1] in self.eos_ids and start[0] in self.eos_ids:
@@ -475,7 +482,7 @@ class Codec:
         They are those of `encode`, behind the blank that tokenizer or chat template put before a
         response.
         """
-        if self._inner is self.tokenizer or isinstance(text, Text):
+        if self._inner is self.tokenizer or isinstance(text, Text) or not text:
             return self.encode(text)
         question, answer, (_, tail) = "MEMAGENT-SLOT", "MEMAGENT-ANSWER", self._frame()
         if tail and not text.startswith(" "):
