@@ -18,6 +18,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,7 @@ class LRUCache:
         return value
 
 
+COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
 BLANKS = {  # kind of a tokenizer's component -> its settings where no blank begins a text
     "Prepend": {"prepend": ""},
     "Metaspace": {"prepend_scheme": "never"},
@@ -127,26 +129,29 @@ def without_blanks(tokenizer):
 
     Tokenizers made by SentencePiece put one before each text (Llama 2, Mistral 7B, Phi-3), and some
     by bytes do (`add_prefix_space`). It is the given object where nothing is to be switched off, or
-    where whole lines of prompts are tokens of their own, as in the embedded policies: their texts
+    where whole lines of prompts are tokens by bytes, as in the embedded policies: their texts
     follow such tokens, and a text behind a token of its own has the blank in a whole prompt too.
     UserError for one that puts a blank there in another way.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     added = tokenizer.added_tokens_decoder.values()
-    if any(token.content.endswith("\n") and not token.special for token in added):
+    lines = any(token.content.endswith("\n") and not token.special for token in added)
+    if lines and type(getattr(backend, "pre_tokenizer", None)).__name__ == "ByteLevel":
         return tokenizer
     if backend is not None:
-        parts = {
-            name: getattr(backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")
-        }
+        parts = {name: getattr(backend, name) for name in COMPONENTS}
         states = {name: json.loads(part.__getstate__()) for name, part in parts.items() if part}
         plain = {name: _without_blank(state, name) for name, state in states.items()}
         if plain != states:
             tokenizer = copy.copy(tokenizer)
             whole = json.loads(backend.to_str())
             tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | plain))
-    alone, behind = (tokenizer.encode(text, add_special_tokens=False) for text in ("a", "\na"))
-    if behind[-len(alone) :] != alone:
+
+    def continues(text: str) -> bool:
+        alone, behind = (tokenizer.encode(x, add_special_tokens=False) for x in (text, f"\n{text}"))
+        return behind[-len(alone) :] == alone
+
+    if not any(map(continues, "aZ0?")):
         raise UserError(
             "The tokenizer puts a blank before each text, and how is not known here, so prompts "
             "cannot be put together: give a model with a tokenizer.json."
@@ -484,12 +489,21 @@ class Codec:
         """
         if self._inner is self.tokenizer or isinstance(text, Text) or not text:
             return self.encode(text)
-        question, answer, (_, tail) = "MEMAGENT-SLOT", "MEMAGENT-ANSWER", self._frame()
-        if tail and not text.startswith(" "):
-            said = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
-            between = self._template([*said], ()).partition(question)[2].partition(answer)[0]
-            text = f" {text}" if between == f"{tail} " else text
-        return self._following(text, False, self._begins_after((self.fixed(tail) or (-1,))[-1]))
+        text = text if text.startswith(" ") else f"{self._lead}{text}"
+        return self._following(
+            text, False, self._begins_after((self.fixed(self._tail) or [-1])[-1])
+        )
+
+    @cached_property
+    def _lead(self) -> str:
+        """A blank if the chat template puts one between its beginning of a response and the text,
+        else nothing."""
+        if not self._tail:
+            return ""
+        question, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        between = self._template(said, ()).partition(question)[2].partition(answer)[0]
+        return " " if between == f"{self._tail} " else ""
 
     def response(self, ids: Sequence[int]) -> Text:
         """Return a sampled response as text, without padding and end-of-sequence ids.
