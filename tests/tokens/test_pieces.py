@@ -232,6 +232,7 @@ def test_what_puts_no_blank_is_left_as_it_is():
 
 def test_a_blank_of_an_unknown_kind_is_refused():
     tokenizer = tokenizer_of("never")
-    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex(r"\Aa"), "▁a")
+    marks = [normalizers.Replace(Regex(rf"\A[{c}]"), f"▁{c}") for c in "aZ0?"]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(marks)
     with pytest.raises(UserError, match="puts a blank before each text"):
         Codec(tokenizer)
