@@ -18,6 +18,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -25,6 +26,7 @@ from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 from config.errors import UserError, loading
+from config.options import TEMPLATE_DATE
 
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
 
@@ -115,6 +117,8 @@ class LRUCache:
         return value
 
 
+DATE_STRING = "%d %b %Y"  # the form of the date in Llama's templates, whose variable has this name
+
 COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
 BLANKS = {  # kind of a tokenizer's component -> its settings where no blank begins a text
     "Prepend": {"prepend": ""},
@@ -186,6 +190,7 @@ class Codec:
     every tokenizer a text that spells our tags reads like our tags.
 
     thinking: False asks the chat template to switch thinking off if it can (`enable_thinking`).
+    date: YYYY-MM-DD, what a chat template tells that tells the date; it sees no clock.
     """
 
     exact = True
@@ -197,6 +202,7 @@ class Codec:
         thinking: bool = False,
         system: str | None = None,
         eos_ids: Iterable[int] = (),
+        date: str = TEMPLATE_DATE,
     ):
         self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
         self.eos_ids = frozenset(i for i in (*eos_ids, tokenizer.eos_token_id) if i is not None)
@@ -209,7 +215,7 @@ class Codec:
         # sections still in use by an agent, however long the document
         self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
         self._decode = self._fastest_decode()
-        self._thinking, self._system = thinking, system
+        self._thinking, self._system, self._date = thinking, system, date
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._head, self._tail = self._frame()
         self._thinks_at_once = "<think>" in self._tail.rpartition("</think>")[2]
@@ -220,7 +226,7 @@ class Codec:
     ) -> Codec:
         """Load the tokenizer of a model's folder or of a hub name.
 
-        local: download nothing. kwargs: `thinking`, `system`. UserError if it cannot be loaded.
+        local: download nothing. kwargs: `thinking`, `system`, `date`. UserError if it cannot be loaded.
         """
         from transformers import AutoTokenizer, GenerationConfig
 
@@ -288,6 +294,7 @@ class Codec:
     def _template(self, messages: list[dict], tools: Sequence[dict]) -> str:
         from jinja2 import TemplateError
 
+        day = date.fromisoformat(self._date)
         try:
             return self.tokenizer.apply_chat_template(
                 messages,
@@ -295,6 +302,8 @@ class Codec:
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=self._thinking,
+                strftime_now=day.strftime,  # instead of the library's, which looks at the clock
+                date_string=day.strftime(DATE_STRING),
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -303,14 +312,21 @@ class Codec:
             ) from error
 
     @property
+    def told_date(self) -> str:
+        """The date that the chat template tells, "" if it tells none."""
+        source = str(self.tokenizer.chat_template)
+        return self._date if "strftime_now" in source or "date_string" in source else ""
+
+    @property
     def fingerprint(self) -> str:
-        """Hash of the tokenizer, the chat template and the end-of-sequence ids."""
+        """Hash of the tokenizer, the chat template, its date and the end-of-sequence ids."""
         backend = getattr(self._inner, "backend_tokenizer", None)
         if backend is not None:
             content = backend.to_str()
         else:
             content = repr(sorted(self.tokenizer.get_vocab().items()))
-        identity = (content, self._head, self._tail, sorted(self.eos_ids))
+        dated = [self.told_date] if self.told_date else []
+        identity = (content, self._head, self._tail, sorted(self.eos_ids), *dated)
         return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -568,7 +584,7 @@ class Characters(Codec):
         self._id_of: dict[str, int] = {}  # pieces are numbered as they first occur
         self._pieces: list[str] = []
         self._head = self._tail = ""
-        self._thinking, self._system = False, None
+        self._thinking, self._system, self._date = False, None, TEMPLATE_DATE
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._thinks_at_once = False
         self._recent, self._alive = LRUCache(1 << 21), WeakValueDictionary()
