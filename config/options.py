@@ -2,9 +2,9 @@
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
 `StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
-`without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of agents
-(`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
-so that `--help` is quick.
+`without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of
+agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No
+torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 

@@ -226,7 +226,8 @@ class Codec:
     ) -> Codec:
         """Load the tokenizer of a model's folder or of a hub name.
 
-        local: download nothing. kwargs: `thinking`, `system`, `date`. UserError if it cannot be loaded.
+        local: download nothing. kwargs: `thinking`, `system`, `date`. UserError if it cannot be
+        loaded.
         """
         from transformers import AutoTokenizer, GenerationConfig
 
