@@ -54,8 +54,9 @@ def words(blank: str) -> tuple[dict, list]:
     trainer = trainers.BpeTrainer(
         vocab_size=2000, min_frequency=1, initial_alphabet=alphabet, show_progress=False
     )
+    lines = [*DOCUMENT.split("\n"), "You Read Solve"]  # as our prompts begin
     # a line break is a byte to such tokenizers, and nothing is merged with it
-    tokenizer.train_from_iterator([DOCUMENT] if by_bytes else DOCUMENT.split("\n"), trainer)
+    tokenizer.train_from_iterator([DOCUMENT] if by_bytes else lines, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     pieces = (
         [*model["vocab"]] if by_bytes else [*(f"<0x{i:02X}>" for i in range(256)), *model["vocab"]]
