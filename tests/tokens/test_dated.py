@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
+from config.files import typed
 from config.options import TEMPLATE_DATE
 from embedded import tiny
 from memagent import ReadConfig
@@ -115,3 +116,9 @@ def test_a_run_and_its_export_keep_the_date(tmp_path, monkeypatch):
     assert set(told) == {"2026-11-29"}
     both = settings_of_rows("e", "--model", "runs/a/model", "--template-date", TEMPLATE_DATE)
     assert len(both) == 2
+
+
+def test_a_date_in_a_file_of_settings_needs_no_quotes():
+    for day in ("2026-11-29", "'2026-11-29'"):
+        said = yaml.safe_load(f"agent: {{template_date: {day}}}")
+        assert typed(said, "a.yaml", agent=ReadConfig)["agent"] == {"template_date": "2026-11-29"}
