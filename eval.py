@@ -28,7 +28,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean
-from config.options import EvalConfig, without_url
+from config.options import EvalConfig, settings_of_rows
 from config.terminal import bar, console
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
@@ -116,7 +116,7 @@ class _Filling:
     def _fingerprint(self) -> str:
         """Hash everything that the rows depend on beside the task."""
         agent, c = self.agent, self.conditions
-        own = {name: without_url(value) for name, value in asdict(agent.config).items()}
+        own = settings_of_rows(agent.config, self.engine.codec.told_date)
         if not agent.by_section:  # cut to the engine's window, which therefore counts
             own["window"] = getattr(agent, "most_tokens", agent.window)
         templates = [agent.template(name) for name in agent.prompts]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from config.errors import AgentError, UserError
-from config.options import COUNT, LIMIT, check_fields
+from config.options import COUNT, LIMIT, TemplateConfig, check_fields
 from data import Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
@@ -151,7 +151,7 @@ NO_MEMORY = "No previous memory"
 
 
 @dataclass(frozen=True, slots=True)
-class ReadConfig:
+class ReadConfig(TemplateConfig):
     """How an agent reads.
 
     Every field is a flag; a model folder may bring its own defaults (agent.yaml).

@@ -617,7 +617,7 @@ class MemUpdate(Agent):
         lines = tuple(entry.line for entry in entries)
         key = memory, problem, target
         if final or key not in self._answers:
-            most = len(self.codec.encode(target)) if target else self.config.final_tokens
+            most = len(self.codec.reply(target)) if target else self.config.final_tokens
             slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)

@@ -77,7 +77,7 @@ def kind_of(prompt: Prompt, text: str) -> str:
 def _turn(agent: Agent, prompt: Prompt, text: str) -> Turn | None:
     """Return a turn that writes the text and ends; None if it takes more tokens than the turn."""
     codec = agent.codec
-    ids = [*codec.encode(text), codec.end_id]
+    ids = [*codec.reply(text), codec.end_id]
     if len(ids) > prompt.max_tokens:
         return None
     unsampled = [0.0] * len(ids)

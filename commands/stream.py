@@ -270,9 +270,10 @@ class Stream:
     @cached_property
     def settings(self) -> str:
         """Return a fingerprint of what the rows depend on."""
-        c = self.config
+        c, own = self.config, asdict(self.agent.config) | {"bank": ""}
+        date, codec = own.pop("template_date"), self.agent.codec
         parts = (
-            asdict(self.agent.config) | {"bank": ""},
+            own | ({"template_date": date} if codec and codec.told_date else {}),
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
             *([c.dtype] if c.dtype != "auto" else ()),

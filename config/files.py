@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 from config.errors import UserError, clip, first_line
@@ -186,6 +187,8 @@ def _convert(value: object, kind: object) -> object:
     # The system would cut a text at its NUL byte
     elif type(value) is kind and not (kind is str and "\0" in value):
         return value
+    if kind is str and type(value) is date:
+        return value.isoformat()  # YAML takes 2024-07-26 for more than text
     raise ValueError(WORDS[kind])
 
 

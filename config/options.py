@@ -2,9 +2,9 @@
 
 Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
 `StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
-`without_url`; `docs`, the help; the panels of `--help`. Leaves out: settings of agents
-(`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No torch,
-so that `--help` is quick.
+`without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of
+agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No
+torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
@@ -16,7 +16,8 @@ import math
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +52,7 @@ BETA = Bound(lambda x: 0 <= x < 1, "at least 0 and below 1")
 SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
+DAY = Bound(lambda day: _is_day(day), "a day such as 2024-07-26")
 HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
 ENVIRONMENTS = ("bandit", "llb-db", "llb-os", "bcb", "alfworld", "hle")
 SUITES = (
@@ -80,6 +82,36 @@ def without_url(value: object) -> object:
     'openai:#org/model'
     """
     return re.sub("^openai:[^#]+#", "openai:#", value) if isinstance(value, str) else value
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+TEMPLATE_DATE = "2024-07-26"
+"""What Llama 3's templates tell where there is no clock, so that nothing depends on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateConfig:
+    """What a chat template is told beside the messages."""
+
+    template_date: Annotated[str, DAY] = TEMPLATE_DATE
+    """the day that a model is told whose chat template tells one (Llama 3, Granite), whatever the
+    clock says: prompts stay the same"""
+
+
+def settings_of_rows(config: TemplateConfig, told: str) -> dict:
+    """Return the settings of an agent that its rows depend on.
+
+    told: the date that the model is told, "" if it is told none: then the setting plays no part.
+    """
+    own = {name: without_url(value) for name, value in asdict(config).items()}
+    del own["template_date"]
+    return own | ({"template_date": told} if told else {})
 
 
 @lru_cache(maxsize=64)
@@ -941,7 +973,7 @@ PANELS: dict[str, str] = {
     "ruler_tasks haystack squad split test_articles metric rules db_backend interpreter leave_out "
     "few_shot judge",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
-    "thinking templates",
+    "thinking template_date templates",
 }
 
 

@@ -322,7 +322,7 @@ class EndpointEngine:
         """Return an answer's ids, its end-of-sequence id included, and its text."""
         if answer.ids is not None and not self.chat:
             return answer.ids, self.codec.response(answer.ids)
-        ids, text = list(self.codec.encode(answer.text)), self.codec.shown(answer.text)
+        ids, text = list(self.codec.reply(answer.text)), self.codec.shown(answer.text)
         # where the chat template opens <think>, the text must say so: see `Codec.response`
         opened = self.codec.response(ids).startswith("<think>")
         if opened and not answer.has_reasoning and not text.startswith("<think>"):

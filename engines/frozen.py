@@ -80,7 +80,7 @@ class WithFrozen:
         after = prompt.after
         if after is not None and after.prompt.frozen != frozen:
             before = self._told(after.prompt, frozen)
-            ids, end = [*codec.encode(str(after.response))], codec.end_id
+            ids, end = [*codec.reply(str(after.response))], codec.end_id
             if after.finish is Finish.STOP and end is not None:
                 ids.append(end)
             after = replace(after, prompt=before, prompt_ids=before.ids(codec), response_ids=ids)
@@ -90,7 +90,7 @@ class WithFrozen:
         return replace(
             prompt,
             pieces=tuple((str(text), constant) for text, constant in prompt.pieces),
-            max_tokens=max(prompt.max_tokens, len(codec.encode(target))),
+            max_tokens=max(prompt.max_tokens, len(codec.reply(target))),
             target=target,
             after=after,
         )

@@ -361,7 +361,7 @@ def misfit(prompt: Prompt, ids: list[int], codec: Codec, masked: Collection[int]
 
     A target needs tokens, at most `max_tokens`, and none that the model never says, `masked`.
     """
-    target = codec.encode(prompt.target) if prompt.target else ()
+    target = codec.reply(prompt.target) if prompt.target else ()
     never = next((i for i in target if i in masked), None)
     if not prompt.target or (0 < len(target) <= prompt.max_tokens and never is None):
         return None
@@ -473,7 +473,7 @@ class TransformersEngine:
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
         ids = prompt.ids(self.codec)
-        target = self.codec.encode(prompt.target) if prompt.target else ()
+        target = self.codec.reply(prompt.target) if prompt.target else ()
         refused = refusal(prompt, ids, self.window, self.codec)
         if turn := refused or misfit(prompt, ids, self.codec, self._masked):
             self._refused.append((self._keys, turn))

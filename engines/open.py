@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from agents import find
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, without_url
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, without_url
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
 from models.plan import ANSWERER_TOKENS, GRAPHS_GIB, answerer_gib, geometry, plan
-from models.setup import Setup, TrainingSetup, auto_dtype
+from models.setup import Setup, TrainingSetup, auto_dtype, date_of
 
 if TYPE_CHECKING:  # torch comes with it
     from engines.endpoint import Terms
@@ -137,17 +137,18 @@ def open_endpoint(
     thinking: bool,
     window: int | None = None,
     terms: Terms | None = None,
+    date: str = TEMPLATE_DATE,
 ) -> Engine:
     """Open an engine over servers of an OpenAI-compatible protocol.
 
     config.model is only where the tokenizer comes from; without it text is sent and lengths are
     estimated. served_as: the model's name at the servers. window: theirs, where they do not say.
-    terms: None = those of an evaluation, which waits for long.
+    terms: None = those of an evaluation, which waits for long. date: that a chat template tells.
     """
     from engines.endpoint import EndpointEngine, Terms
     from tokens.codec import Characters
 
-    setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code)
+    setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code, date=date)
     codec: Codec = setup.codec() if config.model else Characters()
     chat = config.chat or not config.model
     urls, terms = config.endpoint, terms or Terms()
@@ -177,7 +178,9 @@ def open_answerer(
 
     if dtype == "auto":
         dtype = auto_dtype(what, setup.device)
-    other = Setup(what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code)
+    other = Setup(
+        what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code, date=setup.date
+    )
     codec = other.codec()
     model = load_model(other.folder, dtype, other.device, other.trust_remote_code)
     room = {"max_cache_tokens": ANSWERER_TOKENS} if beside_vllm and other.on_gpu else {}
@@ -298,7 +301,7 @@ def _open_reader(
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
-        return open_endpoint(config, name, thinking, window, terms)
+        return open_endpoint(config, name, thinking, window, terms, date_of(agents))
     setup = Setup.of_evaluation(config, agents, untrained)
     on_card = config.engine == "vllm" and setup.on_gpu
     beside = gib_of_answerer(config.answerer) if on_card else 0.0
@@ -427,6 +430,7 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
     if config.answerer:
         form, what = _other_model(config.answerer)
         other = f" {without_url(config.answerer) if form == 'openai' else fingerprint(what)}"
+        other += engine.frozen.codec.told_date and f" {engine.frozen.codec.told_date}"
     if config.engine == "extractive":
         edits = f" {fingerprint(config.untrained, engine.dtype)}" if untrained else ""
         return f"{config.engine}{edits}{other}"

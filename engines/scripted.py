@@ -48,7 +48,7 @@ class ScriptedEngine:
         for _ in range(min(self.per_step, len(self._queue))):
             key, prompt = self._queue.pop()  # last in, first out: no caller may rely on the order
             end = self.codec.tokenizer.eos_token_id
-            ids = [*self.codec.encode(self.script(prompt)), *([] if end is None else [end])]
+            ids = [*self.codec.reply(self.script(prompt)), *([] if end is None else [end])]
             finish = Finish.STOP if len(ids) <= prompt.max_tokens else Finish.LENGTH
             ids, prompt_ids = ids[: prompt.max_tokens], prompt.ids(self.codec)
             self.prefilled_tokens += len(prompt_ids)

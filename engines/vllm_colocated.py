@@ -347,7 +347,7 @@ class ColocatedEngine:
 
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
-        read = {"prompt_token_ids": [*ids, *self.codec.encode(prompt.target)]}
+        read = {"prompt_token_ids": [*ids, *self.codec.reply(prompt.target)]}
         try:
             self._engine.add_request(name, read, params, lora_request=adapter)
         except ModuleNotFoundError as error:
@@ -403,7 +403,7 @@ class ColocatedEngine:
 
     def _score(self, prompt: Prompt, ids: list[int], output) -> Turn:
         """Make a turn of a target and what vLLM says of its tokens in the prompt."""
-        target = [*self.codec.encode(prompt.target)]
+        target = [*self.codec.reply(prompt.target)]
         logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
         return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
 

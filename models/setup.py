@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
 from models.packaged import _say, ready
@@ -126,6 +126,7 @@ class Setup:
     thinking: bool = False
     trust_remote_code: bool = False
     quantise: bool = False  # weights in 4 bits, only to be read with
+    date: str = TEMPLATE_DATE  # that a chat template tells
 
     @property
     def folder(self) -> str | Path:
@@ -158,7 +159,10 @@ class Setup:
         from tokens.codec import Codec
 
         codec = Codec.load(
-            self.base_folder, trust_remote_code=self.trust_remote_code, thinking=self.thinking
+            self.base_folder,
+            trust_remote_code=self.trust_remote_code,
+            thinking=self.thinking,
+            date=self.date,
         )
         if codec.unknown_marks and is_first():
             _say(
@@ -192,6 +196,7 @@ class Setup:
             any(agent.config.thinking for agent in agents),
             config.trust_remote_code,
             config.quantise,
+            date_of(agents),
         )
 
 
@@ -199,6 +204,11 @@ def window_of(agents: Sequence[Agent]) -> int | None:
     """Return the window that all of these agents need; None = all that the model has."""
     needed = [agent.window_needed() for agent in agents]
     return None if not needed or None in needed else max(needed)
+
+
+def date_of(agents: Sequence[Agent]) -> str:
+    """Return the date that these agents' model is told; flags and model folders set it for all."""
+    return agents[0].config.template_date if agents else TEMPLATE_DATE
 
 
 def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
@@ -269,6 +279,7 @@ class TrainingSetup(Setup):
             agent.config.thinking,
             run.trust_remote_code,
             training.quantise,
+            agent.config.template_date,
             run,
             training,
             agent,

@@ -12,17 +12,21 @@ their own ids are used, so nothing is encoded twice.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 from config.errors import UserError, loading
+from config.options import TEMPLATE_DATE
 from tokens.responses import (
     CLOSE,
     OPEN,
@@ -122,12 +126,72 @@ class LRUCache:
         return value
 
 
+DATE_STRING = "%d %b %Y"  # the form of the date in Llama's templates, whose variable has this name
+
+COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
+BLANKS = {  # kind of a tokenizer's component -> its settings where no blank begins a text
+    "Prepend": {"prepend": ""},
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+    "Strip": {"start": 0},
+}
+
+
+def without_blanks(tokenizer):
+    """Return a tokenizer that neither puts a blank before a text nor drops one when it decodes.
+
+    Tokenizers made by SentencePiece put one before each text (Llama 2, Mistral 7B, Phi-3), and some
+    by bytes do (`add_prefix_space`). It is the given object where nothing is to be switched off, or
+    where whole lines of prompts are tokens by bytes, as in the embedded policies: their texts
+    follow such tokens, and a text behind a token of its own has the blank in a whole prompt too.
+    UserError for one that puts a blank there in another way.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = tokenizer.added_tokens_decoder.values()
+    lines = any(token.content.endswith("\n") and not token.special for token in added)
+    if lines and type(getattr(backend, "pre_tokenizer", None)).__name__ == "ByteLevel":
+        return tokenizer
+    if backend is not None:
+        parts = {name: getattr(backend, name) for name in COMPONENTS}
+        states = {name: json.loads(part.__getstate__()) for name, part in parts.items() if part}
+        plain = {name: _without_blank(state, name) for name, state in states.items()}
+        if plain != states:
+            tokenizer = copy.copy(tokenizer)
+            whole = json.loads(backend.to_str())
+            tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | plain))
+
+    def continues(text: str) -> bool:
+        alone, behind = (tokenizer.encode(x, add_special_tokens=False) for x in (text, f"\n{text}"))
+        return behind[-len(alone) :] == alone
+
+    if not any(map(continues, "aZ0?")):
+        raise UserError(
+            "The tokenizer puts a blank before each text, and how is not known here, so prompts "
+            "cannot be put together: give a model with a tokenizer.json."
+        )
+    return tokenizer
+
+
+def _without_blank(state, name: str):
+    """Return the state of a component, or of a part of one, with `BLANKS` switched off."""
+    if isinstance(state, list):
+        return [_without_blank(item, name) for item in state]
+    if not isinstance(state, dict):
+        return state
+    off = BLANKS.get(state.get("type"), {})
+    if name == "decoder" and state.get("type") == "ByteLevel":
+        off = {}  # there the setting has no effect
+    return {key: off.get(key, _without_blank(value, name)) for key, value in state.items()}
+
+
 class Codec:
     """A fast tokenizer of transformers with its chat template, as pieces of token ids.
 
     A prompt is encoded piece by piece: each fixed string of the template by itself (cached), a
     `Text` by its ids, any other string by the tokenizer. Pieces are never merged across their
-    borders, in training and evaluation alike.
+    borders, in training and evaluation alike. Each is encoded as what follows the pieces before it:
+    a tokenizer's blank before a text stands at the beginning of the prompt and behind special
+    tokens, where the model's own template has it, and nowhere else.
 
     Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets
     the ids of those characters. The library cannot do the same for added tokens that are not
@@ -135,6 +199,7 @@ class Codec:
     every tokenizer a text that spells our tags reads like our tags.
 
     thinking: False asks the chat template to switch thinking off if it can (`enable_thinking`).
+    date: YYYY-MM-DD, what a chat template tells that tells the date; it sees no clock.
     """
 
     exact = True
@@ -146,8 +211,9 @@ class Codec:
         thinking: bool = False,
         system: str | None = None,
         eos_ids: Iterable[int] = (),
+        date: str = TEMPLATE_DATE,
     ):
-        self.tokenizer = tokenizer
+        self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
         self._decode = self._fastest_decode()
         template = str(tokenizer.chat_template or "")
         self._thoughts = Thoughts(tokenizer.get_vocab(), template, self._decode)
@@ -161,11 +227,12 @@ class Codec:
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        self._fixed: dict[str, tuple[int, ...]] = {}
+        self._fixed: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._added, self._begins = tokenizer.added_tokens_decoder, {}  # both by id
         self._recent = LRUCache(1 << 21)
         # sections still in use by an agent, however long the document
         self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
-        self._thinking, self._system = thinking, system
+        self._thinking, self._system, self._date = thinking, system, date
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._head, self._tail = self._frame()
         self._thinks_at_once = OPEN in self._thoughts.shown(self._tail).rpartition(CLOSE)[2]
@@ -176,7 +243,8 @@ class Codec:
     ) -> Codec:
         """Load the tokenizer of a model's folder or of a hub name.
 
-        local: download nothing. kwargs: `thinking`, `system`. UserError if it cannot be loaded.
+        local: download nothing. kwargs: `thinking`, `system`, `date`. UserError if it cannot be
+        loaded.
         """
         from transformers import AutoTokenizer
 
@@ -238,6 +306,7 @@ class Codec:
     def _template(self, messages: list[dict], tools: Sequence[dict]) -> str:
         from jinja2 import TemplateError
 
+        day = date.fromisoformat(self._date)
         try:
             return self.tokenizer.apply_chat_template(
                 messages,
@@ -245,6 +314,8 @@ class Codec:
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=self._thinking,
+                strftime_now=day.strftime,  # instead of the library's, which looks at the clock
+                date_string=day.strftime(DATE_STRING),
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -253,30 +324,37 @@ class Codec:
             ) from error
 
     @property
+    def told_date(self) -> str:
+        """The date that the chat template tells, "" if it tells none."""
+        source = str(self.tokenizer.chat_template)
+        return self._date if "strftime_now" in source or "date_string" in source else ""
+
+    @property
     def fingerprint(self) -> str:
-        """Hash of the tokenizer, the chat template and the end-of-sequence ids."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        """Hash of the tokenizer, the chat template, its date and the end-of-sequence ids."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
         if backend is not None:
             content = backend.to_str()
         else:
             content = repr(sorted(self.tokenizer.get_vocab().items()))
-        identity = (content, self._head, self._tail, sorted(self.eos_ids))
+        dated = [self.told_date] if self.told_date else []
+        identity = (content, self._head, self._tail, sorted(self.eos_ids), *dated)
         return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of one piece, without special tokens around it or in it.
 
-        A `Text` gives the ids that it carries.
+        A `Text` gives the ids that it carries; any other string is encoded as what follows a text.
         """
         if isinstance(text, Text):
             return text.ids
-        return tuple(
-            self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        )
+        return tuple(self._inner.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of a lower-cased text as strings, without the mark of a blank."""
-        return [token.replace("\u0120", "") for token in self.tokenizer.tokenize(text.lower())]
+        return [
+            re.sub("[\u0120\u2581]", "", token) for token in self.tokenizer.tokenize(text.lower())
+        ]
 
     PART = 1 << 18
     """Characters that are encoded at once."""
@@ -349,15 +427,46 @@ class Codec:
         return never_sampled(self.tokenizer, rows, self.eos_ids, self._thoughts)
 
     def fixed(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a template's constant piece, special tokens included; cached."""
-        if text not in self._fixed:
-            ids = ()
-            if text:
-                ids = self.tokenizer.encode(
-                    text, add_special_tokens=False, split_special_tokens=False
-                )
-            self._fixed[text] = tuple(ids)
-        return self._fixed[text]
+        """Return the token ids of a template's constant piece, special tokens included; cached.
+
+        It is encoded as what follows a text.
+        """
+        return self._following(text, True, begins=False)
+
+    def _following(self, text: str, constant: bool, begins: bool) -> tuple[int, ...]:
+        """Return the ids of a piece; begins: it stands where the tokenizer puts a blank."""
+        if isinstance(text, Text) or not (constant or begins):
+            return self.encode(text)
+        key = text, begins
+        if constant and key in self._fixed:
+            return self._fixed[key]
+        how = {"add_special_tokens": False, "split_special_tokens": not constant}
+        if begins or self._inner is self.tokenizer:
+            ids = self.tokenizer.encode(text, **how)
+        else:  # what stands behind a special token has the tokenizer's blank again
+            made, known = self._inner(text, return_offsets_mapping=True, **how), self._added
+            ids = made["input_ids"]
+            if (k := next((k for k, i in enumerate(ids) if i in known), None)) is not None:
+                rest = text[made["offset_mapping"][k][0] :]
+                ids = ids[:k] + self.tokenizer.encode(rest, **how)
+        if constant:
+            self._fixed[key] = tuple(ids)
+        return tuple(ids)
+
+    def _begins_after(self, last: int | None) -> bool:
+        """Return whether the tokenizer puts a blank before a text behind an id; None: before all.
+
+        Never, if each piece is given one anyway.
+        """
+        if self._inner is self.tokenizer or last is None:
+            return self._inner is not self.tokenizer
+        if last not in self._added:
+            return False
+        if last not in self._begins:
+            before, alone = f"{self._added[last].content}a", "a"
+            ids = (self.tokenizer.encode(x, add_special_tokens=False) for x in (before, alone))
+            self._begins[last] = next(ids) == [last, *next(ids)]
+        return self._begins[last]
 
     def _fastest_decode(self) -> Callable[[list[int]], str]:
         """Return the backend's `decode` if it agrees with the library's, else the library's.
@@ -365,7 +474,7 @@ class Codec:
         The library checks the type of every id before it decodes; its backend does the same work
         in a tenth of the time. They are compared on the first ids of the vocabulary.
         """
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend = getattr(self._inner, "backend_tokenizer", None)
         sample = list(range(min(256, len(self.tokenizer))))
         if backend is None:
             return self._decode_slowly
@@ -374,9 +483,7 @@ class Codec:
         return lambda ids: backend.decode(ids, skip_special_tokens=True)
 
     def _decode_slowly(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def decode(self, ids: Sequence[int]) -> Text:
         """Return the text of token ids, special tokens left out, with all of these ids."""
@@ -398,15 +505,43 @@ class Codec:
         it.
         """
         head, tail = self._frame(role, system, tools, before is not None)
-        start = self.fixed(head)
+        parts = [*parts]
+        if self._inner is not self.tokenizer and head.endswith(" ") and parts:
+            (piece, constant), *rest = parts
+            if not isinstance(piece, Text):  # the mark of a blank is one token with a word
+                head, parts = head[:-1], [(f" {piece}", constant), *rest]
         ids = list(before or ())
+        start = self._following(head, True, self._begins_after(ids[-1] if ids else None))
         if ids and start and ids[-1] in self.eos_ids and start[0] in self.eos_ids:
             start = start[1:]
         ids += start
-        for piece, constant in parts:
-            ids += self.fixed(piece) if constant else self.encode(piece)
-        ids += self.fixed(tail)
+        for piece, constant in (*parts, (tail, True)):
+            ids += self._following(piece, constant, self._begins_after(ids[-1] if ids else None))
         return ids
+
+    def reply(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a response as the model would write it, without its end.
+
+        They are those of `encode`, behind the blank that tokenizer or chat template put before a
+        response.
+        """
+        if self._inner is self.tokenizer or isinstance(text, Text) or not text:
+            return self.encode(text)
+        text = text if text.startswith(" ") else f"{self._lead}{text}"
+        return self._following(
+            text, False, self._begins_after((self.fixed(self._tail) or [-1])[-1])
+        )
+
+    @cached_property
+    def _lead(self) -> str:
+        """A blank if the chat template puts one between its beginning of a response and the text,
+        else nothing."""
+        if not self._tail:
+            return ""
+        question, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        between = self._template(said, ()).partition(question)[2].partition(answer)[0]
+        return " " if between == f"{self._tail} " else ""
 
     def response(self, ids: Sequence[int]) -> Text:
         """Return a sampled response as text, without padding and end-of-sequence ids.
@@ -469,12 +604,13 @@ class Characters(Codec):
 
     def __init__(self):
         self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
+        self._inner = self.tokenizer
         self.eos_ids, self.pad_id, self.end_id = frozenset(), None, None
         self._thoughts = Thoughts()
         self._id_of: dict[str, int] = {}  # pieces are numbered as they first occur
         self._pieces: list[str] = []
         self._head = self._tail = ""
-        self._thinking, self._system = False, None
+        self._thinking, self._system, self._date = False, None, TEMPLATE_DATE
         self._frames: dict[tuple, tuple[str, str]] = {}
         self._thinks_at_once = False
         self._recent, self._alive = LRUCache(1 << 21), WeakValueDictionary()
@@ -493,7 +629,7 @@ class Characters(Codec):
     def ids(self, text: str) -> array:
         return array("I", self.encode(text))
 
-    def fixed(self, text: str) -> tuple[int, ...]:
+    def _following(self, text: str, constant: bool, begins: bool) -> tuple[int, ...]:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> Text:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tiny_gguf
 import torch
 from tiny_gguf import CHAT, TEXT, rounded, stored, tiny_llama, tiny_model, vocabulary, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -173,6 +174,21 @@ def test_texts_come_back_and_the_template_renders(converted):
     spelt = codec.tokenizer.decode(prompt)
     assert spelt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
     assert prompt[0] == 1 and prompt.count(2) == 1
+
+
+def test_a_tokenizer_that_puts_a_blank_before_a_text_is_converted(tmp_path, monkeypatch):
+    """As SentencePiece's are, in files of Llama 2 and Mistral 7B: what comes back has none."""
+    letters = [*map(chr, range(33, 127))]
+    tokens = [*tiny_gguf.SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), "▁", *letters, "▁t", "▁th"]
+    monkeypatch.setattr(tiny_gguf, "vocabulary", lambda: (tokens, ["▁ t", "▁t h"]))
+    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.model": "llama"})
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    codec = Codec.load(tmp_path / "model")
+    assert codec.tokenizer.tokenize("the")[0] == "▁th"  # the blank
+    for text in (SAMPLE, "the", " the", "\nthe"):
+        assert str(codec.decode(codec.encode(text))) == text
+    assert "".join(codec.cut(SAMPLE, 5)) == SAMPLE
 
 
 def test_user_defined_tokens_stay_whole(tmp_path):

@@ -160,6 +160,7 @@ def write_gguf(
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
+    writer.add_token_scores([0.0] * len(tokens))
     quantisation = getattr(gguf.GGMLQuantizationType, kind)
     for name, weight in (stored(model) | (tensors or {})).items():
         values = weight.detach().float().numpy()
