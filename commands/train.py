@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
+from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files
@@ -44,12 +45,13 @@ from models.setup import TrainingSetup, check_device
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
+from report.training import amiss
 from rollout import advance
 from rollout import start as begin
 from tasks import hub
 from tasks.sources import GENERATED, training_tasks, validation_tasks
 
-Reward = Callable[[Trajectory], float]
+RewardFunction = Callable[[Trajectory], object]
 
 
 class Steps:
@@ -100,18 +102,20 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         )
 
 
-def build(run: RunConfig, config: TrainConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
+def build(
+    run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
+) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
     return _build(TrainingSetup.of(run, config, agent), reward)
 
 
-def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
+def _build(setup: TrainingSetup, reward: RewardFunction | None) -> GRPO:
     run, training = setup.run, setup.training
     check(setup)
     tasks = training_tasks(run, training)
     batch = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
-        reward = load_function(run.reward, "--reward")
+        reward = Reward(load_function(run.reward, "--reward"), run.reward)
     codec = setup.codec()
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
@@ -135,12 +139,12 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
 
 
-def rewarded(agent: Agent, reward: Reward | None) -> Agent:
+def rewarded(agent: Agent, reward: RewardFunction | None) -> Agent:
     """Return an agent whose reward is a function of the finished trajectory."""
     if reward is None:
         return agent
     agent = copy.copy(agent)
-    agent.reward = lambda trajectory, outcome="exact": reward(trajectory)
+    agent.reward = reward if isinstance(reward, Reward) else Reward(reward)
     return agent
 
 
@@ -198,7 +202,7 @@ def train(
     agent: Agent,
     resume: bool = False,
     callbacks=(),
-    reward: Reward | None = None,
+    reward: RewardFunction | None = None,
 ) -> Path:
     """Train and export; return the run's folder. With `resume`, go on from its last checkpoint.
 
@@ -270,7 +274,7 @@ def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> P
 
 
 def _train(
-    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: Reward | None
+    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: RewardFunction | None
 ) -> Path:
     """Do one rank's part of a training."""
     silence_lightning()
@@ -439,9 +443,9 @@ class TrainingProgress(lightning.Callback):
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
             self.say(done, f"validation {score:.3f} (n {n})")
-        if done % self.every == 0 or not self.progress.console.is_terminal:
+        if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
-            self.say(done, module.progress, *times)
+            self.say(done, *wrong, module.progress, *times)  # what fits, from the left
         self.progress.update(self.task, completed=done, note=note)
 
     def say(self, step: int, *parts: str) -> None:

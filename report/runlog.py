@@ -30,6 +30,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
@@ -240,7 +241,7 @@ class RunRecorder(lightning.Callback):
         """Append the step's trajectories of all ranks, in the order of the ranks."""
         # the level of the step: the module may have gone on to the next
         temperature = module.temperature_at(int(module.metrics["level"]))
-        trajectories = (t for group in module.groups for t in group.trajectories)
+        trajectories = (t for group in module.groups for t in group.sampled)
         step = module.done_steps - 1
         parts = ranks.all_gather_object(packed(trajectories, module.agent, step, temperature))
         if self.writer:
@@ -301,16 +302,19 @@ def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`; ends: see
-    `counted.ends_of`, with the level of each.
+    or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
+    gain: see `gain`; ends: see `counted.ends_of`, with the level of each; skipped_updates,
+    unrewarded: sums, where there are any (`training.amiss`).
     """
     rows = whole_rows(folder / "metrics.csv")
 
     def total(name: str) -> float:
-        return sum(float(row[name]) for row in rows)
+        return sum(float(row.get(name) or 0) for row in rows)
 
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
-    values = [float(row[name]) for row in rows]
+    # a step may have no reward at all, and an update that is skipped may have no loss
+    values = [value for row in rows if isfinite(value := float(row[name]))]
+    amiss = {name: int(total(name)) for name in ("skipped_updates", "unrewarded")}
     level_at = {row.get("step"): row.get("level") for row in rows}
     ends = [end | {"level": level_at.get(str(end["step"]))} for end in ends_of(folder)]
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
@@ -318,9 +322,10 @@ def summary(folder: Path, last: int = 10) -> dict:
         "unit": "sections",
         "cells": [],
         "steps": len(rows),
-        name: fmean(values[-last:]),
+        name: fmean(values[-last:]) if values else None,
         **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
         **({"ends": ends} if ends else {}),
+        **{name: n for name, n in amiss.items() if n},
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }
