@@ -31,13 +31,13 @@ from config.errors import UserError
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.realmodels import base_of
-from config.terminal import bar, fitting
+from config.terminal import bar, fitting, say
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import done_steps
+from models.checkpoints import checkpoints, newest_whole, set_aside
 from models.load import inner, keep_freed_memory, load_policy, settle_threads
 from models.packaged import ready
 from models.products import use_products
@@ -175,6 +175,7 @@ def run_and_report(
     run: RunConfig, config: TrainConfig, agent: Agent, resume: bool, say: Callable[[str], None]
 ) -> None:
     """Train, then write summary and report; `say` is told where everything is."""
+    from report.folder import reading
     from report.runlog import summary
     from report.summary import write_summary
 
@@ -186,7 +187,8 @@ def run_and_report(
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
-        write_summary(folder / "summary.json", summary(folder))
+        with reading(folder / "metrics.csv"):
+            write_summary(folder / "summary.json", summary(folder))
         page.live.write()
     report = folder / "report.html"
     if run.keep_checkpoints:
@@ -283,22 +285,32 @@ def _train(
     with group:
         module = _build(setup, reward)
         with contextlib.closing(module.engine):
-            start = done_steps(folder)
+            start, damaged = newest_whole(folder)
             if start > steps:
                 raise UserError(
                     f"The run {folder} has done {start} steps already: "
                     f"give --steps {start} or more."
                 )
-            ranks.barrier()  # every rank has looked at the folder
+            if ranks.rank() == 0:
+                _set_aside(folder, start, damaged)
+            ranks.barrier()  # every rank sees the folder as it is now
             if start < steps:
                 _fit(module, setup, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
                 _write_settings(setup, folder)
+                StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        export(folder)
+        export(folder, steps)
     return folder
+
+
+def _set_aside(folder: Path, start: int, damaged: dict[int, str]) -> None:
+    """Take damaged checkpoints out of the way of those to come, and say from where it goes on."""
+    for step, wrong in damaged.items():
+        aside = set_aside(checkpoints(folder)[step])
+        say(f"{wrong} It is {aside.name} now; going on from step-{start}, which is whole.", "red")
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:
