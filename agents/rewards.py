@@ -1,7 +1,7 @@
 """Take the rewards of trajectories, from an agent or from a function of the user's.
 
-Holds: `Reward`, `reward_of`, `place_of_reward`, `grade`. Leaves out: advantages (grpo.py), the rewards themselves
-(each agent's file).
+Holds: `Reward`, `reward_of`, `place_of_reward`, `grade`. Leaves out: advantages (grpo.py), the
+rewards themselves (each agent's file).
 Exercise it: `python cli.py train --reward my_reward.py:reward`. Read next: grpo.py.
 """
 

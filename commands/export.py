@@ -45,9 +45,9 @@ def export(
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out: a new
-    folder; None = `model` in the run's folder, which is replaced. Adapters are written as well, to
-    OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
+    step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out:
+    a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
+    well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
     the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may have
     trained the run: the export is one process on the host, computes in float32, and writes the
     folder atomically.

@@ -34,6 +34,8 @@ def stretches(sizes: Sequence[int], n: int) -> list[list[int]]:
 
 def new_tokens(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
     """Return the lexicographic order of rows and how many tokens each adds to those before it."""
+    if not rows:
+        return [], []
     order, overlaps = sort_by_prefix([row.prompt_ids + row.response_ids for row in rows])
     return order, [len(rows[i]) - shared for i, shared in zip(order, overlaps, strict=True)]
 
