@@ -47,10 +47,10 @@ def export(
 
     step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
-    well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
-    the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may have
-    trained the run: the export is one process on the host, computes in float32, and writes the
-    folder atomically.
+    well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
+    that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
+    have trained the run: the export is one process on the host, computes in float32, and writes
+    the folder atomically.
     UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
     saved, stored = checkpoints(folder), find.begun(folder)
@@ -63,7 +63,7 @@ def export(
     if step is None:
         step, damaged = newest_whole(folder)
         for wrong in damaged.values():
-            say(f"{wrong} The export is of step-{step}, which is whole.", "red")
+            say(f"{wrong}: the export is of step-{step}, which is whole.", "red")
     if step not in saved:
         steps = ", ".join(map(str, sorted(saved)))
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {steps}.")

@@ -310,7 +310,7 @@ def _set_aside(folder: Path, start: int, damaged: dict[int, str]) -> None:
     """Take damaged checkpoints out of the way of those to come, and say from where it goes on."""
     for step, wrong in damaged.items():
         aside = set_aside(checkpoints(folder)[step])
-        say(f"{wrong} It is {aside.name} now; going on from step-{start}, which is whole.", "red")
+        say(f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.", "red")
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:

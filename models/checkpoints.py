@@ -1,7 +1,8 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
 Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest_whole`,
-`set_aside`, `best_step`, and the table of validations. Leaves out: when they are written (report/runlog.py).
+`set_aside`, `best_step`, and the table of validations. Leaves out: when they are written
+(report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
 
 A checkpoint is a folder `checkpoints/step-N`:
@@ -39,7 +40,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 def newest_whole(folder: Path) -> tuple[int, dict[int, str]]:
     """Return the step of the newest checkpoint that is whole, 0 where there is none at all, and
-    what is wrong with newer ones: step -> a sentence.
+    what is wrong with newer ones: step -> words.
 
     A collective: rank 0 reads all of it, and the others take its word. UserError, on all ranks,
     where every checkpoint is damaged.
@@ -53,8 +54,8 @@ def newest_whole(folder: Path) -> tuple[int, dict[int, str]]:
     saved, damaged = ranks.all_gather_object((saved, damaged))[0]
     if saved and len(damaged) == len(saved):
         raise UserError(
-            f"{folder} has no checkpoint that is whole ({damaged[saved[0]].rstrip('.')}): give "
-            f"another --name, or remove {folder / 'checkpoints'} to begin again from step 0."
+            f"{damaged[saved[0]]}, and no other checkpoint is whole: give another --name, or "
+            f"remove {folder / 'checkpoints'} to begin again from step 0."
         )
     return next((step for step in saved if step not in damaged), 0), damaged
 
@@ -77,7 +78,8 @@ def _damage(path: Path) -> str:
             if zipfile.ZipFile(io.BytesIO(data)).testzip():
                 raise ValueError(f"{piece.relative_path} has changed since it was written")
     except (UserError, *_UNREADABLE, zipfile.BadZipFile) as error:
-        return f"{path} is damaged: {_reason(error.__cause__ or error)}."
+        reason = _reason(error.__cause__ or error)
+        return f"{path} is damaged or is no checkpoint ({reason})"
     return ""
 
 

@@ -43,26 +43,45 @@ def new_tokens(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
 def levelled(rows: list[Row]) -> list[Row]:
     """Move whole trajectories between ranks, so that each has about as many tokens to compute.
 
-    rows: this rank's. Ranks keep what they have as far as that goes, and a group is torn at the
-    border of two ranks only, so that most of what its trajectories share is computed once. A
-    collective: all ranks have as many trajectories in the same order afterwards.
+    rows: this rank's; a trajectory's follow one another. Ranks keep what they have as far as that
+    goes, and a group is torn at the border of two ranks only, so that most of what its trajectories
+    share is computed once (a collective).
     """
     if ranks.world() == 1:
         return rows
-    own: dict[int, list[Row]] = {}
+    parts = destinations(ranks.all_gather_object(trajectory_tokens(rows)))
+    mine, own = parts[ranks.rank()], by_trajectory(rows)
+    for arriving in ranks.all_gather_object(leaving(rows, mine)):
+        own |= arriving
+    return [row for number in mine for row in own[number]]
+
+
+def by_trajectory(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
     for row in rows:
-        own.setdefault(row.trajectory, []).append(row)
-    tokens = dict.fromkeys(own, 0)
+        found.setdefault(row.trajectory, []).append(row)
+    return found
+
+
+def trajectory_tokens(rows: Sequence[Row]) -> dict[int, int]:
+    """Return how many tokens of a rank's rows each trajectory adds: what is shared counts once."""
+    tokens = dict.fromkeys(by_trajectory(rows), 0)
     for i, new in zip(*new_tokens(rows), strict=True):
         tokens[rows[i].trajectory] += new
-    homes = ranks.all_gather_object(tokens)
-    names = list(chain.from_iterable(homes))
-    parts = stretches([n for home in homes for n in home.values()], len(homes))
-    mine = [names[i] for i in parts[ranks.rank()]]
-    leaving = {name: own[name] for name in own.keys() - {*mine}}
-    for arriving in ranks.all_gather_object(leaving):
-        own |= arriving
-    return [row for name in mine for row in own[name]]
+    return tokens
+
+
+def destinations(homes: Sequence[dict[int, int]]) -> list[list[int]]:
+    """Return the trajectories of each rank, by `trajectory_tokens` of what each has now."""
+    numbers = list(chain.from_iterable(homes))
+    parts = stretches([tokens for home in homes for tokens in home.values()], len(homes))
+    return [[numbers[i] for i in part] for part in parts]
+
+
+def leaving(rows: Sequence[Row], mine: Sequence[int]) -> dict[int, list[Row]]:
+    """Return the trajectories that a rank has now and is not to keep."""
+    kept = {*mine}
+    return {n: of for n, of in by_trajectory(rows).items() if n not in kept}
 
 
 def passes(rows: Sequence[Row], max_tokens: int, cost: Cost | None) -> Iterator[TokenBatch]:

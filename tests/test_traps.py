@@ -24,6 +24,7 @@ import grpo
 from agents import find
 from agents.rewards import grade
 from commands import train
+from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
 from engines import vllm_colocated
@@ -335,5 +336,5 @@ def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec, policy):
     rewards = agent.turn_rewards(trajectory)
     for wrong in (rewards[:-1], [*rewards, {"memory": 0.0}]):
         module.agent.turn_rewards = lambda trajectory, wrong=wrong: wrong
-        with pytest.raises(ValueError):
+        with pytest.raises(UserError, match=f"{len(wrong)} rewards for the 3 turns"):
             grade(module.agent, trajectory, module.config.outcome)

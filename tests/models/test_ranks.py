@@ -38,6 +38,7 @@ from memagent import Group
 from models import ranks
 from models.checkpoints import checkpoints
 from models.load import inner, with_lora
+from models.loads import new_tokens
 from models.logprobs import logprobs
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -140,6 +141,9 @@ def updated(name, folder):
     optimizer.step = take
     rows = training_rows(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
+    computed = [sum(new_tokens(part)[1]) for part in grpo.parts_of(rows)]
+    loads = ranks.all_gather_object(sum(computed))
+    assert max(loads) * len(loads) < 1.1 * sum(loads)  # whoever sampled them, and with what signal
     grpo.update(rows)
     return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
 
