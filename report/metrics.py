@@ -90,13 +90,12 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
 
 def _standard_error(total: float, squares: float, n: float) -> float:
     """Return the standard error of the mean of n values, by their sum and that of their squares;
-    nan of a single one.
+    nan of fewer than two.
 
     >>> _standard_error(1.0 + 3.0, 1.0 + 9.0, 2)
     1.0
     """
-    variance = max(0.0, squares - total * total / n) / (n - 1) if n > 1 else math.nan
-    return math.sqrt(variance / n)
+    return math.sqrt(max(0.0, squares - total * total / n) / (n - 1) / n) if n > 1 else math.nan
 
 
 def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:

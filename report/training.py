@@ -78,9 +78,10 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
     reward."""
     skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
     updates = "update" if skipped == 1 else "updates"
+    trajectories = "trajectory" if unrewarded == 1 else "trajectories"
     return [
         *([f"{skipped} {updates} skipped: the gradient is not finite"] if skipped else []),
-        *([f"{unrewarded} left out, without a reward"] if unrewarded else []),
+        *([f"{unrewarded} {trajectories} left out, without a reward"] if unrewarded else []),
     ]
 
 

@@ -19,10 +19,12 @@ from conftest import Stop, random_policy, stop_at
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import grpo
 import memagent
 from agents import find
+from cli import app
 from commands import export, train
 from config import files, terminal
 from config.errors import UserError
@@ -431,6 +433,54 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     (folder / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         train.train(run, replace(config, steps=2), reader(), resume=True)
+
+
+REWARDS = """
+def some(t):
+    return None if t.sample else 0.5 + t.sample
+def half(t):
+    return None if t.sample == 1 else float(t.sample)
+def nan_later(t):
+    return float("nan") if t.task.id.split(".")[-2].endswith("1") else 1.0
+def fails(t):
+    return 1 / 0
+"""
+
+
+def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_path, capsys):
+    """To the end of the run, with strict JSON in its summary and `None` in its records."""
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    run = run_config(model, tmp_path, "a", reward=f"{path}:half")
+    said = []
+    train.run_and_report(run, replace(GRPO, steps=2), reader(), False, said.append)
+    folder, out = tmp_path / "a", capsys.readouterr().out
+    assert out.count("2 trajectories left out, without a reward  reward 1.000") == 2
+    assert [row["unrewarded"] for row in rows_of(folder)] == ["2", "2"]
+    assert [float(row["reward"]) for row in rows_of(folder)] == [1.0, 1.0]  # of 0 and 2
+    assert json.loads((folder / "summary.json").read_text())["unrewarded"] == 4
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        rewards = [json.loads(line)["reward"] for line in file]
+    assert rewards == [0.0, None, 2.0] * 4
+    page = (folder / "report.html").read_text()
+    assert "4 trajectories left out" in page[: page.index("<h2")]
+    done = CliRunner().invoke(app, ["show", str(folder), "--n", "12"])
+    assert done.exit_code == 0 and "none: left out of its group" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", r"mine\.py:fails fails on the task '.*ZeroDivisionError.*line 9"),
+        ("nan_later", r"mine\.py:nan_later returned nan for the task"),
+    ],
+)
+def test_what_is_no_reward_ends_a_run_with_one_sentence(model, tmp_path, name, message):
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    run = run_config(model, tmp_path, "a", reward=f"{path}:{name}")
+    with pytest.raises(UserError, match=message):
+        train.train(run, replace(GRPO, steps=2), reader())
 
 
 def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_path, capsys):
