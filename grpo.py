@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from operator import itemgetter
 from typing import Literal
 
 import lightning
 import torch
 
+from agents.rewards import grade, reward_of
 from config.errors import UserError
 from config.options import GRPOConfig
 from data import Task, Tasks, seed_of
@@ -29,9 +30,10 @@ from engines.checks import SamplerChecks
 from memagent import Agent, Group, Trajectory, Turn, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
-from models.logprobs import Row, TokenBatch, logprobs, pack, policy_logprobs
+from models.loads import levelled, passes
+from models.logprobs import Row, TokenBatch, logprobs, policy_logprobs
 from models.proof import WeightMatch, WeightSnapshot, agreement
-from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, on_gpu
+from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, times_of
 from rollout import Engine, Sampling, rollout
 from tokens.trie import Cost
 
@@ -65,8 +67,7 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     of its own (arXiv 2509.23040, eq. 8 and 9), it has alpha times that plus 1 - alpha times its
     own: their sum against the group's turns at the same place (`memagent.place_of`), 0 if alone.
     """
-    outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
-    out = []
+    outcome, out = _outcome(group, config), []
     for a, trajectory in zip(outcome, group.trajectories, strict=True):
         shares = sum(turn.trained for turn in trajectory.turns) if config.credit == "split" else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
@@ -78,11 +79,17 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     for indices in at_place.values():
         turns = [group.trajectories[i].turns[k] for i, k in indices]
         rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
-        lone = len(rewards) == 1 < len(group.trajectories)  # there is nothing to compare it with
+        lone = len(rewards) == 1 < len(group.sampled)  # there is nothing to compare it with
         own = [0.0] if lone else advantages(rewards, config.normalisation)
         for (i, k), a in zip(indices, own, strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out
+
+
+def _outcome(group: Group, config: GRPOConfig) -> list[float]:
+    """Return the advantages of a group's trajectories: 0 for one that is left alone in it."""
+    rewards = [t.reward for t in group.trajectories]
+    return advantages(rewards, config.normalisation) if group.signal else [0.0] * len(rewards)
 
 
 def training_rows(
@@ -95,13 +102,13 @@ def training_rows(
     """
     rows = []
     for index, group in zip(ranks.snake_order(rank, world), groups, strict=False):
-        outcome = advantages([t.reward for t in group.trajectories], config.normalisation)
+        outcome = _outcome(group, config)
         of_turns = advantages_of(group, config)
         if config.without_signal == "skip" and not (group.signal or any(map(any, of_turns))):
             continue
         # The rare outcome of a group, such as its only success, has an advantage above the mean.
         # Its turns are all trained; the other trajectories' may be thinned out.
-        usual = sum(map(abs, outcome)) / len(outcome) * (1 + 1e-9)
+        usual = sum(map(abs, outcome)) / max(1, len(outcome)) * (1 + 1e-9)
         for k, trajectory in enumerate(group.trajectories):
             pairs = zip(trajectory.turns, of_turns[k], strict=True)
             turns = [(turn, advantage) for turn, advantage in pairs if turn.trained]
@@ -323,27 +330,14 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         sampling, seed = Sampling(self.temperature, config.top_p), seed_of(config.seed, step)
         done = rollout(self.engine, self.agent, jobs, sampling, seed, config.in_flight)
         for trajectory in done:  # in the order in which they finish
-            self.grade(trajectory)
-            groups[trajectory.task.id].trajectories.append(trajectory)
+            grade(self.agent, trajectory, config.outcome)
+            group = groups[trajectory.task.id]
+            (group.left_out if trajectory.reward is None else group.trajectories).append(trajectory)
         for group in groups.values():
             group.trajectories.sort(key=lambda t: t.sample)
-        errors = [t.error for group in groups.values() for t in group.trajectories]
-        if not ranks.all_reduce_sum({"right": sum(not error for error in errors)})["right"]:
-            raise UserError(f"Every trajectory of step {step} failed: {errors[0]}.")
+        self.check_rollout(list(groups.values()))
         self.update_agent(list(groups.values()))
         return list(groups.values())
-
-    def reward(self, trajectory: Trajectory) -> float:
-        """Return a trajectory's reward, 0 if it failed."""
-        return 0.0 if trajectory.error else self.agent.reward(trajectory, self.config.outcome)
-
-    def grade(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward and, if the agent rewards single turns, those of its turns."""
-        trajectory.reward = self.reward(trajectory)
-        rewards = self.agent.turn_rewards(trajectory)
-        if rewards is not None:
-            for turn, of_turn in zip(trajectory.turns, rewards, strict=True):
-                turn.rewards = dict(of_turn)
 
     def update_agent(self, groups: list[Group]) -> None:
         """Let an agent that defines `after_group` learn from all ranks' groups, in order."""
@@ -388,11 +382,14 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         self.metrics |= metrics
 
     def parts_of(self, rows: list[Row]) -> list[list[Row]]:
-        """Cut rows into one part per update: whole trajectories, in order, on all ranks alike."""
+        """Cut rows into one part per update: whole trajectories, in order, on all ranks alike.
+
+        Of each part every rank gets about as much to compute, whoever sampled it.
+        """
         ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
         n = updates_of(rows, len(ids), self.config)
         part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
-        return [[r for r in rows if part_of[r.trajectory] == k] for k in range(n)]
+        return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
 
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
         """Add the gradient of one update's loss to the parameters', one trie at a time.
@@ -450,16 +447,9 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         return Cost.of(inner(self.model)) if self.device.type == "cpu" else None
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
-        """Yield rows packed into tries, one per pass through the model.
-
-        All ranks contribute their shards to every pass: one with fewer tries ends with empty ones.
-        """
-        batches = list(pack(rows, self.config.micro_tokens, self.cost))
-        n = int(ranks.all_reduce_max(len(batches)))  # before any pass, which is a collective too
-        (empty,) = pack([Row([0], [self.agent.codec.end_id or 0], [])], 2)
-        empty.index = []
-        yield from batches
-        yield from repeat(empty, n - len(batches))
+        """Yield rows packed into tries, one per pass through the model (a collective)."""
+        filler = self.agent.codec.end_id or 0
+        return passes(rows, self.config.micro_tokens, self.cost, filler)
 
     @torch.no_grad()
     def row_logprobs(self, rows: list[Row], model) -> list[list[float]]:
@@ -495,12 +485,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
 
     def add_times(self, seconds: dict[str, float]) -> None:
         """Complete the metrics of a step with its seconds and rates."""
-        step_s = seconds["rollout"] + seconds["update"]
-        tokens = self.metrics["read_tokens"] + self.metrics["written_tokens"]
-        self.metrics |= {f"{p}_s": seconds.get(p, 0.0) for p in ("rollout", "switch", "update")}
-        self.metrics |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
-        computed, update_s = self.metrics["computed_tokens"], seconds["update"]
-        self.metrics |= on_gpu(inner(self.model), computed, update_s, self.memory)
+        self.metrics |= times_of(self.metrics, seconds, inner(self.model), self.memory)
 
     def validate(self) -> dict[str, float]:
         """Return the mean reward (score) of greedy answers to all ranks' n validation tasks."""
@@ -508,9 +493,10 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         with self.engine.awake(self.model):
             jobs = ((task, 0) for task in ranks.share(self.validation))
             done = rollout(self.engine, self.agent, jobs, sampling, config.seed, config.in_flight)
-            rewards = [self.reward(trajectory) for trajectory in done]
+            rewards = [reward_of(self.agent, trajectory, config.outcome) for trajectory in done]
+        rewards = [reward for reward in rewards if reward is not None]
         n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(rewards)})
-        self.validated = {"score": n["score"] / n["n"], "n": int(n["n"])}
+        self.validated = {"score": n["score"] / n["n"] if n["n"] else math.nan, "n": int(n["n"])}
         return self.validated
 
     def at_level(self, values: Sequence):
@@ -542,7 +528,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Go on to longer tasks once the present ones are learnt."""
         self.level_steps += 1
         # the mean over a level's first five steps, an exponential moving average from there on
-        self.running += (self.metrics["reward"] - self.running) / min(self.level_steps, 5)
+        if math.isfinite(reward := self.metrics["reward"]):  # of a step with any
+            self.running += (reward - self.running) / min(self.level_steps, 5)
         learnt = self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps
         if learnt and self.level < self.tasks.levels:
             self.level, self.level_steps, self.running = self.level + 1, 0, 0.0

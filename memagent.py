@@ -121,7 +121,7 @@ class Trajectory:
     task: Task
     turns: list[Turn] = field(default_factory=list)
     sample: int = 0  # which of the group's G trajectories
-    reward: float = 0.0  # raw, never overwritten
+    reward: float | None = 0.0  # raw, never overwritten; None: it could not be given
     error: str = ""  # why it failed; a failed trajectory counts as wrong
     seconds: float = 0.0
 
@@ -137,11 +137,18 @@ class Group:
 
     task: Task
     trajectories: list[Trajectory]
+    left_out: list[Trajectory] = field(default_factory=list)  # without a reward: they play no part
+
+    @property
+    def sampled(self) -> list[Trajectory]:
+        """Those left out as well."""
+        return sorted([*self.trajectories, *self.left_out], key=lambda t: t.sample)
 
     @property
     def signal(self) -> bool:
         """Whether the rewards differ: where they are all the same every advantage is 0."""
-        return len(self.trajectories) == 1 or len({t.reward for t in self.trajectories}) > 1
+        lone = len(self.sampled) == len(self.trajectories) == 1
+        return lone or len({t.reward for t in self.trajectories}) > 1
 
 
 NO_MEMORY = "No previous memory"

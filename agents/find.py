@@ -45,6 +45,7 @@ SHARED = (
     "notes",
     "pay",
     "retrieval",
+    "rewards",
     "search",
     "store",
     "tools",

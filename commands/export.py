@@ -21,7 +21,14 @@ from config import files
 from config.errors import UserError
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
-from models.checkpoints import best_step, checkpoints, load_checkpoint, read_state
+from config.terminal import say
+from models.checkpoints import (
+    best_step,
+    checkpoints,
+    load_checkpoint,
+    newest_whole,
+    read_state,
+)
 from models.load import inner, load_policy, merge_adapters, stored_dtype
 from models.setup import TrainingSetup
 from tasks import seen
@@ -38,12 +45,12 @@ def export(
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: of the checkpoint; None = the last, or with of_best the best by validation. out: a new
-    folder; None = `model` in the run's folder, which is replaced. Adapters are written as well, to
-    OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto = that of
-    the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may have
-    trained the run: the export is one process on the host, computes in float32, and writes the
-    folder atomically.
+    step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out:
+    a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
+    well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
+    that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
+    have trained the run: the export is one process on the host, computes in float32, and writes
+    the folder atomically.
     UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
     saved, stored = checkpoints(folder), find.begun(folder)
@@ -53,7 +60,10 @@ def export(
         raise UserError("Give --step or --best, not both.")
     if of_best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
-    step = max(saved) if step is None else step
+    if step is None:
+        step, damaged = newest_whole(folder)
+        for wrong in damaged.values():
+            say(f"{wrong}: the export is of step-{step}, which is whole.", "red")
     if step not in saved:
         steps = ", ".join(map(str, sorted(saved)))
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {steps}.")

@@ -21,16 +21,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from agents import find
+from agents.rewards import grade
 from config.errors import UserError
 from data import Task, places, seed_of
 from grpo import GRPO
 from memagent import Agent, Finish, Group, Prompt, Trajectory, Turn
 from models import ranks
 from models.load import inner, recompute
+from models.loads import new_tokens, stretches
 from models.logprobs import Row, policy_logprobs
 from report.metrics import Clock
 from rollout import advance, start
-from tokens.trie import sort_by_prefix
 
 KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
 SHARE = 0.1  # of the tasks, for an agent of `also` that names none
@@ -106,14 +107,8 @@ def deal(rows: Sequence[Row], n: int) -> list[list[int]]:
 
     Lexicographic neighbours, such as questions about one section, stay together.
     """
-    order, overlaps = sort_by_prefix([row.prompt_ids + row.response_ids for row in rows])
-    new = [len(rows[i]) - shared for i, shared in zip(order, overlaps, strict=True)]
-    total, done, parts = sum(new), 0, [[] for _ in range(n)]
-    for i, tokens in zip(order, new, strict=True):
-        middle = n * (2 * done + tokens) // (2 * total)
-        parts[min(middle, n - 1)].append(i)  # the last row may repeat the one before it
-        done += tokens
-    return parts
+    order, new = new_tokens(rows)
+    return [[order[i] for i in part] for part in stretches(new, n)]
 
 
 # ---------------------------------------------------------------- the module
@@ -180,7 +175,7 @@ class SFT(GRPO):
             trajectory = self.demonstrate(task, tasks[number - 1], rng)
             if trajectory is None:
                 continue
-            self.grade(trajectory)
+            grade(self.agent, trajectory, self.config.outcome)
             groups.append(Group(task, [trajectory]))
             for turn in chosen_turns(trajectory, self.config.others, rng):
                 rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0))

@@ -27,7 +27,7 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
         for r in records
         if (step is None or r["step"] == step)
         and task in r["id"]
-        and not (wrong and r["reward"] > 0)
+        and not (wrong and (r["reward"] is None or r["reward"] > 0))
     ]
     if not chosen and records:
         steps = sorted({record["step"] for record in records if record["step"] is not None})

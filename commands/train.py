@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
+from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files
@@ -30,13 +31,13 @@ from config.errors import UserError
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.realmodels import base_of
-from config.terminal import bar, fitting
+from config.terminal import bar, fitting, say
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import done_steps
+from models.checkpoints import checkpoints, newest_whole, set_aside
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import ready
@@ -45,12 +46,13 @@ from models.setup import TrainingSetup, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
+from report.training import amiss
 from rollout import advance
 from rollout import start as begin
 from tasks import hub
 from tasks.sources import GENERATED, training_tasks, validation_tasks
 
-Reward = Callable[[Trajectory], float]
+RewardFunction = Callable[[Trajectory], object]
 
 
 class Steps:
@@ -102,18 +104,20 @@ def check(setup: TrainingSetup, here: bool = True) -> None:
         )
 
 
-def build(run: RunConfig, config: TrainConfig, agent: Agent, reward: Reward | None = None) -> GRPO:
+def build(
+    run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
+) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
     return _build(TrainingSetup.of(run, config, agent), reward)
 
 
-def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
+def _build(setup: TrainingSetup, reward: RewardFunction | None) -> GRPO:
     run, training = setup.run, setup.training
     check(setup)
     tasks = training_tasks(run, training)
     batch = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
-        reward = load_function(run.reward, "--reward")
+        reward = Reward(load_function(run.reward, "--reward"), run.reward)
     codec = setup.codec()
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
@@ -140,12 +144,12 @@ def _build(setup: TrainingSetup, reward: Reward | None) -> GRPO:
     return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
 
 
-def rewarded(agent: Agent, reward: Reward | None) -> Agent:
+def rewarded(agent: Agent, reward: RewardFunction | None) -> Agent:
     """Return an agent whose reward is a function of the finished trajectory."""
     if reward is None:
         return agent
     agent = copy.copy(agent)
-    agent.reward = lambda trajectory, outcome="exact": reward(trajectory)
+    agent.reward = reward if isinstance(reward, Reward) else Reward(reward)
     return agent
 
 
@@ -176,6 +180,7 @@ def run_and_report(
     run: RunConfig, config: TrainConfig, agent: Agent, resume: bool, say: Callable[[str], None]
 ) -> None:
     """Train, then write summary and report; `say` is told where everything is."""
+    from report.folder import reading
     from report.runlog import summary
     from report.summary import write_summary
 
@@ -187,7 +192,8 @@ def run_and_report(
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
-        write_summary(folder / "summary.json", summary(folder))
+        with reading(folder / "metrics.csv"):
+            write_summary(folder / "summary.json", summary(folder))
         page.live.write()
     report = folder / "report.html"
     if run.keep_checkpoints:
@@ -203,7 +209,7 @@ def train(
     agent: Agent,
     resume: bool = False,
     callbacks=(),
-    reward: Reward | None = None,
+    reward: RewardFunction | None = None,
 ) -> Path:
     """Train and export; return the run's folder. With `resume`, go on from its last checkpoint.
 
@@ -275,7 +281,7 @@ def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> P
 
 
 def _train(
-    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: Reward | None
+    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: RewardFunction | None
 ) -> Path:
     """Do one rank's part of a training."""
     silence_lightning()
@@ -284,22 +290,32 @@ def _train(
     with group:
         module = _build(setup, reward)
         with contextlib.closing(module.engine):
-            start = done_steps(folder)
+            start, damaged = newest_whole(folder)
             if start > steps:
                 raise UserError(
                     f"The run {folder} has done {start} steps already: "
                     f"give --steps {start} or more."
                 )
-            ranks.barrier()  # every rank has looked at the folder
+            if ranks.rank() == 0:
+                _set_aside(folder, start, damaged)
+            ranks.barrier()  # every rank sees the folder as it is now
             if start < steps:
                 _fit(module, setup, folder, resume, start, callbacks)
             elif ranks.rank() == 0:
                 _write_settings(setup, folder)
+                StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        export(folder)
+        export(folder, steps)
     return folder
+
+
+def _set_aside(folder: Path, start: int, damaged: dict[int, str]) -> None:
+    """Take damaged checkpoints out of the way of those to come, and say from where it goes on."""
+    for step, wrong in damaged.items():
+        aside = set_aside(checkpoints(folder)[step])
+        say(f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.", "red")
 
 
 def _write_settings(setup: TrainingSetup, folder: Path) -> None:
@@ -444,9 +460,9 @@ class TrainingProgress(lightning.Callback):
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
             self.say(done, f"validation {score:.3f} (n {n})")
-        if done % self.every == 0 or not self.progress.console.is_terminal:
+        if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
-            self.say(done, module.progress, *times)
+            self.say(done, *wrong, module.progress, *times)  # what fits, from the left
         self.progress.update(self.task, completed=done, note=note)
 
     def say(self, step: int, *parts: str) -> None:

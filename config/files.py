@@ -1,6 +1,6 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
+Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
 `read_yaml`, `typed`, `run_path`, `evaluation_folder`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
@@ -36,6 +36,18 @@ def is_file(path: str | Path) -> bool:
         name = clip(str(path), 200)
         raise UserError(f"{name} cannot be read: {reason}.") from error
     return Path(path).is_file()
+
+
+def sync(path: Path) -> None:
+    """Wait until the system has written a file, or the names in a folder, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError:  # some file systems know no such thing of a folder
+        if not path.is_dir():
+            raise
+    finally:
+        os.close(fd)
 
 
 @contextmanager

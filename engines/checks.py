@@ -6,18 +6,21 @@ Exercise it: `pytest tests/models/test_proof.py`. Read next: grpo.py.
 
     before the first step    prove_before     disturbed weights reach the sampler
     after steps 1, 2, 4, ..  prove_after      the sampler has left the weights it began with
-    in every step            check_mismatch   its log-probs are the trainer's, up to rounding
+    in every step            check_rollout    something was sampled and given a reward
+                             check_mismatch   its log-probs are the trainer's, up to rounding
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from agents.rewards import place_of_reward
 from config.errors import UserError
 from data import seed_of
-from memagent import Prompt, Turn
+from memagent import Group, Prompt, Turn
 from models import ranks
 from models.load import inner
 from models.logprobs import Row
@@ -35,6 +38,21 @@ class SamplerChecks:
     A part of `GRPO`: it reads the module's model, engine, agent, tasks, config and groups, computes
     with its `row_logprobs`, and writes its `metrics`, `initial_weights` and `proofs`.
     """
+
+    def check_rollout(self, groups: Sequence[Group]) -> None:
+        """Raise UserError if all trajectories of a step have failed, on all ranks, or if at the
+        first step none is given a reward: there would be nothing to learn from (a collective)."""
+        sampled, step = [t for group in groups for t in group.sampled], self.done_steps
+        right = sum(not t.error for t in sampled)
+        rewarded = sum(len(group.trajectories) for group in groups)
+        n = ranks.all_reduce_sum({"right": right, "rewarded": rewarded})
+        if not n["right"]:
+            raise UserError(f"Every trajectory of step {step} failed: {sampled[0].error}.")
+        if not (step or n["rewarded"]):
+            raise UserError(
+                f"{place_of_reward(self.agent)} gave no trajectory of the first step a reward "
+                "(None): there is nothing to learn from."
+            )
 
     def prove_before(self) -> None:
         """Prove before the first step that weights reach the sampler.
@@ -138,7 +156,7 @@ class SamplerChecks:
     def first_rows(self) -> list[Row]:
         """Return the rollout's first turns as rows, as many as one pass takes."""
         rows, tokens = [], 0
-        trajectories = (t for group in self.groups for t in group.trajectories)
+        trajectories = (t for group in self.groups for t in group.sampled)
         for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
             if not turn.response_ids or turn.prompt.frozen:
                 continue

@@ -20,7 +20,15 @@ from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, without_url
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
-from models.plan import ANSWERER_TOKENS, GRAPHS_GIB, answerer_gib, geometry, plan
+from models.plan import (
+    ANSWERER_TOKENS,
+    GIB,
+    GRAPHS_GIB,
+    answerer_gib,
+    geometry,
+    plan,
+    turns_in_cache,
+)
 from models.setup import Setup, TrainingSetup, auto_dtype, date_of
 
 if TYPE_CHECKING:  # torch comes with it
@@ -78,7 +86,7 @@ def open_engine(
         if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
             raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
         most = window_of_model(setup.folder, setup.trust_remote_code)
-        taken = beside / _gpu_gib() if setup.on_gpu else 0.0
+        share = _share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9
         return ColocatedEngine(
             setup.folder,
             codec,
@@ -87,7 +95,7 @@ def open_engine(
             kv_gib or (0.0 if setup.on_gpu else 1.0),
             setup.dtype,
             packed=True,
-            gpu_memory_utilization=0.9 - taken,
+            gpu_memory_utilization=share,
             trust_remote_code=setup.trust_remote_code,
             grammar=grammar_of(constrained, codec) if constrained else "",
         )
@@ -129,6 +137,23 @@ def _gpu_gib() -> float:
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+def _share_of_card(setup: Setup, kv_gib: float, beside: float) -> float:
+    """Return the share of the GPU's memory that vLLM is given for reading.
+
+    .9 but for what is `beside` it, in GiB; no more than weights and cache take where the size of
+    the cache is given, and the model's sizes are known.
+    """
+    share = 0.9 - beside / _gpu_gib()
+    if not kv_gib:
+        return share
+    try:
+        weights = geometry(str(setup.folder)).weights
+    except UserError:  # an architecture whose sizes are not known
+        return share
+    weights_gib = weights * (4 if setup.dtype == "float32" else 2) / GIB
+    return min(share, (weights_gib + kv_gib + GRAPHS_GIB) / _gpu_gib())
 
 
 def open_endpoint(
@@ -391,10 +416,11 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     from models.load import dequantised_folder, inner, window_for_vllm
 
     run, grpo, agent = setup.run, setup.training, setup.agent
-    sleep, kv_gib, share = run.sleep, run.kv_gib, 0.9
+    sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, grpo.in_flight
     if setup.on_gpu:
         gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
-        p = plan(geometry(run.model), setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
+        sizes = geometry(run.model)
+        p = plan(sizes, setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
@@ -402,6 +428,8 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
             )
         sleep, kv_gib = p.sleep if sleep == "auto" else sleep, kv_gib or p.cache
         share = min(0.95, (p.sampler + kv_gib + GRAPHS_GIB) / gpu_gib)
+        # more would only wait for room in the cache, or be thrown out of it and computed again
+        rows = min(rows, turns_in_cache(sizes, kv_gib, agent.turn_tokens()))
     elif sleep == "auto":
         sleep = "1"  # a CPU releases nothing, but the calls are the same
     dtype = setup.compute_dtype
@@ -411,7 +439,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
             folder,
             codec,
             min(setup.window, window_for_vllm(inner(policy).config)),
-            grpo.in_flight,
+            rows,
             kv_gib or 1.0,
             dtype,
             grpo.lora_rank,

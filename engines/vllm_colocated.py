@@ -239,7 +239,6 @@ class ColocatedEngine:
             "dtype": dtype,
             "max_model_len": window,
             "max_num_seqs": rows,
-            "max_num_batched_tokens": max(4096, min(window, 16384)),
             "gpu_memory_utilization": 0.5,
             "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
         }
@@ -265,7 +264,13 @@ class ColocatedEngine:
         self._sleep()
 
     def _fixed_settings(self) -> dict[str, object]:
-        """Return the arguments of `vllm.LLM` that follow from what the engine is for."""
+        """Return the arguments of `vllm.LLM` that follow from what the engine is for.
+
+        On a GPU `max_num_batched_tokens` is vLLM's own: of 0.31, 16,384 on cards of 70 GiB or more
+        but an A100, else 8,192. A longer prompt is read in parts.
+        """
+        from vllm.config import KernelConfig
+
         settings: dict[str, object] = {
             "skip_tokenizer_init": True,
             "enable_prefix_caching": True,
@@ -275,6 +280,9 @@ class ColocatedEngine:
         }
         if world() > 1:  # each rank has an engine of its own, and torchrun has started them
             settings["distributed_executor_backend"] = "external_launcher"
+        if "enable_jit_warmup" in KernelConfig.__dataclass_fields__:  # of vLLM 0.31
+            # kernels are compiled when they are needed; all ahead take more than half a minute
+            settings["kernel_config"] = {"enable_jit_warmup": False}
         if self.grammar:  # xgrammar asks the tokenizer which texts its tokens are
             settings["skip_tokenizer_init"] = False
             settings["structured_outputs_config"] = {"backend": "xgrammar"}

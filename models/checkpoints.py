@@ -1,7 +1,8 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `done_steps`, `best_step`,
-and the table of validations. Leaves out: when they are written (report/runlog.py).
+Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest_whole`,
+`set_aside`, `best_step`, and the table of validations. Leaves out: when they are written
+(report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
 
 A checkpoint is a folder `checkpoints/step-N`:
@@ -13,15 +14,18 @@ A checkpoint is a folder `checkpoints/step-N`:
 from __future__ import annotations
 
 import csv
+import io
 import json
 import pickle
 import shutil
+import zipfile
+from math import isnan
 from pathlib import Path
 
 import torch
 
 from config.errors import UserError
-from config.files import replacing
+from config.files import replacing, sync
 from models import ranks
 
 # ---------------------------------------------------------------- what a run's folder holds
@@ -34,9 +38,56 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(number): path for number, path in numbered.items() if number.isdigit()}
 
 
-def done_steps(folder: Path) -> int:
-    """Return the step of the last checkpoint, 0 without one."""
-    return max(checkpoints(folder), default=0)
+def newest_whole(folder: Path) -> tuple[int, dict[int, str]]:
+    """Return the step of the newest checkpoint that is whole, 0 where there is none at all, and
+    what is wrong with newer ones: step -> words.
+
+    A collective: rank 0 reads all of it, and the others take its word. UserError, on all ranks,
+    where every checkpoint is damaged.
+    """
+    damaged: dict[int, str] = {}
+    saved = sorted(checkpoints(folder), reverse=True) if ranks.rank() == 0 else []
+    for step in saved:
+        if not (wrong := _damage(checkpoints(folder)[step])):
+            break
+        damaged[step] = wrong
+    saved, damaged = ranks.all_gather_object((saved, damaged))[0]
+    if saved and len(damaged) == len(saved):
+        raise UserError(
+            f"{damaged[saved[0]]}, and no other checkpoint is whole: give another --name, or "
+            f"remove {folder / 'checkpoints'} to begin again from step 0."
+        )
+    return next((step for step in saved if step not in damaged), 0), damaged
+
+
+def _damage(path: Path) -> str:
+    """Say what is wrong with a checkpoint, "" if it is whole: all of it is read, piece by piece.
+
+    A piece is a file of torch.save, a zip archive with checksums.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        read_state(path)
+        for piece in dcp.FileSystemReader(path).read_metadata().storage_data.values():
+            with (path / piece.relative_path).open("rb") as file:
+                file.seek(piece.offset)
+                data = file.read(piece.length)
+            if len(data) < piece.length:
+                raise ValueError(f"{piece.relative_path} is cut off")
+            if zipfile.ZipFile(io.BytesIO(data)).testzip():
+                raise ValueError(f"{piece.relative_path} has changed since it was written")
+    except (UserError, *_UNREADABLE, zipfile.BadZipFile) as error:
+        reason = _reason(error.__cause__ or error)
+        return f"{path} is damaged or is no checkpoint ({reason})"
+    return ""
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint, so that it counts no longer; return its new path."""
+    aside = path.with_name(f"{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
 
 
 def validations(folder: Path) -> list[dict]:
@@ -62,10 +113,11 @@ def write_validations(path: Path, rows: list[dict]) -> None:
 def best_step(folder: Path) -> int | None:
     """Return the step with the best validation score among the checkpoints, the last of equals.
 
-    None where no checkpoint was validated.
+    None where no checkpoint was validated, or none of the answers had a reward.
     """
     saved = checkpoints(folder)
-    scores = [(row["score"], row["step"]) for row in validations(folder) if row["step"] in saved]
+    rows = (row for row in validations(folder) if row["step"] in saved)
+    scores = [(row["score"], row["step"]) for row in rows if not isnan(row["score"])]
     return max(scores)[1] if scores else None
 
 
@@ -105,8 +157,12 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
         dcp.save(state_dict, checkpoint_id=temporary, no_dist=_has_all_weights(model))
         if ranks.rank() == 0:
             (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            # a power cut must not leave the new name with empty files behind it
+            for part in (*temporary.iterdir(), temporary):
+                sync(part)
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
+            sync(path.parent)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:
         # torch reports a full disk as a RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,7 +1,7 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
 Holds: `Geometry` and the sizes of common models, `plan` (memory of each phase, what the sampler
-does during the update), `answerer_gib`, `step_seconds`, `longest_section`.
+does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`, `longest_section`.
 Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch for a
 model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
@@ -292,6 +292,11 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     dequantised = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
     logits = 3 * 512 * g.vocab * 4
     return _gib(stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6)
+
+
+def turns_in_cache(g: Geometry, cache_gib: float, window: int) -> int:
+    """Return how many turns of `window` tokens a cache holds without sharing; at least one."""
+    return max(1, int(cache_gib / _gib(window * g.kv_bytes) + 1e-6))
 
 
 def answerer_gib(g: Geometry) -> float:

@@ -1,7 +1,7 @@
 """Read what a run's folder holds at any time: finished, going on, or killed.
 
-Holds: `Run`, `read_run`, `settings_of`, `lines_of`. Leaves out: the page (report/page.py), who
-writes the files (report/runlog.py, eval.py). No torch.
+Holds: `Run`, `read_run`, `reading`, `settings_of`, `lines_of`. Leaves out: the page
+(report/page.py), who writes the files (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py report RUN`. Read next: report/page.py.
 
 What follows the last newline of a file is torn, and dropped. Where summary.json is missing, or says
@@ -52,7 +52,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
     path = folder / "rows.jsonl"
-    with _reading(path):
+    with reading(path):
         rows = read_rows(path)
         latest_rows = latest(rows)
     summary, how_far, progress = _summed_up(folder, settings, latest_rows)
@@ -104,19 +104,19 @@ def _summed_up(folder: Path, settings: dict, rows: Sequence[dict]) -> tuple[dict
     elif steps and (summary is None or summary.get("steps", len(steps)) != len(steps)):
         from report.runlog import summary as of_training
 
-        with _reading(path):
+        with reading(path):
             summary = of_training(folder)
     return summary, how_far if not summary["cells"] else "", path
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Name the file that cannot be read."""
     try:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
 
 
@@ -124,7 +124,7 @@ def _stored(path: Path) -> dict | None:
     """Return the summary that a run has written; None: none yet."""
     if not path.exists():
         return None
-    with _reading(path):
+    with reading(path):
         summary = json.loads(path.read_bytes())
         if "accuracy" in summary:
             raise UserError(
@@ -137,7 +137,7 @@ def _stored(path: Path) -> dict | None:
 
 def lines_of(path: Path) -> list[dict]:
     """Return the whole lines of a file of JSON; [] if there is no such file."""
-    with _reading(path):
+    with reading(path):
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
@@ -194,7 +194,7 @@ def _status(how_far: str, running: bool, progress: Path) -> str:
 def _transcripts(path: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
     lines = lines_of(path)
-    with _reading(path):
+    with reading(path):
         records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]

@@ -103,6 +103,9 @@ def _n(numbers: Iterable[int]) -> str:
 
 def _of_training(summary: dict) -> str:
     """Return the result of a training that nothing has been asked after."""
+    measure = "loss" if "loss" in summary else "reward"
+    if measure in summary and summary[measure] is None:
+        return f"{summary['steps']} training steps, none with a {measure}."
     if "reward" in summary:
         return (
             f"{summary['steps']} training steps; the mean reward of the last ones is "

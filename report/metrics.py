@@ -1,7 +1,7 @@
 """Metrics of a training step, a line of metrics.csv: of its rollout, its turns, its time and GPU.
 
-Holds: `describe`, `describe_turns`, `Clock`, `PeakMemory`, `on_gpu`; the names of an update's
-metrics. Leaves out: the update (grpo.py), files (report/runlog.py).
+Holds: `describe`, `describe_turns`, `times_of`, `Clock`, `PeakMemory`, `on_gpu`; the names of an
+update's metrics. Leaves out: the update (grpo.py), files (report/runlog.py).
 Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -31,22 +31,26 @@ UPDATE_METRICS = (
 def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, float]:
     """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
 
-    reward_se: standard error of the mean reward over groups, which each have one task.
+    reward: the mean of the trajectories that have one, nan without any; unrewarded: the number of
+    the others. reward_se: its standard error over groups, which each have one task.
     groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
+    trajectories = [t for group in groups for t in group.sampled]
+    rewarded = [[t.reward for t in group.trajectories] for group in groups]
     # what a frozen policy answers is no part of the policy that is trained
     own = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
     updates = [turn for turn in own if not turn.prompt.final]
     sampled = [lp for turn in own for lp in turn.logprobs]
-    means = [fmean(t.reward for t in group.trajectories) for group in groups]
+    means = [fmean(rewards) for rewards in rewarded if rewards]
     n = ranks.all_reduce_sum(
         {
             "group_means": sum(means),
             "squared_means": sum(mean * mean for mean in means),
             "trajectories": len(trajectories),
             "groups": len(groups),
-            "reward": sum(t.reward for t in trajectories),
+            "groups_rewarded": len(means),
+            "rewarded": sum(map(len, rewarded)),
+            "reward": sum(map(sum, rewarded)),
             "groups_without_signal": sum(not g.signal for g in groups),
             "failed": sum(bool(t.error) for t in trajectories),
             "turns": sum(len(t.turns) for t in trajectories),
@@ -63,10 +67,13 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     each, update = n["trajectories"], max(1, n["updates"])
     return (
         {
-            "reward": n["reward"] / each,
-            "reward_se": _standard_error(n["group_means"], n["squared_means"], n["groups"]),
+            "reward": n["reward"] / n["rewarded"] if n["rewarded"] else math.nan,
+            "reward_se": _standard_error(
+                n["group_means"], n["squared_means"], n["groups_rewarded"]
+            ),
             "groups_without_signal": n["groups_without_signal"] / n["groups"],
             "failed": n["failed"] / each,
+            "unrewarded": n["trajectories"] - n["rewarded"],
             "turns": n["turns"] / each,
             "memory_tokens": n["memory_tokens"] / update,
             "memory_cut": n["memory_cut"] / update,
@@ -83,13 +90,12 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
 
 def _standard_error(total: float, squares: float, n: float) -> float:
     """Return the standard error of the mean of n values, by their sum and that of their squares;
-    nan of a single one.
+    nan of fewer than two.
 
     >>> _standard_error(1.0 + 3.0, 1.0 + 9.0, 2)
     1.0
     """
-    variance = max(0.0, squares - total * total / n) / (n - 1) if n > 1 else math.nan
-    return math.sqrt(variance / n)
+    return math.sqrt(max(0.0, squares - total * total / n) / (n - 1) / n) if n > 1 else math.nan
 
 
 def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
@@ -101,10 +107,10 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
     n: Counter[str] = Counter()
     for group in groups:
         totals: dict[Hashable, set[float]] = {}  # place -> rewards, rounded as in `advantages`
-        for trajectory in group.trajectories:
+        for trajectory in group.sampled:
             for k, turn in enumerate(trajectory.turns):
                 n.update(agent.count(trajectory.task, turn))
-                if not turn.rewards:
+                if not turn.rewards or trajectory.reward is None:
                     continue
                 where = place_of(turn, k)
                 totals.setdefault(where, set()).add(round(sum(turn.rewards.values()), 9))
@@ -130,6 +136,17 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
         if name.startswith(f"reward {kind} ")
     }
     return rates | rewards | {"turn_groups_without_signal": share("places alike", "places")}
+
+
+def times_of(
+    metrics: Mapping[str, float], seconds: Mapping[str, float], model, memory: PeakMemory
+) -> dict[str, float]:
+    """Return the times of a step's phases, its tokens a second, and what is known of the GPU."""
+    step_s = seconds["rollout"] + seconds["update"]
+    tokens = metrics["read_tokens"] + metrics["written_tokens"]
+    times = {f"{p}_s": seconds.get(p, 0.0) for p in ("rollout", "switch", "update")}
+    times |= {"step_s": step_s, "tokens_per_s": tokens / step_s}
+    return times | on_gpu(model, metrics["computed_tokens"], seconds["update"], memory)
 
 
 class Clock:

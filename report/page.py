@@ -61,7 +61,7 @@ from report.summary import (
     with_pooled,
     write_text,
 )
-from report.training import Training, read_training, rewards_section, steps_section
+from report.training import Training, amiss, read_training, rewards_section, steps_section
 from report.transcripts import transcript
 from report.viewer import viewer_section
 from tasks.ruler import KINDS as RULER
@@ -497,7 +497,8 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
     ranked = []  # (how many records of its group come after it, index)
     for i, record in reversed([*enumerate(records)]):
         cell = record.get("cell", {})
-        group = cell.get("agent"), cell.get("question", record["kind"]), record["reward"] > 0
+        right = (record["reward"] or 0) > 0
+        group = cell.get("agent"), cell.get("question", record["kind"]), right
         ranked.append((next(counters.setdefault(group, count())), i))
     return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
 
@@ -505,7 +506,11 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
 def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
     """Return the records beside the first plot, of the leading agent: one that was right and one
     that was not, whose memory changes a few times."""
-    own = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
+    own = [
+        r
+        for r in records
+        if r.get("cell", {}).get("agent", lead) == lead and r["reward"] is not None
+    ]
 
     def fitness(record: dict) -> tuple:
         memories = [turn["memory"] for turn in record["turns"]]
@@ -643,8 +648,10 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
 
 
 def _warnings(summary: dict) -> Markup:
-    """Return warnings of questions that a policy was trained on, or a note that there are none."""
-    parts = [fill('<p class="warning">{}</p>', sentence) for sentence in overlaps(summary)]
+    """Return warnings of what was not learnt from and of questions that a policy was trained on, or
+    a note that there are none of these."""
+    sentences = [*(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
+    parts = [fill('<p class="warning">{}</p>', sentence) for sentence in sentences]
     for policy in summary.get("trained_on", ()):
         questions = policy["questions"].values()
         if not any(n["seen"] for n in questions):

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from agents.rewards import reward_of
 from config.errors import clip
 from data import Task, grade, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
@@ -229,7 +230,7 @@ def row_of(
             "asked": task.question_digest,  # by which dev/untrained.py knows it again
             "finish": str(turns[-1].finish) if turns else "",
             "error": trajectory.error,
-            "reward": 0.0 if trajectory.error else agent.reward(trajectory),
+            "reward": reward_of(agent, trajectory),
             "em": scores.em,
             "f1": scores.f1,
             "sub_em": scores.sub_em,

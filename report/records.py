@@ -174,8 +174,9 @@ def newest(folder: Path) -> list[dict]:
             if at < 0 or len(found) == 2 or len(data) - end > LOOKED_THROUGH:
                 break
             for record in _of_member(data[at:end]):
-                if record["reward"] >= 1 or record["reward"] <= 0:
-                    found.setdefault(record["reward"] > 0, record)
+                reward = record["reward"]
+                if reward is not None and (reward >= 1 or reward <= 0):
+                    found.setdefault(reward > 0, record)
             end = at
     return [found[right] for right in (True, False) if right in found]
 

@@ -28,16 +28,22 @@ import csv
 import gzip
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from typing import BinaryIO
 
 import lightning
 from lightning.pytorch.loggers.logger import Logger
 
 from agents.find import STATE
-from config.files import replacing
+from config.errors import clip
+from config.files import replacing, sync
+from config.terminal import say
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import (
@@ -49,6 +55,7 @@ from models.checkpoints import (
     write_validations,
 )
 from report.counted import counts_of, ends_of
+from report.folder import reading
 from report.loggers import metrics_of
 from report.records import record
 from report.status import hold, release
@@ -60,10 +67,14 @@ class TrajectoryWriter:
     """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
 
     def __init__(self, path: Path, position: int = 0):
-        """Open the file and cut it at `position`, in bytes; a shorter file is not filled up."""
+        """Open the file and cut it at `position`, in bytes. A shorter file is cut where its last
+        whole member ends: what follows a torn one could not be read."""
         self.path = path
-        with path.open("ab") as file:
-            self.position = min(position, file.seek(0, 2))
+        with path.open("a+b") as file:
+            if (size := file.seek(0, 2)) < position:
+                position = _end_of_whole(file)
+                say(f"{path} is torn: its last {size - position:,} bytes are cut off.", "red")
+            self.position = position
             file.truncate(self.position)
 
     def write(self, parts: Iterable[bytes]) -> None:
@@ -71,6 +82,19 @@ class TrajectoryWriter:
         with self.path.open("ab") as file:
             file.writelines(parts)
             self.position = file.tell()
+
+
+def _end_of_whole(file: BinaryIO) -> int:
+    """Return where the last whole member of a gzip file ends, in bytes."""
+    file.seek(0)
+    end, member, unread = 0, zlib.decompressobj(31), b""
+    with suppress(zlib.error):
+        while data := unread or file.read(1 << 20):
+            member.decompress(data)
+            unread = member.unused_data
+            if member.eof:
+                end, member = file.tell() - len(unread), zlib.decompressobj(31)
+    return end
 
 
 def packed(
@@ -90,11 +114,15 @@ def packed(
     return gzip.compress(text.encode(), 5, mtime=0)
 
 
+SUMMED = {"reward", "loss", "step_s", "read_tokens", "written_tokens"}  # columns, by `summary`
+
+
 class StepCSV(Logger):
     """Log to metrics.csv: one line per step, flushed at once.
 
-    On resume the lines past the checkpoint are dropped and written anew. Lightning's own CSVLogger
-    starts the file over when a run is resumed.
+    On resume the lines past the checkpoint are dropped and written anew, and a last line that is
+    torn is cut off. Lightning's own CSVLogger starts the file over when a run is resumed.
+    UserError: the file is torn elsewhere.
     """
 
     def __init__(self, path: Path, resumed_at: int = 0):
@@ -102,12 +130,18 @@ class StepCSV(Logger):
         self.path, self.columns = path, None
         if not path.exists():
             return
-        with path.open(newline="") as file:
-            rows = [
-                row
-                for row in csv.DictReader(file)
-                if row.get("step", "").isdigit() and int(row["step"]) < resumed_at
-            ]
+        text = path.read_text(encoding="utf-8", errors="replace")
+        whole, newline, torn = text.rpartition("\n")
+        with reading(path):
+            lines = csv.DictReader((whole + newline).splitlines())
+            rows = [row for row in lines if int(row["step"]) < resumed_at]
+            for row in rows:  # now, and not in the summary, when all is trained
+                if None in row or None in row.values():
+                    raise ValueError(f"the line of step {row['step']} is torn")
+                for name in SUMMED & row.keys():
+                    float(row[name])
+        if torn:
+            say(f"The last line of {path} was torn ({clip(torn, 40)}) and is cut off.", "red")
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             if rows:
                 self.columns = list(rows[0])
@@ -240,7 +274,7 @@ class RunRecorder(lightning.Callback):
         """Append the step's trajectories of all ranks, in the order of the ranks."""
         # the level of the step: the module may have gone on to the next
         temperature = module.temperature_at(int(module.metrics["level"]))
-        trajectories = (t for group in module.groups for t in group.trajectories)
+        trajectories = (t for group in module.groups for t in group.sampled)
         step = module.done_steps - 1
         parts = ranks.all_gather_object(packed(trajectories, module.agent, step, temperature))
         if self.writer:
@@ -271,6 +305,9 @@ class RunRecorder(lightning.Callback):
         state = module.counters | {"position": position, "dtype": self.dtype}
         if (own := module.agent.state()) is not None:
             state["agent"] = own
+        if ranks.rank() == 0:
+            for written in filter(Path.is_file, self.folder.iterdir()):  # it relies on them
+                sync(written)
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
             saved = checkpoints(self.folder)
@@ -301,16 +338,19 @@ def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps; gain: see `gain`; ends: see
-    `counted.ends_of`, with the level of each.
+    or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
+    gain: see `gain`; ends: see `counted.ends_of`, with the level of each; skipped_updates,
+    unrewarded: sums, where there are any (`training.amiss`).
     """
     rows = whole_rows(folder / "metrics.csv")
 
     def total(name: str) -> float:
-        return sum(float(row[name]) for row in rows)
+        return sum(float(row.get(name) or 0) for row in rows)
 
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
-    values = [float(row[name]) for row in rows]
+    # a step may have no reward at all, and an update that is skipped may have no loss
+    values = [value for row in rows if isfinite(value := float(row[name]))]
+    amiss = {name: int(total(name)) for name in ("skipped_updates", "unrewarded")}
     level_at = {row.get("step"): row.get("level") for row in rows}
     ends = [end | {"level": level_at.get(str(end["step"]))} for end in ends_of(folder)]
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
@@ -318,9 +358,10 @@ def summary(folder: Path, last: int = 10) -> dict:
         "unit": "sections",
         "cells": [],
         "steps": len(rows),
-        name: fmean(values[-last:]),
+        name: fmean(values[-last:]) if values else None,
         **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
         **({"ends": ends} if ends else {}),
+        **{name: n for name, n in amiss.items() if n},
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),
     }

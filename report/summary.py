@@ -187,6 +187,11 @@ def summarise(
             "unformed": float(not failed and answered and not formed),
             "empty": float(not failed and not answered),
         }
+        if row[metric] is None:
+            raise UserError(
+                f"The agent {row['agent']} gave its answer to {row['id']!r} no reward (None), and "
+                "the reward is what is measured here."
+            )
         cell = Cell.of(row)
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
@@ -211,7 +216,8 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | N
     rows = [row for of_question in samples for row in of_question]
     for name in METRICS:
         average = max if name == "mib" else fmean
-        if all(name in row for row in rows):  # those of an earlier version lack some
+        # rows of an earlier version lack some, and an agent may give none of its own
+        if all(row.get(name) is not None for row in rows):
             record[name] = average(average(row[name] for row in rows) for rows in samples)
     counts = _counts(rows)
     keeps = agent is not None and agent.keeps

@@ -1,14 +1,14 @@
 """What is shown of a training: its reward and what else metrics.csv says of each step.
 
-Holds: `Training`, `read_training`, the sections of the page about it; `whole_rows`. Leaves out: who
-writes these files (report/runlog.py), plots (report/plots.py). No torch.
+Holds: `Training`, `read_training`, `amiss`, the sections of the page about it; `whole_rows`.
+Leaves out: who writes these files (report/runlog.py), plots (report/plots.py). No torch.
 Exercise it: `python cli.py train --steps 3`. Read next: report/page.py.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -71,6 +71,18 @@ class Training:
             "Dotted lines: training goes on to longer documents." if len(self.lengths) > 1 else "",
         ]
         return " ".join(filter(None, parts))
+
+
+def amiss(metrics: Mapping[str, float]) -> list[str]:
+    """Say what of a step, or of all, was not learnt from: updates skipped, trajectories without a
+    reward."""
+    skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
+    updates = "update" if skipped == 1 else "updates"
+    trajectories = "trajectory" if unrewarded == 1 else "trajectories"
+    return [
+        *([f"{skipped} {updates} skipped: the gradient is not finite"] if skipped else []),
+        *([f"{unrewarded} {trajectories} left out, without a reward"] if unrewarded else []),
+    ]
 
 
 def rewards_section(training: Training, drawn: Markup) -> Section:

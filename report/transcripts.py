@@ -235,18 +235,19 @@ def _facts(record: dict) -> dict[str, str]:
     finishes = Counter(turn["finish"] for turn in record["turns"])
     form = record.get("form") or ""
     final, formed = extract_answer(record["answer"], form)
-    graded = bool(record["answers"])
+    graded, reward = bool(record["answers"]), record["reward"]
+    paid = "none: left out of its group" if reward is None else f"{reward:g}"
     return {
         **({"answer": record["answer"].strip() or "(none)"} if record["question"] else {}),
         **(
-            {"form": unformed(form, record["reward"] <= 0)}
+            {"form": unformed(form, not reward or reward <= 0)}
             if graded and final and not formed
             else {}
         ),
         **({"gold": " | ".join(record["answers"])} if graded else {}),
         "turns": ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none",
         **({"error": record["error"]} if record["error"] else {}),
-        **({"reward": f"{record['reward']:g}"} if graded or record["step"] is not None else {}),
+        **({"reward": paid} if graded or record["step"] is not None else {}),
     }
 
 
@@ -336,7 +337,7 @@ def render_trajectory(
         lines += [Text("\nread at once", "cyan"), Text(clip(clean(text), characters), "dim")]
     facts = {name: (clean(text), "") for name, text in _facts(record).items()}
     if "reward" in facts:
-        colour = "bold green" if record["reward"] >= 1 else "bold red"
+        colour = "bold green" if (record["reward"] or 0) >= 1 else "bold red"
         facts["reward"] = facts["reward"][0], colour
     return Group(
         *lines,
@@ -386,6 +387,8 @@ def trace(record: dict, most: int | None, characters: int) -> list[Markup]:
 
 def _verdict(record: dict) -> tuple[str, str]:
     """Return the verdict on a record's answer and the CSS class of its tag."""
+    if record["reward"] is None:
+        return "no reward", ""
     if not record["answers"]:
         if record["error"]:
             return "failed", "bad"

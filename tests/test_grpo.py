@@ -1,5 +1,6 @@
 import copy
 import hashlib
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -17,10 +18,11 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from embedded import tiny
 from engines.hf import TransformersEngine
-from grpo import GRPO, advantages, policy_loss, token_weights, training_rows
+from grpo import GRPO, advantages, advantages_of, policy_loss, token_weights, training_rows
 from memagent import Group
 from models.load import inner, with_lora
 from models.logprobs import Row, _HeadLogProbs, logprobs, mask_head, pack
+from report.metrics import describe, describe_turns
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -777,6 +779,77 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(policy, codec):
     grpo.training_step(None, 0)
     assert grpo.metrics["skipped_updates"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+
+
+# ---- trajectories without a reward
+
+
+def without(groups, left_out):
+    """Groups in which the trajectories with these (group, sample) have no reward."""
+    for g, group in enumerate(groups):
+        taken = [t for t in group.trajectories if (g, t.sample) in left_out]
+        group.trajectories = [t for t in group.trajectories if t not in taken]
+        for t in taken:
+            t.reward = None
+        group.left_out = taken
+    return groups
+
+
+def test_a_trajectory_without_a_reward_plays_no_part_in_its_group(policy, codec):
+    config = replace(CONFIG, group_size=4)
+    whole = sampled(policy, codec, config)
+    for group in whole:  # as if they had never been sampled
+        group.trajectories = [t for t in group.trajectories if t.sample != 1]
+    groups = without(sampled(policy, codec, config), {(0, 1), (1, 1)})
+    expected, got = (grad_of(policy, codec, each, config)[0] for each in (whole, groups))
+    assert close(got, expected, 1e-6) and expected.norm() > 1e-3
+    ours, theirs = (
+        describe(each, {}) | describe_turns(each, tiny.agent()) for each in (groups, whole)
+    )
+    assert ours["reward"] == theirs["reward"] and ours["reward_se"] == theirs["reward_se"]
+    assert ours["unrewarded"] == 2 and theirs["unrewarded"] == 0
+    assert ours["read_tokens"] > theirs["read_tokens"]  # they were sampled all the same
+
+
+@pytest.mark.parametrize("without_signal", ["skip", "keep"])
+def test_a_group_that_shrinks_to_one_or_none_teaches_nothing(policy, codec, without_signal):
+    config = replace(CONFIG, group_size=3, without_signal=without_signal)
+    left_out = {(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)}
+    groups = without(sampled(policy, codec, config), left_out)
+    assert [group.signal for group in groups] == [False, False]
+    assert [row.advantage for row in training_rows(groups, config) if row.advantage] == []
+    for trajectory in groups[0].trajectories:
+        for turn in trajectory.turns:
+            turn.rewards = {"own": 1.0}
+    of_turns = advantages_of(groups[0], replace(config, alpha=0.5))
+    assert {a for turns in of_turns for a in turns} == {0.0}  # of turns likewise: it is alone
+    found = describe(groups, {})
+    assert found["unrewarded"] == 5 and found["groups_without_signal"] == 1
+    assert found["reward"] == groups[0].trajectories[0].reward
+    alone = Group(groups[0].task, groups[0].trajectories)  # sampled alone: as before
+    assert alone.signal and any(map(any, advantages_of(alone, config)))
+
+
+def test_a_step_without_any_reward_goes_by_and_the_first_one_is_refused(policy, codec):
+    def none(trajectory):
+        return None
+
+    grpo = module(policy, codec, reward=none)
+    with pytest.raises(UserError, match=r"none gave no trajectory of the first step a reward"):
+        grpo.training_step(None, 0)
+    grpo.done_steps = grpo.level_steps = 1
+    grpo.training_step(None, 1)
+    assert math.isnan(grpo.metrics["reward"]) and grpo.running == 0.0
+    assert grpo.metrics["unrewarded"] == grpo.config.group_size * grpo.n_tasks
+    assert grpo.metrics["mismatch"] < 1e-4  # what was sampled is checked
+    grpo.validation = [*worlds.make_tasks(0, 2, 1, "one_fact")]
+    assert math.isnan(grpo.validate()["score"]) and grpo.validated["n"] == 0
+
+
+def test_a_reward_that_is_no_number_ends_the_run_at_once(policy, codec):
+    grpo = module(policy, codec, reward=lambda trajectory: float("nan"))
+    with pytest.raises(UserError, match=r"<lambda> returned nan for the task 'one_fact-"):
+        grpo.training_step(None, 0)
 
 
 def test_tasks_grow_when_the_running_reward_is_high(policy, codec):

@@ -22,7 +22,9 @@ from conftest import random_policy
 
 import grpo
 from agents import find
+from agents.rewards import grade
 from commands import train
+from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
 from engines import vllm_colocated
@@ -168,7 +170,7 @@ def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form
         trajectory = Trajectory(
             replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final]
         )
-        module.grade(trajectory)
+        grade(module.agent, trajectory, module.config.outcome)
         assert trajectory.reward == final.rewards["format"] == score
     task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
     for answer, score in ((right, 1.0), (wrong, 0.0)):
@@ -328,11 +330,11 @@ def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec, policy):
     agent = tiny.agent("rememr1", step_tokens=30)
     (trajectory,) = rollout(engine, agent, [(worlds.make_task(0, 2, "two_hop"), 0)])
     module = grpo.GRPO(policy, engine, agent, None, GRPOConfig())
-    module.grade(trajectory)
+    grade(module.agent, trajectory, module.config.outcome)
     assert [turn.rewards["format"] for turn in trajectory.turns] == [1, 1, 1]
     assert len(advantages_of(Group(trajectory.task, [trajectory]), GRPOConfig())[0]) == 3
     rewards = agent.turn_rewards(trajectory)
     for wrong in (rewards[:-1], [*rewards, {"memory": 0.0}]):
         module.agent.turn_rewards = lambda trajectory, wrong=wrong: wrong
-        with pytest.raises(ValueError):
-            module.grade(trajectory)
+        with pytest.raises(UserError, match=f"{len(wrong)} rewards for the 3 turns"):
+            grade(module.agent, trajectory, module.config.outcome)

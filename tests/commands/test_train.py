@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,12 @@ from conftest import Stop, random_policy, stop_at
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import grpo
 import memagent
 from agents import find
+from cli import app
 from commands import export, train
 from config import files, terminal
 from config.errors import UserError
@@ -430,6 +433,150 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     (folder / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         train.train(run, replace(config, steps=2), reader(), resume=True)
+
+
+REWARDS = """
+def some(t):
+    return None if t.sample else 0.5 + t.sample
+def half(t):
+    return None if t.sample == 1 else float(t.sample)
+def nan_later(t):
+    return float("nan") if t.task.id.split(".")[-2].endswith("1") else 1.0
+def fails(t):
+    return 1 / 0
+"""
+
+
+def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_path, capsys):
+    """To the end of the run, with strict JSON in its summary and `None` in its records."""
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    run = run_config(model, tmp_path, "a", reward=f"{path}:half")
+    said = []
+    train.run_and_report(run, replace(GRPO, steps=2), reader(), False, said.append)
+    folder, out = tmp_path / "a", capsys.readouterr().out
+    assert out.count("2 trajectories left out, without a reward  reward 1.000") == 2
+    assert [row["unrewarded"] for row in rows_of(folder)] == ["2", "2"]
+    assert [float(row["reward"]) for row in rows_of(folder)] == [1.0, 1.0]  # of 0 and 2
+    assert json.loads((folder / "summary.json").read_text())["unrewarded"] == 4
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        rewards = [json.loads(line)["reward"] for line in file]
+    assert rewards == [0.0, None, 2.0] * 4
+    page = (folder / "report.html").read_text()
+    assert "4 trajectories left out" in page[: page.index("<h2")]
+    done = CliRunner().invoke(app, ["show", str(folder), "--n", "12"])
+    assert done.exit_code == 0 and "none: left out of its group" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", r"mine\.py:fails fails on the task '.*ZeroDivisionError.*line 9"),
+        ("nan_later", r"mine\.py:nan_later returned nan for the task"),
+    ],
+)
+def test_what_is_no_reward_ends_a_run_with_one_sentence(model, tmp_path, name, message):
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    run = run_config(model, tmp_path, "a", reward=f"{path}:{name}")
+    with pytest.raises(UserError, match=message):
+        train.train(run, replace(GRPO, steps=2), reader())
+
+
+def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_path, capsys):
+    """However it is damaged; it is named, and what comes after is not mixed up with it."""
+    run, config = run_config(model, tmp_path, "a", keep_checkpoints=2), replace(GRPO, steps=4)
+    folder = train.train(run, config, reader())
+    more = replace(config, steps=6)
+    expected = outcome(train.train(replace(run, name="whole"), more, reader()))
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[:-100])
+
+    def flip(path):  # as long as before
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 255
+        path.write_bytes(data)
+
+    damages = {
+        "cut off": lambda path: cut(path / "__0_0.distcp"),
+        "has changed": lambda path: flip(path / "__0_0.distcp"),
+        ".metadata": lambda path: (path / ".metadata").unlink(),
+        "Expecting value": lambda path: (path / "state.json").write_bytes(b""),
+    }
+    for k, (reason, damage) in enumerate(damages.items()):
+        other = tmp_path / f"b{k}"
+        shutil.copytree(folder, other)
+        settings = (other / "config.yaml").read_text().replace("name: a\n", f"name: b{k}\n")
+        (other / "config.yaml").write_text(settings)
+        damage(other / "checkpoints" / "step-4")
+        export.export(other)
+        assert re.search(f"step-4 is .*{reason}.*step-2, which is", capsys.readouterr().out)
+        train.train(replace(run, name=other.name), more, reader(), resume=True)
+        said = capsys.readouterr().out
+        assert re.search(f"step-4 is damaged.*{reason}.*step-2, which is whole", said), said
+        assert_same(outcome(other), expected)
+        kept = {path.name for path in (other / "checkpoints").iterdir()}
+        assert kept == {"step-4", "step-6", "step-4.damaged"}
+
+
+def test_a_damaged_checkpoint_does_not_push_a_new_one_out(model, tmp_path):
+    run = run_config(model, tmp_path, "a", save_every=1, keep_checkpoints=2)
+    folder = train.train(run, replace(GRPO, steps=3), reader())
+    (folder / "checkpoints" / "step-3" / "state.json").unlink()
+    run = replace(run, keep_checkpoints=1)
+
+    class Stopped(train.lightning.Callback):
+        def on_train_batch_start(self, trainer, module, *_):
+            if module.done_steps == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train.train(run, replace(GRPO, steps=4), reader(), resume=True, callbacks=[Stopped()])
+    assert set(checkpoints.checkpoints(folder)) == {3}
+    assert checkpoints.newest_whole(folder) == (3, {})
+
+
+def test_torn_files_are_cut_and_named_when_a_run_goes_on(model, tmp_path, capsys):
+    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=2)
+    folder = train.train(run, config, reader())
+    for name in ("metrics.csv", "trajectories.jsonl.gz"):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-50])
+    train.train(run, replace(config, steps=4), reader(), resume=True)
+    said = capsys.readouterr().out
+    assert re.search(r"last line of .*metrics\.csv was torn", said)
+    assert re.search(r"trajectories\.jsonl\.gz is torn: its last [\d,]+ bytes are cut off", said)
+    assert [row["step"] for row in rows_of(folder)] == ["0", "2", "3"]
+    assert all(None not in row.values() and "" not in row.values() for row in rows_of(folder))
+    with gzip.open(folder / "trajectories.jsonl.gz", "rt") as file:
+        assert [json.loads(line)["step"] for line in file] == [0] * 6 + [2] * 6 + [3] * 6
+    assert runlog.summary(folder)["steps"] == 3
+    lines = (folder / "metrics.csv").read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2][:20] + b"\r\n"
+    (folder / "metrics.csv").write_bytes(b"".join(lines))
+    stored = (folder / "metrics.csv").read_bytes()
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged.*line of step 2 is torn"):
+        train.train(run, replace(config, steps=5), reader(), resume=True)
+    assert (folder / "metrics.csv").read_bytes() == stored
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(model, tmp_path, monkeypatch):
+    """Files, folder, and then the new name; first the files of the run that it relies on."""
+    order, rename = [], Path.rename
+
+    def renamed(path, target):
+        order.append(f"rename {Path(target).name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(checkpoints, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(runlog, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(Path, "rename", renamed)
+    train.train(run_config(model, tmp_path, "a"), replace(GRPO, steps=1), reader())
+    at = order.index("rename step-1")
+    assert {".metadata", "__0_0.distcp", "state.json", ".step-1.tmp"} <= {*order[:at]}
+    assert {"metrics.csv", "trajectories.jsonl.gz"} <= {*order[: order.index("state.json")]}
+    assert order[at - 1] == ".step-1.tmp" and order[at + 1] == "checkpoints"
 
 
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):

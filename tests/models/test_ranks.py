@@ -38,6 +38,7 @@ from memagent import Group
 from models import ranks
 from models.checkpoints import checkpoints
 from models.load import inner, with_lora
+from models.loads import new_tokens
 from models.logprobs import logprobs
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -57,7 +58,7 @@ CASES = {
     "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
     "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
-    "a rank without signal": (replace(CONFIG, aggregation="row_mean"), {}),
+    "a rank without signal": (replace(CONFIG, aggregation="row_mean", group_size=12), {}),
     "turns of an update": (
         replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"),
         {},
@@ -140,6 +141,10 @@ def updated(name, folder):
     optimizer.step = take
     rows = training_rows(ranks.share(groups), config, 0, ranks.rank(), ranks.world())
     assert bool(rows) == (ranks.rank() == 0 or not none_on_the_second)
+    if none_on_the_second:  # whoever sampled them, both have as much to compute
+        (part,) = grpo.parts_of(rows)
+        loads = ranks.all_gather_object(sum(new_tokens(part)[1]))
+        assert max(loads) * len(loads) < 1.1 * sum(loads), loads
     grpo.update(rows)
     return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
 

@@ -7,7 +7,10 @@ import csv
 import pytest
 
 from report.headline import headline
+from report.page import write_report
 from report.runlog import StepCSV, gain, summary
+from report.summary import write_summary
+from report.training import amiss
 
 RISEN = [*(0.30, 0.34, 0.26, 0.30) * 2, *(0.44, 0.52, 0.48, 0.40) * 2]
 
@@ -60,6 +63,40 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_columns(tmp_path):
     logger = StepCSV(path, resumed_at=1)
     logger.log_metrics({"step": 1, "reward": 1.0, "reward_se": 0.1})
     assert path.read_text() == "step,reward\n0,0.5\n1,1\n"
+
+
+def test_steps_without_reward_and_skipped_updates_are_summed_up_and_said(tmp_path):
+    """As strict JSON, in the terminal's line of the step, and in the page's first lines."""
+    with (tmp_path / "metrics.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["step", "reward", "step_s", "read_tokens", "written_tokens", "skipped_updates",
+             "unrewarded"]
+        )  # fmt: skip
+        writer.writerows(
+            [[0, 0.5, 1, 10, 2, 1, 3], [1, "nan", 1, 10, 2, 0, 8], [2, 1, 1, 10, 2, 2, 0]]
+        )
+    found = summary(tmp_path)
+    assert found["reward"] == 0.75 and found["steps"] == 3
+    assert (found["skipped_updates"], found["unrewarded"]) == (3, 11)
+    write_summary(tmp_path / "summary.json", found)
+    (tmp_path / "config.yaml").write_text("run: {}\ngrpo: {steps: 3}\n")
+    page = write_report(tmp_path).read_text()
+    lead = page[: page.index("<h2")]
+    assert "3 updates skipped: the gradient is not finite" in lead
+    assert "11 trajectories left out, without a reward" in lead
+    row = {"skipped_updates": 1.0, "unrewarded": 1.0}
+    assert amiss(row) == [
+        "1 update skipped: the gradient is not finite",
+        "1 trajectory left out, without a reward",
+    ]
+    assert amiss({"skipped_updates": 0.0, "unrewarded": 0.0}) == amiss({}) == []
+
+
+def test_a_run_without_any_reward_has_a_summary_and_a_headline(tmp_path):
+    found = summary(run(tmp_path, [float("nan")] * 2))
+    assert found["reward"] is None
+    assert headline(found) == "2 training steps, none with a reward."
 
 
 def test_a_torn_line_is_no_step(tmp_path):
