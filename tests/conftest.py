@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import typer.main
 import typer.testing
@@ -38,6 +41,81 @@ gc.disable()
 # tests that interrupt them would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# No test fails because the machine is slow or busy: an example may take as long as it likes.
+hypothesis.settings.register_profile(
+    "any machine",
+    hypothesis.settings.default,
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("any machine")
+
+HANG_S = 600.0
+"""Seconds after which a wait is given up as one without end; pyproject.toml has a guard around
+whole tests. Both end what hangs, and judge no speed."""
+
+
+def until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < end, "what is waited for does not happen"
+        time.sleep(pause_s)
+
+
+def steps_of(function: Callable[[], object]) -> int:
+    """Count the lines of Python that a call runs: work that no clock measures."""
+    n = 0
+
+    def trace(frame, event, arg):
+        nonlocal n
+        n += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return n
+
+
+def calls_of(function: Callable[[], object], killed_at: int | None = None) -> int:
+    """Count the calls, of Python and of C, and the returns of a function in this thread.
+
+    killed_at: at this one the process is killed, as by SIGKILL from outside at a random moment.
+    """
+    n = 0
+
+    def profile(frame, event, arg):
+        nonlocal n
+        n += 1
+        if n == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return n
+
+
+def killed_in_child(function: Callable[[], object], at: int) -> bool:
+    """Run a function in a forked child and kill it at the so-many-th call (`calls_of`).
+
+    Returns whether it was killed: False if it had ended before.
+    """
+    if not (child := os.fork()):
+        try:
+            calls_of(function, at)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
