@@ -66,7 +66,7 @@ def until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
         time.sleep(pause_s)
 
 
-def steps_of(function: Callable[[], object]) -> int:
+def steps_run(function: Callable[[], object]) -> int:
     """Count the lines of Python that a call runs: work that no clock measures."""
     n = 0
 
@@ -84,25 +84,30 @@ def steps_of(function: Callable[[], object]) -> int:
     return n
 
 
-def calls_of(function: Callable[[], object], killed_at: int | None = None) -> int:
-    """Count the calls, of Python and of C, and the returns of a function in this thread.
+class Calls:
+    """Counts the calls and returns, of Python and of C, of a thread: see `sys.setprofile`.
 
-    killed_at: at this one the process is killed, as by SIGKILL from outside at a random moment.
+    killed_at: at this one the process is killed, as it may be from outside at any moment.
     """
-    n = 0
 
-    def profile(frame, event, arg):
-        nonlocal n
-        n += 1
-        if n == killed_at:
+    def __init__(self, killed_at: int | None = None):
+        self.n, self.killed_at = 0, killed_at
+
+    def __call__(self, frame, event, arg):
+        self.n += 1
+        if self.n == self.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.setprofile(profile)
+
+def calls_of(function: Callable[[], object], killed_at: int | None = None) -> int:
+    """Count the calls of a function."""
+    calls = Calls(killed_at)
+    sys.setprofile(calls)
     try:
         function()
     finally:
         sys.setprofile(None)
-    return n
+    return calls.n
 
 
 def killed_in_child(function: Callable[[], object], at: int) -> bool:
@@ -238,8 +243,10 @@ class Inline:
     def shutdown(self, *_, **__): ...
 
 
-def forked(words, out=os.devnull, cwd=None):
+def forked(words, out=os.devnull, cwd=None, killed_at=None):
     """Start a command in a forked child; returns the process. Its messages go to the file `out`.
+
+    killed_at: at this one of its `Calls` it is killed.
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
     """
@@ -248,6 +255,8 @@ def forked(words, out=os.devnull, cwd=None):
     def run():
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
+        if killed_at:
+            sys.setprofile(Calls(killed_at))
         cli.app([str(word) for word in words])
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import steps_of
+from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -298,11 +298,11 @@ def test_a_long_history_costs_what_is_found():
         for k in range(n, n + 100):
             s.update(f"fact{k} of name{k}", f"name{k - 1} fact{k // 2}")
 
-    first = steps_of(lambda: update(0))
+    first = steps_run(lambda: update(0))
     update(100)
     for n in range(200, 1000, 100):
         update(n)
-    assert steps_of(lambda: update(1000)) < 2 * first and len(s.history) == 1100
+    assert steps_run(lambda: update(1000)) < 2 * first and len(s.history) == 1100
     same = state()
     for _ in range(1000):
         same.update("Anna met Otto.", "Otto")
