@@ -873,7 +873,7 @@ def called(store, scope, form, response):
 def test_ten_thousand_mutated_calls():
     """No exception; what fails changes nothing.
 
-    Half of the calls are damaged as text, in all formats, half as values. What a call takes is
+    Half of the calls are damaged as text, in all formats, half as values. What an operation takes is
     measured by bench/small.py.
     """
     draw = random.Random(20)
