@@ -873,8 +873,8 @@ def called(store, scope, form, response):
 def test_ten_thousand_mutated_calls():
     """No exception; what fails changes nothing.
 
-    Half of the calls are damaged as text, in all formats, half as values. What an operation takes is
-    measured by bench/small.py.
+    Half of the calls are damaged as text, in all formats, half as values. bench/small.py measures
+    what an operation takes.
     """
     draw = random.Random(20)
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)
