@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import typer.main
 import typer.testing
@@ -38,6 +41,86 @@ gc.disable()
 # tests that interrupt them would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# No test fails because the machine is slow or busy: an example may take as long as it likes.
+hypothesis.settings.register_profile(
+    "any machine",
+    hypothesis.settings.default,
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("any machine")
+
+HANG_S = 600.0
+"""Seconds after which a wait is given up as one without end; pyproject.toml has a guard around
+whole tests. Both end what hangs, and judge no speed."""
+
+
+def until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < end, "what is waited for does not happen"
+        time.sleep(pause_s)
+
+
+def steps_run(function: Callable[[], object]) -> int:
+    """Count the lines of Python that a call runs: work that no clock measures."""
+    n = 0
+
+    def trace(frame, event, arg):
+        nonlocal n
+        n += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return n
+
+
+class Calls:
+    """Counts the calls and returns, of Python and of C, of a thread: see `sys.setprofile`.
+
+    killed_at: at this one the process is killed, as it may be from outside at any moment.
+    """
+
+    def __init__(self, killed_at: int | None = None):
+        self.n, self.killed_at = 0, killed_at
+
+    def __call__(self, frame, event, arg):
+        self.n += 1
+        if self.n == self.killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def calls_of(function: Callable[[], object], killed_at: int | None = None) -> int:
+    """Count the calls of a function."""
+    calls = Calls(killed_at)
+    sys.setprofile(calls)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls.n
+
+
+def killed_in_child(function: Callable[[], object], at: int) -> bool:
+    """Run a function in a forked child and kill it at the so-many-th call (`calls_of`).
+
+    Returns whether it was killed: False if it had ended before.
+    """
+    if not (child := os.fork()):
+        try:
+            calls_of(function, at)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
@@ -165,8 +248,10 @@ class Inline:
     def shutdown(self, *_, **__): ...
 
 
-def forked(words, out=os.devnull, cwd=None):
+def forked(words, out=os.devnull, cwd=None, killed_at=None):
     """Start a command in a forked child; returns the process. Its messages go to the file `out`.
+
+    killed_at: at this one of its `Calls` it is killed.
 
     It saves the six seconds that a fresh interpreter takes to load what this one has loaded.
     """
@@ -175,6 +260,8 @@ def forked(words, out=os.devnull, cwd=None):
     def run():
         os.chdir(cwd or Path.cwd())
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
+        if killed_at:
+            sys.setprofile(Calls(killed_at))
         cli.app([str(word) for word in words])
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)

@@ -2,17 +2,15 @@ import io
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import cell_of
+from conftest import calls_of, cell_of, killed_in_child
 from rich.console import Console
 
 import eval
@@ -329,24 +327,10 @@ def test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run(code
 def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
     whole = run(codec, tmp_path / "whole", tasks(60))
     path, rng, seen = tmp_path / "rows", random.Random(1), []
-    path.touch()
-
-    def slow(prompt):
-        time.sleep(0.001)
-        return script(prompt)
-
+    calls = calls_of(lambda: run(codec, tmp_path / "again", tasks(60), in_flight=4))
     for _ in range(10):
-        if not (child := os.fork()):
-            try:
-                run(codec, path, tasks(60), ScriptedEngine(codec, slow, 2))
-            finally:
-                os._exit(0)
-        grown = path.stat().st_size + rng.randrange(1, 2500)
-        while path.stat().st_size < grown and not os.waitpid(child, os.WNOHANG)[0]:
-            time.sleep(0.0005)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        at = int(calls * rng.uniform(0.05, 0.12))
+        assert killed_in_child(lambda: run(codec, path, tasks(60), in_flight=4), at)
         seen.append(path.read_bytes().count(b"\n"))
     assert 0 < seen[0] < seen[-1] < 60  # it was killed underway, and went on
     assert timeless(run(codec, path, tasks(60))) == timeless(whole)
@@ -356,15 +340,12 @@ def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
 class Seeded(ScriptedEngine):
     """Edits a store as the careless demonstrator does, by the seed of the turn; answers by rule."""
 
-    seconds = 0.0
-
     def add(self, prompt, sampling=Sampling(), seed=0):
         key = super().add(prompt, sampling, seed)
         self.seeds = {**getattr(self, "seeds", {}), key: seed}
         return key
 
     def step(self):
-        time.sleep(self.seconds)
         key, prompt = self._queue[-1]  # the one that is answered next
         rng = random.Random(self.seeds[key])
         question = next(piece for piece, constant in prompt.pieces[::-1] if not constant)
@@ -416,22 +397,9 @@ def test_rows_from_kept_stores_are_the_same_wherever_an_evaluation_was_killed(st
 
 def test_killed_with_sigkill_an_agent_that_keeps_stores_goes_on_to_the_same_rows(stores, tmp_path):
     whole, path, rng = stores(tmp_path / "whole"), tmp_path / "rows", random.Random(1)
-    path.touch()
-    seen = []
+    seen, calls = [], calls_of(lambda: stores(tmp_path / "again"))
     for _ in range(6):
-        if not (child := os.fork()):
-            try:
-                engine = stores.engine()
-                engine.seconds = 0.001
-                stores(path, engine=engine)
-            finally:
-                os._exit(0)
-        grown = path.stat().st_size + rng.randrange(1, 6000)
-        while path.stat().st_size < grown and not os.waitpid(child, os.WNOHANG)[0]:
-            time.sleep(0.0005)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        assert killed_in_child(lambda: stores(path), int(calls * rng.uniform(0.1, 0.3)))
         seen.append(path.read_bytes().count(b"\n"))
     assert 0 < seen[0] < seen[-1] < len(whole)  # it was killed underway, and went on
     assert stores(path) == whole

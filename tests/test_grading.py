@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import string
-import time
 from collections import Counter
 
 import pytest
@@ -428,16 +427,14 @@ def test_all_answers_asked_for_may_stand_on_lines_of_their_own():
 
 
 def test_a_long_plain_answer_takes_no_time():
-    """No layer is searched for in quadratic time, which would take minutes of these."""
-    start = time.process_time()
+    """No layer is searched for in quadratic time, which would take hours of these."""
     for text in (
-        "." * 20_000,
-        "a." * 20_000 + " x",
-        "the " * 20_000,
-        "\\boxed{" + "{a{b}" * 20_000,
+        "." * 400_000,
+        "a." * 400_000 + " x",
+        "the " * 400_000,
+        "\\boxed{" + "{a{b}" * 400_000,
     ):
         assert unwrapped(text)
-    assert time.process_time() - start < 10
 
 
 # ---- What a text holds of an answer ----

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import random_policy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import find
@@ -404,9 +404,7 @@ row = st.tuples(
 )
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
 def test_exact_for_random_tries(codec, rows, micro_tokens):
     """Cover tokens that are sampled in one turn and in the prompt of another.

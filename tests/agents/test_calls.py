@@ -69,7 +69,7 @@ def test_every_tool_survives_every_format(form, tool):
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     st.sampled_from([HERMES, LINES, LIST, BARE]),
     TEXTS
@@ -83,7 +83,7 @@ def test_any_text_survives_json(form, text, parts, k):
     assert (call.name, call.arguments) == ("split_memory", args)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(TEXTS)
 def test_any_text_without_marks_survives_xml(text):
     text = text.replace("<", "")
@@ -266,7 +266,7 @@ def test_a_fault_names_the_place():
     assert fault.message == "the call has no end: </tool_call> is missing."
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(
     st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "x"]), max_size=12),
     st.integers(0, 4),
@@ -277,7 +277,7 @@ def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
     assert _next_call(text, at) == (found.start() if found else len(text))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     st.sampled_from(FORMATS),
     st.lists(

@@ -1,10 +1,7 @@
 import json
 import random
-import re
-import time
 from collections import Counter
 from dataclasses import asdict, replace
-from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
@@ -862,61 +859,27 @@ FORMATS = [
 ]
 
 
-MOST_S = 0.0002
-"""Most CPU seconds that a call may take of which nothing is done."""
-
-REFERENCE_S = 0.0001
-"""CPU seconds of `reference` on the processor that MOST_S is for, undisturbed."""
-
-
-def reference():
-    """Do a fixed piece of work, none of it ours; return its CPU seconds."""
-    began, texts = time.thread_time(), {}
-    for n in range(400):
-        texts[str(n % 50)] = texts.get(str(n % 50), "") + "a"
-    json.loads(json.dumps(texts))
-    re.sub("a+", "b", " ".join(texts.values()))
-    return time.thread_time() - began
-
-
 def called(store, scope, form, response):
-    """Make the calls of a response, or one; return their operations and the CPU seconds."""
-    store.snapshot()
-    began = time.thread_time()
+    """Make the calls of a response, or one; return their operations."""
     calls, ops = form.parse(response)[2] if isinstance(response, str) else [response], []
     for call in calls:
         if isinstance(call, Call):
             ops.append(apply(store, call.name, call.arguments, scope))
         else:
             ops.append(refuse(store, scope, call.code, f"Error: {call.message}", call.text))
-    return ops, time.thread_time() - began
-
-
-def at_best(store, scope, form, response):
-    """Make calls again, 100 times; return the CPU seconds, and how much slower the processor is."""
-    took, work = [], []
-    for _ in range(100):
-        again = store.copy()
-        again._snapshot = None  # what is remembered of a snapshot is found anew
-        took.append(called(again, scope, form, response)[1])
-        work.append(reference())
-    return min(took), min(work) / REFERENCE_S
+    return ops
 
 
 def test_ten_thousand_mutated_calls():
-    """No exception; what fails changes nothing, and takes at most .2 ms of CPU time.
+    """No exception; what fails changes nothing.
 
-    Half of the calls are damaged as text, in all formats, half as values. One that takes longer may
-    have been disturbed by what else runs: it is made again on copies of the store, and its best
-    time counts. A call that is slow by itself is so each time. Where the processor itself is slower
-    all the while, it may take as much longer as a fixed piece of work does, both at their best.
+    Half of the calls are damaged as text, in all formats, half as values. bench/small.py measures
+    what an operation takes.
     """
     draw = random.Random(20)
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)
-    for form in FORMATS:  # what is imported on first use is not timed
-        form.parse("")
     codes: Counter[str] = Counter()
-    first, best = [], []
+    failed = 0
     for made in range(10_000):
         name, args = valid_call(draw, store)
         form = draw.choice(FORMATS)
@@ -925,7 +888,7 @@ def test_ten_thousand_mutated_calls():
         else:
             response = Call(*mutated_call(draw, name, args), "")
         before, n = store.snapshot(), len(store.journal)
-        ops, took = called(store, tight, form, response)
+        ops = called(store, tight, form, response)
         assert store.journal[n:] == ops
         for op in ops:
             codes[op.code] += 1
@@ -934,19 +897,13 @@ def test_ten_thousand_mutated_calls():
             op.message.encode()  # a reply can be tokenised
         if not any(op.ok for op in ops):
             assert store.snapshot() is before
-            first.append(took)
-            if took > MOST_S * max(1, len(ops)):
-                took, slower = at_best(store, tight, form, response)
-                took /= max(1, slower)
-            best.append(took / max(1, len(ops)))
+            failed += 1
         if len(store.journal) > 200:  # about as long as an episode
             assert replay(ENTRIES, store.journal).snapshot().entries == store.snapshot().entries
             store = Store(ENTRIES)
     often = {"", "bad_arguments", "missing", "unknown_tool", "unreadable", "cut", "full"}
     assert often <= {code for code, count in codes.items() if count > 50}
-    assert len(first) > 8000 and median(first) < 0.0002 and fmean(first) < 0.0004
-    over = [seconds for seconds in best if seconds > MOST_S]
-    assert not over, f"{len(over)} calls, at most {1000 * max(best):.2f} ms"
+    assert failed > 8000
 
 
 JSON = st.recursive(
@@ -957,7 +914,7 @@ JSON = st.recursive(
 FIELDS = sorted({field for model in TOOLS.values() for field in model.model_fields})
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.sampled_from([*TOOLS]) | JSON,
     st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), JSON, max_size=4) | JSON,

@@ -66,7 +66,7 @@ def test_the_output_of_a_part_is_shown_as_it_comes_and_its_last_json_is_the_resu
 ):
     """It waits for a file that appears once its first line has been passed on.
 
-    Were its output kept until it ends, it would fail.
+    Were its output kept until it ends, it would not end.
     """
     heard, lines = tmp_path / "heard", []
 
@@ -81,10 +81,7 @@ def test_the_output_of_a_part_is_shown_as_it_comes_and_its_last_json_is_the_resu
     script = f"""
 import pathlib, sys, time
 print("first")
-end = time.time() + 20
 while not pathlib.Path({str(heard)!r}).exists():
-    if time.time() > end:
-        sys.exit(3)
     time.sleep(0.02)
 print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed")
 print("a warning", file=sys.stderr)

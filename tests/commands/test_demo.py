@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from conftest import HANG_S
+
 from bench.common import ROOT
 
 SCRIPT = """
@@ -27,14 +29,13 @@ class Job:
 if __name__ == "__main__":
     demo.PRELOADED = ranks.PRELOADED = ()
     idle, busy = demo.Workers(2), demo.Workers(1)
-    busy.add([Job(600)])
+    busy.add([Job(10**6)])
     idle.add([Job(0), Job(0), Job(0)])
     while idle.done < 3:
         idle.collect(5)
-    start = time.perf_counter()
     idle.close()
     busy.close()
-    print(len({row["pid"] for row in idle.rows}), time.perf_counter() - start)
+    print(len({row["pid"] for row in idle.rows}))
 """
 
 
@@ -46,8 +47,7 @@ def test_workers_end_at_once_and_leave_nothing_behind(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
-    workers, seconds = done.stdout.split()
-    assert int(workers) in (1, 2) and float(seconds) < 30
+    assert int(done.stdout) in (1, 2)
     assert done.stderr == ""  # no leaked semaphore is reported

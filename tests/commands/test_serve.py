@@ -1,6 +1,7 @@
 """The server, over real sockets: OpenAI's own client, curl, a load, and 500 malformed requests."""
 
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -8,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from conftest import forked
+from conftest import HANG_S, forked, until
 from typer.testing import CliRunner
 
 import cli
@@ -64,13 +64,6 @@ def chat(task, **fields):
 
 def client(url, **how):
     return openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, **how)
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +183,7 @@ def test_max_tokens_temperature_and_stop_reach_the_answer(server, engine):
 
 
 def curl(*words):
-    ran = subprocess.run(["curl", "-sS", *words], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(["curl", "-sS", *words], capture_output=True, text=True, timeout=HANG_S)
     assert not ran.returncode, ran.stderr
     return ran.stdout
 
@@ -231,10 +224,10 @@ def error_of(reply):
 
 def test_past_a_bound_the_status_says_which(codec):
     slow = Slow(codec)
-    terms = Terms(NAME, body_bytes=20_000, timeout_s=1.0)
+    terms = Terms(NAME, body_bytes=20_000)
     with (
         served(slow, terms=terms, in_flight=1, waiting=1, most_tokens=200) as (url, service),
-        httpx.Client(base_url=url, timeout=30) as http,
+        httpx.Client(base_url=url, timeout=HANG_S) as http,
         ThreadPoolExecutor(4) as pool,
     ):
 
@@ -246,11 +239,9 @@ def test_past_a_bound_the_status_says_which(codec):
         third = post()
         assert third.status_code == 429 and third.headers["retry-after"]
         assert error_of(third)["type"] == "rate_limit_error"
-        for late in two:  # nothing answers: the time limit
-            assert late.result().status_code == 503
-            assert error_of(late.result())["code"] == "timeout"
-        until(lambda: service.load == (0, 0))
         slow.gate.set()
+        assert [one.result().status_code for one in two] == [200, 200]
+        until(lambda: service.load == (0, 0))
         assert post().status_code == 200  # the places are free again
         long = chat(worlds.make_task(5, 30, "one_fact"))
         reply = http.post("/v1/chat/completions", json=long)
@@ -261,6 +252,21 @@ def test_past_a_bound_the_status_says_which(codec):
         assert reply.status_code == 413 and error_of(reply)["code"] == "too_large"
         pieces = (b"x" * 1000 for _ in range(30))  # no length is told beforehand
         assert http.post("/v1/chat/completions", content=pieces).status_code == 413
+
+
+def test_past_the_time_limit_places_are_free_again(codec):
+    with (
+        served(Slow(codec), terms=Terms(NAME, timeout_s=0.5), in_flight=1) as (url, service),
+        httpx.Client(base_url=url, timeout=HANG_S) as http,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def post(_):
+            return http.post("/v1/chat/completions", json=chat(TASK))
+
+        for late in pool.map(post, range(2)):  # nothing answers
+            assert late.status_code == 503 and error_of(late)["code"] == "timeout"
+        until(lambda: service.load == (0, 0))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -275,7 +281,7 @@ def test_a_client_that_goes_away_frees_its_place_at_once(codec, stream):
         with socket.create_connection((host, int(port))) as gone:
             gone.sendall(head.encode() + body)
             until(lambda: service._running)
-        until(lambda: service.load == (0, 0) and not service._running, 5)
+        until(lambda: service.load == (0, 0) and not service._running)
         assert not slow._queue  # the prompt in flight was given up
         until(lambda: lines)
         assert " 499: " in lines[0]
@@ -363,7 +369,7 @@ def mutated(rng: random.Random) -> bytes:
 
 def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
     rng = random.Random(0)
-    with httpx.Client(base_url=server, timeout=30) as http:
+    with httpx.Client(base_url=server, timeout=HANG_S) as http:
         seen = set()
         for _ in range(440):
             reply = http.post("/v1/chat/completions", content=mutated(rng))
@@ -379,7 +385,7 @@ def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
             assert reply.status_code == 405 and error_of(reply)
     host, port = server.removeprefix("http://").split(":")
     for raw in (b"\0\0\0\0", b"GET", b"POST / HTTP/9.9", b"x" * 70_000) * 4:
-        with socket.create_connection((host, int(port)), timeout=10) as wire:
+        with socket.create_connection((host, int(port)), timeout=HANG_S) as wire:
             wire.sendall(raw + b"\r\n\r\n")
             wire.shutdown(socket.SHUT_WR)
             first = wire.recv(100)
@@ -411,13 +417,16 @@ def test_two_hundred_requests_of_twenty_clients_none_lost_none_mixed_up(engine):
     checked = {k: alone(own, tasks[k]) for k in range(0, 200, 8)}
     assert len({answer + str(said) for said, answer in checked.values()}) == len(checked)
     with served(engine, in_flight=16, waiting=64) as (url, service):
-        patient = client(url, timeout=60)  # one for all threads, as memory is measured
+        patient = client(url, timeout=HANG_S)  # one for all threads, as memory is measured
 
         def ask(k):
             task = tasks[k]
             if k % 10 == 9:  # reads the first piece of a stream, and is gone
                 with httpx.stream(
-                    "POST", f"{url}/v1/chat/completions", json=chat(task, stream=True), timeout=60
+                    "POST",
+                    f"{url}/v1/chat/completions",
+                    json=chat(task, stream=True),
+                    timeout=HANG_S,
                 ) as reply:
                     next(reply.iter_raw())
                 return None
@@ -444,12 +453,16 @@ def test_two_hundred_requests_of_twenty_clients_none_lost_none_mixed_up(engine):
 
 
 def start(tmp_path, *words):
-    out = tmp_path / "serve.log"
-    process = forked(["serve", "--model", "tiny", "--port", "0", *words], out)
-    until(lambda: "answers at" in out.read_text() if out.exists() else False, 60)
+    """Start a server that answers nothing before its gate, the last thing returned, is opened."""
+    out, gate = tmp_path / "serve.log", multiprocessing.get_context("fork").Event()
+    with pytest.MonkeyPatch.context() as patch:
+        step = Service._step
+        patch.setattr(Service, "_step", lambda it: gate.wait(0.01) and step(it))
+        process = forked(["serve", "--model", "tiny", "--port", "0", *words], out)
+    until(lambda: "answers at" in out.read_text() if out.exists() else False)
     url = next(w for w in out.read_text().split() if w.startswith("http://")).removesuffix("/v1")
     until(lambda: _healthy(url))
-    return process, url, out
+    return process, url, out, gate
 
 
 def _healthy(url):
@@ -460,28 +473,29 @@ def _healthy(url):
 
 
 def test_sigterm_finishes_what_is_in_flight(tmp_path):
-    process, url, out = start(tmp_path)
+    process, url, out, gate = start(tmp_path, "--grace-s", str(HANG_S))
     task = worlds.make_task(3, 40, "one_fact")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client(url).chat.completions.create, **chat(task))
-        until(lambda: httpx.get(f"{url}/health").json()["in_flight"] == 1)
+        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 1)
         os.kill(process.pid, signal.SIGTERM)
+        gate.set()
         reply = asked.result()
     assert reply.choices[0].message.content and reply.metadata["sections_read"] == "40"
-    process.join(20)
+    process.join()
     assert process.exitcode == 0 and " 200: 40 sections" in out.read_text()
     assert task.question not in out.read_text()  # nothing of what was asked
     assert not _healthy(url)
 
 
 def test_past_the_grace_time_the_rest_is_broken_off(tmp_path):
-    process, url, _ = start(tmp_path, "--grace-s", "0.2")
+    process, url, *_ = start(tmp_path, "--grace-s", "0.2")
     task = worlds.make_task(3, 3000, "one_fact")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client(url).chat.completions.create, **chat(task))
-        until(lambda: httpx.get(f"{url}/health").json()["in_flight"] == 1)
+        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 1)
         os.kill(process.pid, signal.SIGTERM)
         with pytest.raises(openai.OpenAIError):
             asked.result()
-    process.join(20)
+    process.join()
     assert process.exitcode == 0

@@ -6,16 +6,16 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Stop, random_policy, stop_at
+from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -125,26 +125,38 @@ def in_child(function):
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp_path, lora_rank):
     config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), reader()
-    expected = outcome(train.train(run_config(model, tmp_path, "whole"), config, agent))
+    calls, after = Calls(), [0]  # how many before each step
+
+    class Counted(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            after.append(calls.n)
+
+    class Dies(train.lightning.Callback):
+        def __init__(self, steps, at):
+            self.steps, self.at = steps, at
+
+        def on_train_batch_end(self, trainer, module, *_):
+            if module.done_steps == self.steps:
+                sys.setprofile(Calls(self.at))
+
+    sys.setprofile(calls)
+    whole = train.train(run_config(model, tmp_path, "whole"), config, agent, callbacks=[Counted()])
+    sys.setprofile(None)
+    expected = outcome(whole)
     assert [int(row["step"]) for row in expected[1]] == list(range(7))
     assert any(float(row["trained_rows"]) for row in expected[1])
     rng = random.Random(lora_rank)
     run = run_config(model, tmp_path, "killed")
-    kills = 0
-    for steps in (0, 2, 3, 5):  # killed somewhere in the step after so many lines of metrics.csv
-        pid = in_child(
-            lambda: train.train(run, config, agent, resume=(tmp_path / "killed").exists())
-        )
-        metrics = tmp_path / "killed" / "metrics.csv"
-        deadline = time.monotonic() + 60
-        while (
-            metrics.read_text().count("\n") - 1 if metrics.exists() else 0
-        ) < steps and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.2))
-        os.kill(pid, signal.SIGKILL)
-        kills += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-    assert kills == 4
+    for steps in (0, 2, 3, 5):  # killed somewhere in the step after so many
+        # before the first step less is called in a child, which has imported everything
+        first = max(1, steps)
+        at = int(rng.uniform(0.1, 0.9) * (after[first + 1] - after[first]))
+        resumed = partial(train.train, run, config, agent, resume=(tmp_path / "killed").exists())
+        if steps:
+            pid = in_child(partial(resumed, callbacks=[Dies(steps, at)]))
+            assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        else:
+            assert killed_in_child(resumed, at)
     assert_same(
         outcome(train.train(run, config, agent, resume=(tmp_path / "killed").exists())), expected
     )

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from conftest import HANG_S
 from rich.console import Console
 from tqdm import tqdm
 
@@ -65,7 +66,7 @@ def test_a_child_that_is_killed_in_the_middle_of_a_bar_leaves_no_lock_held():
     os.close(ours)
     os.close(theirs)
     for lock in getattr(tqdm.get_lock(), "locks", [tqdm.get_lock()]):
-        assert lock.acquire(timeout=5)
+        assert lock.acquire(timeout=HANG_S)
         lock.release()
 
 

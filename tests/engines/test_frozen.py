@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import random_policy
+from conftest import HANG_S, random_policy
 from test_endpoint import Server
 from test_seams import CONFIG, Probes, jobs
 
@@ -172,7 +172,7 @@ def test_a_turn_that_the_server_refuses_fails_its_trajectory_alone(codec, server
 @pytest.mark.parametrize("policy_at_server", [False, True])
 def test_a_server_that_takes_long_holds_up_nobody(codec, server, policy_at_server):
     let, asked = threading.Event(), Prompt((("Who?", False),), 4, frozen=True)
-    server.on_request = lambda number: number == 1 and let.wait(20)
+    server.on_request = lambda number: number == 1 and let.wait(HANG_S)
     here = ScriptedEngine(codec, lambda _: "Lima")
     pair = (at_server(server), here) if policy_at_server else (here, at_server(server))
     engine = WithFrozen(*pair)

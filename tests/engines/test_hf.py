@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_policy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.errors import UserError
@@ -217,9 +217,7 @@ def test_nothing_of_other_weights_is_reused(codec, policy):
         assert reused() == first
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(2, 4), min_size=1, max_size=14), st.integers(1, 5)),

@@ -1,11 +1,10 @@
 """Readings that begin and end at any time: none waits for another, none is lost or mixed up."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
-from conftest import random_policy
+from conftest import HANG_S, random_policy, until
 
 from config.errors import UserError
 from data import Task
@@ -39,7 +38,7 @@ class Heard:
 
     @property
     def ended(self) -> Ended:
-        assert self.over.wait(30)
+        assert self.over.wait(HANG_S)
         return self.events[-1]
 
     @property
@@ -73,13 +72,6 @@ def gated(codec):
     service.close()
 
 
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, policy):
     tasks = [task(k, 1 + k % 7) for k in range(24)]
     alone = {
@@ -108,7 +100,7 @@ def test_beyond_what_may_wait_a_reading_is_refused_and_a_place_is_free_again(gat
     assert gated.load == (2, 1)
     with pytest.raises(Busy):
         gated.submit(heard[3].reading)
-    heard[0].begun.wait(10)
+    heard[0].begun.wait(HANG_S)
     gated.cancel(heard[0].reading)
     gated.submit(heard[3].reading)  # at once
     until(lambda: len(gated.engine.dropped) == 1)
@@ -123,7 +115,7 @@ def test_one_that_waits_can_be_given_up_and_is_never_read(gated):
     heard = [Heard(task(k)) for k in range(3)]
     for h in heard:
         gated.submit(h.reading)
-    heard[0].begun.wait(10)
+    heard[0].begun.wait(HANG_S)
     gated.cancel(heard[2].reading)
     gated.cancel(heard[2].reading)  # twice is once
     gated.engine.gate.set()

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +21,7 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
-from conftest import random_policy
+from conftest import random_policy, until
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -357,24 +356,17 @@ def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
         start_new_session=True,
     )
     metrics = tmp_path / "a" / "metrics.csv"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") > 2:
-            break
-        time.sleep(0.1)
+    until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, 0.1)
     os.killpg(process.pid, signal.SIGINT)
-    stderr = process.communicate(timeout=60)[1]
+    stderr = process.communicate()[1]
     assert process.returncode not in (0, None) and "Traceback" not in stderr
     assert_none_is_left(process.pid)
 
 
 def assert_none_is_left(group):
-    """Assert that no process of this process group runs, or soon none will."""
-    deadline = time.monotonic() + 10  # python's helper processes notice the end a moment later
-    try:
-        while is_running(group) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not is_running(group)
+    """Wait until no process of this process group runs."""
+    try:  # python's helper processes notice the end a moment later
+        until(lambda: not is_running(group), 0.1)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
@@ -403,7 +395,7 @@ from models import ranks
 
 def sleep(folder):
     Path(folder, f"rank {os.environ['RANK']}").touch()
-    time.sleep(600)
+    time.sleep(10**6)
 
 
 if __name__ == "__main__":
@@ -420,10 +412,7 @@ def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path):
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("rank *"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(list(tmp_path.glob("rank *"))) == 2
+    until(lambda: len(list(tmp_path.glob("rank *"))) == 2, 0.1)
     process.kill()
     process.wait()
     assert_none_is_left(process.pid)

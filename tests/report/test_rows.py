@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import until
 
 from config.errors import UserError
 from report.rows import Rows
@@ -119,8 +120,8 @@ def test_writers_side_by_side_and_killed_leave_whole_rows(tmp_path, monkeypatch)
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), ROOT, str(k)]) for k in range(3)
     ]
     rng = random.Random(0)
-    while not path.exists() or path.stat().st_size < 100_000:
-        time.sleep(0.01)
+    until(lambda: path.exists() and path.stat().st_size > 100_000)
+    until(lambda: all(b'"writer": %d,' % k in path.read_bytes() for k in range(3)))
     for process in started:
         time.sleep(rng.random() * 0.1)
         process.kill()

@@ -229,7 +229,7 @@ def test_a_chat_in_which_nobody_says_a_word_is_refused():
 WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cf", "Zl", "Zp"]), min_size=1)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(WORDS.filter(str.strip), min_size=1, max_size=6), st.randoms())
 def test_any_words_come_back(texts, rng):
     """Whatever is written, on one line or several: every word is there, in its order."""

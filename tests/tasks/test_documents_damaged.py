@@ -4,11 +4,11 @@ import io
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import HANG_S
 from test_documents import epub, pdf, put, said, zipped
 
 from config.errors import UserError
@@ -37,10 +37,10 @@ def test_html_whose_head_does_not_end_is_read():
     ],
     ids=["paragraphs", "unclosed", "nested", "lines"],
 )
-def test_long_html_is_read_in_seconds(markup):
-    began = time.process_time()
+def test_long_html_is_read_in_one_pass(markup):
+    """A search from each element would take hours."""
     ((text, _, _),) = contents(f"<html><body>{markup}".encode(), "x").pieces
-    assert {*text.split("\n")} <= {"Anna left.", ""} and time.process_time() - began < 10
+    assert {*text.split("\n")} <= {"Anna left.", ""}
 
 
 def test_comments_before_html_end(tmp_path):
@@ -49,7 +49,7 @@ def test_comments_before_html_end(tmp_path):
     path.write_bytes(b"<!--a-->" * 40 + b"Anna")
     code = f"from tasks.documents import read; print(read([{str(path)!r}]).text[-4:])"
     process = [sys.executable, "-c", code]
-    found = subprocess.run(process, cwd=ROOT, timeout=60, capture_output=True, text=True)
+    found = subprocess.run(process, cwd=ROOT, timeout=HANG_S, capture_output=True, text=True)
     assert found.stdout == "Anna\n"
     page = "<!--a-->\n<!-- > -->" * 9 + "<html><p>Anna"
     assert contents(page.encode(), "x").pieces[0][0] == "Anna"
@@ -152,7 +152,7 @@ def test_in_a_folder_pipes_are_left_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     code = f"from tasks.documents import read; print(read([{str(tmp_path)!r}]).remarks[0])"
     process = [sys.executable, "-c", code]
-    found = subprocess.run(process, cwd=ROOT, timeout=60, capture_output=True, text=True)
+    found = subprocess.run(process, cwd=ROOT, timeout=HANG_S, capture_output=True, text=True)
     assert found.stdout == f"Left out of {tmp_path}: pipe is no regular file.\n"
 
 

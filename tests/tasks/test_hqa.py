@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_readers import EXTRA, FIELDS, SHARED, gold_titles, questions, real
 
@@ -115,9 +115,7 @@ def test_build_refuses(tmp_path):
         make_tasks([Task("x", "Q?", ("A",), text="C")], 20)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(n=st.integers(10, 120), n_items=st.integers(1, 5), seed=st.integers(), compat=st.booleans())
 def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat):
     tasks = make_tasks(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)

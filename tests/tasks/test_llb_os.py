@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
+from contextlib import closing
 
 import pytest
+from conftest import HANG_S
 
 from config.errors import UserError
 from tasks import llb_os, sandbox
@@ -101,11 +102,9 @@ ITEMS = {
         "kill $(cat /run/worker.pid) && rm /run/worker.pid",
         """
         [ ! -e /run/worker.pid ] || exit 1
-        for k in 1 2 3 4 5 6 7 8 9 10; do  # a signal takes its time
-            kill -0 "$(cat /var/spool/worker.number)" 2> /dev/null || exit 0
+        while kill -0 "$(cat /var/spool/worker.number)" 2> /dev/null; do  # a signal takes its time
             sleep .1
         done
-        exit 2
         """,
         "kill", "rm",
     ),
@@ -127,7 +126,9 @@ ITEMS = {
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", HANG_S)
+    monkeypatch.setattr(llb_os, "ITEM_SECONDS", HANG_S)
     (path := tmp_path / "os.json").write_text(json.dumps(ITEMS))
     return path
 
@@ -148,9 +149,7 @@ def solved(environment: LLBOS, id: str, *actions: str) -> list:
 def test_gold_solves_each_of_our_own_tasks_and_nothing_does_not(path, id):
     environment = LLBOS(path)
     (task,) = [task for task in environment.tasks() if task.id == id]
-    begin = time.monotonic()
     (step,) = solved(environment, id, *task.solution)
-    print(f"task {id}: {time.monotonic() - begin:.2f} s")
     assert (step.done, step.reward, step.failure) == (True, 1.0, ""), step
     (step,) = solved(environment, id, "finish")
     assert (step.done, step.reward, step.failure) == (True, -1.0, ""), step
@@ -189,9 +188,13 @@ def test_actions_run_in_one_system_and_their_output_is_shown(path):
     ],
 )
 def test_what_cannot_be_done_is_an_answer_and_the_task_goes_on(path, monkeypatch, action, said):
-    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 1)
     environment = LLBOS(path)
-    step, last = solved(environment, "1", action, environment.tasks()[0].solution[0])
+    with closing(environment.reset("1")) as episode:
+        with monkeypatch.context() as patch:
+            if said == "The script was stopped":
+                patch.setattr(llb_os, "SCRIPT_SECONDS", 1)
+            step = episode.step(action)
+        last = episode.step(environment.tasks()[0].solution[0])
     assert said in step.observation and not step.done and len(step.observation) < 5000
     assert "\033" not in step.observation
     assert last.reward == 1.0
@@ -227,11 +230,12 @@ def test_without_finish_the_system_is_checked_all_the_same(path, rules):
 
 
 @needs_system
-def test_a_script_beyond_the_time_leaves_what_it_has_done(path, monkeypatch):
-    monkeypatch.setattr(llb_os, "ITEM_SECONDS", 1)
+def test_a_script_beyond_the_time_leaves_what_was_done(path):
     environment = LLBOS(path)
-    script = environment.tasks()[0].solution[0].removesuffix("```\nfinish") + "\nsleep 20\n```"
-    (step,) = solved(environment, "1", script)
+    with closing(environment.reset("1")) as episode:
+        assert not episode.step(environment.tasks()[0].solution[0].removesuffix("finish")).done
+        episode.seconds_left = 1.0
+        step = episode.step("```bash\nsleep 3600\n```")
     assert (step.done, step.reward, step.failure) == (True, 1.0, "")
 
 
@@ -250,9 +254,10 @@ def test_the_limits_of_the_release(path):
 
 
 @needs_system
-def test_time_over_fails_the_task(path, monkeypatch):
-    monkeypatch.setattr(llb_os, "ITEM_SECONDS", 1)
-    (step,) = solved(LLBOS(path), "1", "```bash\nsleep 20\n```\nfinish")
+def test_time_over_fails_the_task(path):
+    with closing(LLBOS(path).reset("1")) as episode:
+        episode.seconds_left = 1.0
+        step = episode.step("```bash\nsleep 3600\n```\nfinish")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "timed out")
 
 
@@ -269,7 +274,7 @@ def test_a_system_that_has_ended_fails_the_task(path):
 def test_an_initialisation_without_end_is_refused_and_leaves_nothing(path, monkeypatch):
     monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 0.5)
     environment = LLBOS(path)
-    environment._items["1"]["begin"] = "sleep 60"
+    environment._items["1"]["begin"] = "sleep 3600"
     made = []
     monkeypatch.setattr(llb_os, "System", lambda: made.append(sandbox.System()) or made[-1])
     with pytest.raises(UserError, match="initialisation of 1"):
@@ -279,10 +284,11 @@ def test_an_initialisation_without_end_is_refused_and_leaves_nothing(path, monke
 
 @needs_system
 def test_a_check_without_end_is_a_failure(path, monkeypatch):
-    monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 0.5)
     environment = LLBOS(path)
-    environment._items["1"]["check"] = "sleep 60"
-    (step,) = solved(environment, "1", "finish")
+    environment._items["1"]["check"] = "sleep 3600"
+    with closing(environment.reset("1")) as episode:
+        monkeypatch.setattr(llb_os, "SCRIPT_SECONDS", 0.5)
+        step = episode.step("finish")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "timed out")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.errors import UserError
@@ -837,9 +837,7 @@ def test_false_and_truncated_parquet(tmp_path):
     fails(path, "cannot be read")
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(
     cut=st.floats(0, 1),
     junk=st.binary(max_size=6),
@@ -944,9 +942,7 @@ def test_round_trip_from_the_published_forms(tmp_path):
 text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5)),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_policy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokens.attention import TrieAttention, block_mask, dense_mask, hidden_states
@@ -176,9 +176,7 @@ def gradient(policy, value):
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(
     rows=sequences,
     min_saved=st.sampled_from([1, 5, 10**9]),
