@@ -79,6 +79,7 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
     from config.options import GRPOConfig
     from engines.vllm_colocated import ColocatedEngine
     from models.load import load_model, with_lora
+    from models.logprobs import mask_head
     from tokens.codec import Codec
 
     on_gpu = torch.cuda.is_available()
@@ -86,6 +87,7 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary), SMALL, torch.float32)
         codec, policy = Codec.load(folder), load_model(folder, dtype, device)
+        mask_head(policy, codec)
         policy = with_lora(policy, GRPOConfig(lora_rank=8)) if mode == "lora" else policy
         engine = ColocatedEngine(
             folder,

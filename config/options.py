@@ -84,10 +84,10 @@ def without_url(value: object) -> object:
     return re.sub("^openai:[^#]+#", "openai:#", value) if isinstance(value, str) else value
 
 
-def _is_day(text: str) -> bool:
+def _is_day(text: object) -> bool:
     try:
         return date.fromisoformat(text).isoformat() == text
-    except ValueError:
+    except (TypeError, ValueError):
         return False
 
 
@@ -95,7 +95,7 @@ TEMPLATE_DATE = "2024-07-26"
 """What Llama 3's templates tell where there is no clock, so that nothing depends on one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)  # behind the fields of those who inherit it
 class TemplateConfig:
     """What a chat template is told beside the messages."""
 

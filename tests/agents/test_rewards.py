@@ -56,7 +56,7 @@ def test_whole_numbers_and_truth_values_too(value):
         np.complex64(1), [0.5], {}, np.array([0.5, 1]), torch.zeros(2), torch.zeros(0), object(),
         float,
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_anything_else_is_one_sentence_with_function_task_and_value(value):
     with pytest.raises(UserError, match=r"mine\.py:pay returned .*'the-task'") as error:
