@@ -23,7 +23,8 @@ from embedded import tiny
 from engines.scripted import ScriptedEngine
 from memagent import Agent, ReadConfig
 from rollout import rollout
-from tokens.codec import Codec, Text, without_blanks
+from tokens.blanks import without_blanks
+from tokens.codec import Codec, Text
 
 DOCUMENT = (
     "Anna Müller joined Boris in Lima. The bridge was designed by Clara Meyer.\n"

@@ -1,0 +1,67 @@
+"""Tokenizers that put a blank before each text, made to leave it out.
+
+Holds: `without_blanks`. Leaves out: where a prompt has that blank all the same (tokens/codec.py).
+No torch. Exercise it: `pytest tests/tokens/test_pieces.py`. Read next: tokens/codec.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+from config.errors import UserError
+
+COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
+BLANKS = {  # kind of a tokenizer's component -> its settings where no blank begins a text
+    "Prepend": {"prepend": ""},
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+    "Strip": {"start": 0},
+}
+
+
+def without_blanks(tokenizer):
+    """Return a tokenizer that neither puts a blank before a text nor drops one when it decodes.
+
+    Tokenizers made by SentencePiece put one before each text (Llama 2, Mistral 7B, Phi-3), and some
+    by bytes do (`add_prefix_space`). It is the given object where nothing is to be switched off, or
+    where whole lines of prompts are tokens by bytes, as in the embedded policies: their texts
+    follow such tokens, and a text behind a token of its own has the blank in a whole prompt too.
+    UserError for one that puts a blank there in another way.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = tokenizer.added_tokens_decoder.values()
+    lines = any(token.content.endswith("\n") and not token.special for token in added)
+    if lines and type(getattr(backend, "pre_tokenizer", None)).__name__ == "ByteLevel":
+        return tokenizer
+    if backend is not None:
+        parts = {name: getattr(backend, name) for name in COMPONENTS}
+        states = {name: json.loads(part.__getstate__()) for name, part in parts.items() if part}
+        plain = {name: _without_blank(state, name) for name, state in states.items()}
+        if plain != states:
+            tokenizer = copy.copy(tokenizer)
+            whole = json.loads(backend.to_str())
+            tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | plain))
+
+    def continues(text: str) -> bool:
+        alone, behind = (tokenizer.encode(x, add_special_tokens=False) for x in (text, f"\n{text}"))
+        return behind[-len(alone) :] == alone
+
+    if not any(map(continues, "aZ0?")):
+        raise UserError(
+            "The tokenizer puts a blank before each text, and how is not known here, so prompts "
+            "cannot be put together: give a model with a tokenizer.json."
+        )
+    return tokenizer
+
+
+def _without_blank(state, name: str):
+    """Return the state of a component, or of a part of one, with `BLANKS` switched off."""
+    if isinstance(state, list):
+        return [_without_blank(item, name) for item in state]
+    if not isinstance(state, dict):
+        return state
+    off = BLANKS.get(state.get("type"), {})
+    if name == "decoder" and state.get("type") == "ByteLevel":
+        off = {}  # there the setting has no effect
+    return {key: off.get(key, _without_blank(value, name)) for key, value in state.items()}
