@@ -425,7 +425,9 @@ def _own(r: Record) -> tuple[Task, Document]:
         isinstance(context, list) and context and isinstance(context[0], list)
     ):
         return _hotpotqa(r)
-    name = next((name for name in DOCUMENTS if r.fields.get(name)), "context")
+    name, *others = [name for name in DOCUMENTS if r.fields.get(name)] or ["context"]
+    if others:
+        raise r.error(f"both {name!r} and {others[0]!r} look like the document: leave one out")
     return r.task(r.text("question"), _answers(r)), r.document(name)
 
 

@@ -630,6 +630,7 @@ BAD_FIELDS = [
     (OWN, {"answers": ["Ada", float("nan")]}, "'answers' must be a text, this is a number"),
     (OWN, {"answers": {"value": ""}}, "'answers' is empty"),
     (OWN, {"context": ["Ada.", ""]}, "'context' is empty"),
+    (OWN, {"story": "Ada."}, "both 'context' and 'story' look like the document"),
     (OWN, {"context": [{"title": "T"}]}, "'text' is missing"),
     (OWN, {"options": "Ada or Bo"}, "'options' looks like choices"),
     (OWN, {"choices": ["Ada", None]}, "'choices' looks like choices"),
