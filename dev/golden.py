@@ -92,7 +92,10 @@ COLUMNS = {  # of metrics.csv -> as they are called now
 }
 # columns that only the newer side has; a memory's reward was one of state_gain and state_level
 # before
-NEW_COLUMNS = ("turn_reward_memory", "turn_reward_memory_final", "turn_reward_callback_final")
+NEW_COLUMNS = (
+    *("turn_reward_memory", "turn_reward_memory_final", "turn_reward_callback_final"),
+    "unrewarded",
+)
 COUNTED = (  # counts of a row that the older side has too
     "updates queries hits ages current sought holds evidence_sought evidence degenerate stray_tag "
     "memory_capped query_capped no_update multi_update empty_update multi_recall unclosed_recall "
