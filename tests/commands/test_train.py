@@ -523,7 +523,8 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_
         (other / "config.yaml").write_text(settings)
         damage(other / "checkpoints" / "step-4")
         export.export(other)
-        assert re.search(f"step-4 is .*{reason}.*step-2, which is", capsys.readouterr().out)
+        said = " ".join(capsys.readouterr().out.split())
+        assert re.search(f"step-4 is .*{reason}.*step-2, which is", said)
         train.train(replace(run, name=other.name), more, reader(), resume=True)
         said = capsys.readouterr().out
         assert re.search(f"step-4 is damaged.*{reason}.*step-2, which is whole", said), said
