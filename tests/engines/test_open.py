@@ -11,8 +11,9 @@ import eval
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
-from engines.open import engine_fingerprint, most_in_flight, open_reader
+from engines.open import _share_of_card, engine_fingerprint, most_in_flight, open_reader
 from models import setup
+from models.plan import GRAPHS_GIB
 from rollout import Sampling, rollout
 from tasks.worlds import make_task
 
@@ -143,3 +144,18 @@ def test_an_evaluation_has_no_more_in_flight(tmp_path, monkeypatch):
     config = EvalConfig(runs=str(tmp_path), name="e", **own)
     eval.run_suite(config, {"memagent": AGENT})
     assert asked == [3]
+
+
+def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
+    """By a card that is said to be there: nothing here allocates anything."""
+    monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
+    small = setup.Setup.of_evaluation(EvalConfig(), [AGENT])
+    shares = [_share_of_card(small, kv_gib, beside) for kv_gib, beside in ((0, 0), (0, 8), (4, 0))]
+    assert shares == pytest.approx([0.9, 0.8, (4 + GRAPHS_GIB) / 80], abs=1e-3)
+    assert _share_of_card(small, 100.0, 8.0) == pytest.approx(0.8)  # never more than without
+    monkeypatch.setattr("engines.open.geometry", _unknown)
+    assert _share_of_card(small, 4.0, 0.0) == 0.9
+
+
+def _unknown(model):
+    raise UserError("The sizes are not known.")

@@ -25,6 +25,7 @@ from models.plan import (
     longest_section,
     plan,
     step_seconds,
+    turns_in_cache,
 )
 
 GRPO, AGENT = GRPOConfig(tasks_per_step=(8,), group_size=8), MemAgent()
@@ -300,3 +301,11 @@ def docs_row(name):
 def test_the_docs_have_the_planners_figures(name):
     page = Path(__file__).parents[2] / "docs/engines.md"
     assert docs_row(name) in page.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_cache_holds_as_many_turns_as_their_tokens_fit():
+    """Qwen3-4B has 144 KiB of keys and values a token: 2 x 36 layers x 8 heads x 128 x 2 bytes."""
+    g = geometry("Qwen/Qwen3-4B")
+    assert g.kv_bytes == 144 * 1024
+    assert turns_in_cache(g, 9.0, 4096) == 16  # of .5625 GiB each
+    assert [turns_in_cache(g, gib, 4096) for gib in (0.1, 1.12, 1.125)] == [1, 1, 2]
