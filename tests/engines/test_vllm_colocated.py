@@ -160,6 +160,10 @@ def finished(engine, n):
     return done
 
 
+def test_kernels_are_compiled_when_they_are_needed_alone(opened):
+    assert not opened()._engine.vllm_config.kernel_config.enable_jit_warmup
+
+
 def test_what_vllm_changes_for_the_process_is_restored(opened):
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     expected = torch.rand(3).tolist(), random.random(), np.random.rand()
