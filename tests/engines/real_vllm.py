@@ -9,6 +9,7 @@ import torch
 
 from agents import find
 from models.load import load_model
+from models.logprobs import mask_head
 from models.packaged import ready
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -34,6 +35,7 @@ def distance(policy, turns) -> float:
 def test_vllm_samples_from_what_the_trainer_computes_before_and_after_a_step():
     folder = ready("smollm2")
     codec, policy = Codec.load(folder), load_model(folder, "float32", "cpu")
+    mask_head(policy, codec)  # as a trainer's
     small = {"chunk_tokens": 64, "memory_tokens": 12, "final_tokens": 12, "max_sections": 2}
     agent = find.resolve("default", "smollm2", {}, small)[1]
     jobs = [(task, g) for task in worlds.make_tasks(0, 1, 12, "one_fact") for g in range(2)]
