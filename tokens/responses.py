@@ -19,7 +19,7 @@ from tokens.trie import common_prefix
 
 OPEN, CLOSE = "<think>", "</think>"
 
-PAIRS = (  # as chat templates, tokenizers and vLLM's reasoning parsers have them (0.31)
+PAIRS = (  # those down to the blank line stand in vLLM 0.31's parsers; the others were not looked up
     (OPEN, CLOSE),
     ("[THINK]", "[/THINK]"),  # Magistral, Ministral
     ("<|channel>", "<channel|>"),  # Gemma 4
@@ -29,13 +29,14 @@ PAIRS = (  # as chat templates, tokenizers and vLLM's reasoning parsers have the
     ("<ifm|think>", "</ifm|think>"),  # K2
     ("<ifm|think_fast>", "</ifm|think_fast>"),
     ("<ifm|think_faster>", "</ifm|think_faster>"),
+    ("<reasoning>", "</reasoning>"),
+
     ("<longcat_think>", "</longcat_think>"),
     ("◁think▷", "◁/think▷"),  # Kimi-VL
     ("<thought>", "</thought>"),  # EXAONE Deep
-    ("<reasoning>", "</reasoning>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-)
+)  # fmt: skip
 """How models mark thoughts. The first pair is known of every model."""
 
 # gpt-oss writes messages, each in a channel; what is not in the channel `final` is thought
