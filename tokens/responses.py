@@ -19,7 +19,8 @@ from tokens.trie import common_prefix
 
 OPEN, CLOSE = "<think>", "</think>"
 
-PAIRS = (  # those down to the blank line stand in vLLM 0.31's parsers; the others were not looked up
+# those down to the blank line stand in vLLM 0.31's parsers; the others were not looked up
+PAIRS = (
     (OPEN, CLOSE),
     ("[THINK]", "[/THINK]"),  # Magistral, Ministral
     ("<|channel>", "<channel|>"),  # Gemma 4
