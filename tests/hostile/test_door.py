@@ -38,10 +38,10 @@ READ = [
     (*ASK, "--model", "m"),
     (*ASK, "--model", "m/x.gguf"),
     ("serve", "--model", "m", "--help"),
-    ("eval", "--model", "m"),
+    ("eval", "--model", "m", "--lengths", "2", "--n", "1"),
     ("train", "--model", "m", "--dry-run"),
     ("train", "--model", "m", "--help"),
-    ("sft", "--model", "m"),
+    ("sft", "--model", "m", "--steps", "1", "--tasks-per-step", "1", "--lengths", "2"),
     ("plan", "--model", "m"),
 ]
 
@@ -108,8 +108,10 @@ FIELDS = [
 @pytest.mark.parametrize("way", ["--config", "--resume"])
 def test_the_settings_of_a_run_run_no_code(section, name, value, way):
     command = {"run": "train", "sft": "sft", "eval": "eval"}[section]
-    training = {"sft": {}} if section == "sft" else {"grpo": {"steps": 1, "group_size": 2}}
-    sections = ({"run": {}} | training if section != "eval" else {}) | {section: {name: value}}
+    small = {"steps": 1, "tasks_per_step": [1]}
+    training = {"sft": small} if section == "sft" else {"grpo": small | {"group_size": 2}}
+    sections = {"eval": {"n": 1, "lengths": [2]}} if section == "eval" else {"run": {}} | training
+    sections[section] = sections[section] | {name: value}
     door.run(Path("runs/x"), **sections, agent={})
     marks = [door.code(Path(at)) for at in ("m/notes.py", "bm25@/notes.py")]
     words = ("--config", "runs/x/config.yaml", "--name", "y")
@@ -139,7 +141,7 @@ SEARCHED = {"run": {"agent": "hybrid"}}
 
 
 @pytest.mark.parametrize("words", [(), ("--agent", "hybrid"), ("--agent", "memrl")], ids=" ".join)
-@pytest.mark.parametrize("command", [ASK, ("eval", "--n", 1, "--name", "e")])
+@pytest.mark.parametrize("command", [ASK, ("eval", "--n", 1, "--lengths", 2, "--name", "e")])
 def test_a_models_folder_has_no_address_asked(words, command):
     if command[0] == "eval":
         words = [word.replace("--agent", "--agents") for word in words]
