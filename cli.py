@@ -99,7 +99,7 @@ def train(
 ):
     """Train a policy with GRPO; results lie in RUNS/NAME."""
     run, *_ = _merged(config, {}, run=run, grpo=grpo, agent=agent)
-    name = run.get("agent") or find.agent_of(preset, find.starting_point(run))
+    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
     theirs = find.compat_of(compat, [name], training=True)
     run, grpo, agent = _merged(config, theirs, run=run, grpo=grpo, agent=agent)
     if resume:
@@ -141,7 +141,8 @@ def sft(
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
-    model, name = find.starting_point(run), run.get("agent") or ""
+    model = find.starting_point(run)
+    name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
     run_config = RunConfig(**run | {"agent": reader.name})
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
@@ -198,7 +199,7 @@ def _eval(
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
-        agents = (find.agent_of(preset, model), *EvalConfig().agents[1:])
+        agents = (find.agent_of(preset, model, evaluation), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
     names = dict.fromkeys(name.partition("@")[0] for name in eval_config.agents)
     theirs = find.compat_of(compat, names, training=False)

@@ -104,9 +104,14 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("section", "name", "value"), FIELDS)
-@pytest.mark.parametrize("way", ["--config", "--resume"])
-def test_the_settings_of_a_run_run_no_code(section, name, value, way):
+WAYS = [(way, *field) for field in FIELDS for way in ("--config", "--resume")]
+
+
+@pytest.mark.parametrize(
+    ("way", "section", "name", "value"),
+    [way for way in WAYS if way[:2] != ("--resume", "eval")],  # which goes on without it
+)
+def test_the_settings_of_a_run_run_no_code(way, section, name, value):
     command = {"run": "train", "sft": "sft", "eval": "eval"}[section]
     small = {"steps": 1, "tasks_per_step": [1]}
     training = {"sft": small} if section == "sft" else {"grpo": small | {"group_size": 2}}
@@ -115,13 +120,20 @@ def test_the_settings_of_a_run_run_no_code(section, name, value, way):
     door.run(Path("runs/x"), **sections, agent={})
     marks = [door.code(Path(at)) for at in ("m/notes.py", "bm25@/notes.py")]
     words = ("--config", "runs/x/config.yaml", "--name", "y")
-    if way == "--resume":
-        if section == "eval":
-            return  # goes on without it
-        words = ("--resume", "--name", "x")
+    words = ("--resume", "--name", "x") if way == "--resume" else words
     out = said(command, *words)
     assert "config.yaml names code, " in out and "--trust-remote-code." in out
     assert not any(mark.exists() for mark in marks) and not Path("runs/y").exists()
+
+
+def test_adapters_run_no_code():
+    door.model(Path("m"), run={"agent": "m/notes.py"})
+    mark = door.code(Path("m/notes.py"))
+    small = ("--steps", 1, "--tasks-per-step", 1, "--lengths", 2, "--name", "y")
+    assert "names code, agent" in said("train", "--adapter", "m", *small) and not mark.exists()
+    # neither is there, and its code may run
+    assert "no LoRA adapters" in said("sft", "--adapter", "m", *small, "--trust-remote-code")
+    assert mark.exists()
 
 
 @pytest.mark.parametrize(
