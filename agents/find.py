@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -108,7 +109,7 @@ def known(name: str) -> type[Agent] | None:
     """
     if name in names():
         return find(name)
-    return _LOADED.get(str(Path(name).absolute()))
+    return _LOADED.get(str(Path(str(name)).absolute()))
 
 
 @cache
@@ -272,26 +273,29 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
     this call, which go before the file; with trust_remote_code among them its code may run.
     """
     for name, value in fields.items():
-        for one in value if isinstance(value, tuple) else (value,):
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')} {','.join(map(str, values))}"
+        for one in values:
             if name in given or not one or not isinstance(one, str | bool):
                 continue
-            text, flag = str(one), f"--{name.replace('_', '-')}"
+            text = str(one)
             # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
             names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
             code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
             if code or any(_is_path(agent) and not known(agent) for agent in names):
-                again = "" if one is True else f"{flag} {text} or "
+                again = "" if one is True else f"{flag} or "
                 if given.get("trust_remote_code", False) is False:
                     raise UserError(
                         f"{path} names code, {name} {text}, and may have come with data: nothing "
                         f"of it is run unless you give {again}--trust-remote-code."
                     )
-            elif "://" in text or name == "bank":
+            if "://" in text or name == "bank":
                 what = "a file to write to" if name == "bank" else "an address"
-                raise UserError(
+                said = (
                     f"{path} names {what}, {name} {text}, and may have come with data: nothing "
-                    f"goes there unless you give {flag} {text}."
+                    f"goes there unless you give {flag}."
                 )
+                raise UserError(re.sub("//[^/@ ]*@", "//***@", said))  # a password is not shown
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:

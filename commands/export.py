@@ -55,7 +55,7 @@ def export(
     UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
     saved, stored = checkpoints(folder), find.begun(folder, None)
-    if not saved or not stored:
+    if not saved or "run" not in stored:
         raise UserError(f"{folder} is no run with a checkpoint.")
     code = {name: stored["run"].get(name) for name in ("agent", "trust_remote_code")}
     find.check_reach(folder / "config.yaml", code, {"trust_remote_code": True} if trusted else {})

@@ -626,7 +626,8 @@ def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch,
         expected, _ = {f"Bearer {SECRET}" if named else None}, keys.clear()
         with monkeypatch.context() as patch:
             interrupted(patch, 2)
-            run(*asking, name, *words, code=130)
+            said = run(*asking, name, *words, code=130).strip()
+        assert said.endswith(" ".join(["ask --resume --name", name, *words]))
         assert keys == expected and len(turns_of(name)) == 2
         keys.clear()
         path = Path("runs", name, "document.json")  # as earlier versions wrote it; it may be forged

@@ -180,7 +180,7 @@ def test_an_address_that_nobody_needs_is_none():
         ("eval", {"endpoint": ["{url}"]}),
         ("eval", {"answerer": "openai:{url}#m"}),
         ("eval", {"suite": "hle", "judge": "openai:{url}#m"}),
-        ("eval", {"suite": "llb-db", "db_backend": "mysql://root@127.0.0.1"}),
+        ("eval", {"suite": "llb-db", "db_backend": "mysql://root:secret@127.0.0.1"}),
         ("run", {"answerer": "openai:{url}#m"}),
         ("agent", {"embedder": "openai:{url}#m", "search": "dense"}),
     ],
@@ -198,6 +198,7 @@ def test_the_settings_of_a_run_have_no_address_asked(section, fields):
         command = "eval" if section == "eval" else "train"
         out = said(command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
         assert "names an address, " in out and "may have come with data" in out and keys == []
+        assert "secret" not in out
 
 
 def test_a_bank_of_a_models_folder_is_not_written():
