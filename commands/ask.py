@@ -124,7 +124,7 @@ class Reading:
         """Return the words that go on with it."""
         c, agent = self.config, self.agent
         given = {"runs": c.runs if c.runs != AskConfig().runs else ""}
-        if c.endpoint and keyed_here(c.endpoint) is None:
+        if c.endpoint and keyed_here(c.endpoint) != self.keyed:
             given["endpoint"] = ",".join(c.endpoint)
         if agent and agent.name != agent.label:
             given["agent"] = agent.name
