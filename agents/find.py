@@ -1,7 +1,7 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
 Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
-`stored_settings`.
+`stored_settings`, `check_reach`: what a file that came with data may not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
