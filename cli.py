@@ -51,7 +51,8 @@ app.add_typer(data_app, name="data")
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
     """Merge fields by section: of a config file, over them those of --compat, then flags."""
-    stored = find.stored_settings(config) if config else {}
+    flags = {name: value for fields in given.values() for name, value in fields.items()}
+    stored = find.stored_settings(config, flags) if config else {}
     return [
         stored.get(section, {}) | compat.get(section, {}) | values
         for section, values in given.items()
@@ -71,8 +72,7 @@ Compat = Annotated[
     str,
     typer.Option(
         help="imitate a published system wherever the agent's settings can: paper or upstream; "
-        "prints "
-        "what it sets and what it cannot imitate",
+        "prints what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
     ),
 ]
@@ -98,10 +98,10 @@ def train(
     agent: dict = {},
 ):
     """Train a policy with GRPO; results lie in RUNS/NAME."""
-    (run,) = _merged(config, {}, run=run)
-    name = run.get("agent") or find.agent_of(preset, find.starting_point(run))
+    run, *_ = _merged(config, {}, run=run, grpo=grpo, agent=agent)
+    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
     theirs = find.compat_of(compat, [name], training=True)
-    grpo, agent = _merged(config, theirs, grpo=grpo, agent=agent)
+    run, grpo, agent = _merged(config, theirs, run=run, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = find.resumed(preset, run, grpo, agent)
         name = run.get("agent") or name
@@ -141,7 +141,8 @@ def sft(
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
-    model, name = find.starting_point(run), run.get("agent") or ""
+    model = find.starting_point(run)
+    name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
     run_config = RunConfig(**run | {"agent": reader.name})
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
@@ -165,11 +166,12 @@ def export(
     gguf: Annotated[
         bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
     ] = False,
+    trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
 
-    folder = run_export(run, step, out, dtype, best, gguf)
+    folder = run_export(run, step, out, dtype, best, gguf, trust)
     typer.echo(f"The policy is in {folder}.")
     if push:
         from commands.push import push as run_push
@@ -192,16 +194,16 @@ def _eval(
     from eval import run_suite
     from tasks import hub
 
-    (evaluation,) = _merged(config, {}, eval=evaluation)
+    evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config = EvalConfig(**evaluation)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
-        agents = (find.agent_of(preset, model), *EvalConfig().agents[1:])
+        agents = (find.agent_of(preset, model, evaluation), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
     names = dict.fromkeys(name.partition("@")[0] for name in eval_config.agents)
     theirs = find.compat_of(compat, names, training=False)
-    (agent,) = _merged(config, theirs, agent=agent)
+    _, agent = _merged(config, theirs, eval=evaluation, agent=agent)
     settings = {"max_sections": None} | agent  # a preset's cap is one of training
     agents = {
         name: find.with_state(find.resolve(preset, model, {}, settings, name)[1], model)

@@ -1,7 +1,7 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
 Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
-`stored_settings`.
+`stored_settings`, `check_reach`: what a file that came with data may not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -108,7 +109,7 @@ def known(name: str) -> type[Agent] | None:
     """
     if name in names():
         return find(name)
-    return _LOADED.get(name)
+    return _LOADED.get(str(Path(str(name)).absolute()))
 
 
 @cache
@@ -261,15 +262,58 @@ def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
 # ---------------------------------------------------------------- settings in files
 
 
-def stored_settings(path: Path) -> dict[str, dict]:
+PROGRAMS = {"reward", "logger", "interpreter"}  # settings whose every value is code
+AGENTS = {"agent", "agents", "also"}
+
+
+def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> None:
+    """Refuse settings of a file that would have code run, or an address asked.
+
+    The file may have come with data: what it says of these counts for nothing. given: the flags of
+    this call, which go before the file; with trust_remote_code among them its code may run.
+    """
+    for name, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')} {','.join(map(str, values))}"
+        for one in values:
+            if name in given or not one or not isinstance(one, str | bool):
+                continue
+            text = str(one)
+            # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
+            names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
+            code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
+            if code or any(_is_path(agent) and not known(agent) for agent in names):
+                again = "" if one is True else f"{flag} or "
+                if given.get("trust_remote_code", False) is False:
+                    raise UserError(
+                        f"{path} names code, {name} {text}, and may have come with data: nothing "
+                        f"of it is run unless you give {again}--trust-remote-code."
+                    )
+            if "://" in text or name == "bank":
+                what = "a file to write to" if name == "bank" else "an address"
+                said = (
+                    f"{path} names {what}, {name} {text}, and may have come with data: nothing "
+                    f"goes there unless you give {flag}."
+                )
+                raise UserError(re.sub("//[^/@ ]*@", "//***@", said))  # a password is not shown
+
+
+def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
     """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken
-    over."""
+    over.
+
+    given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
+    No agent is loaded for it: of one in a file that was not loaded before, only those settings are
+    returned that other agents have too.
+    """
     raw = files.read_yaml(path)
     run, evaluation = raw.get("run"), raw.get("eval")
     used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
         used += [str(name).partition("@")[0] for name in evaluation["agents"]]
-    hints = agent_hints(name for name in used if _is_path(name))
+    hints, own = agent_hints(), raw.get("agent")
+    if isinstance(own, dict) and any(_is_path(name) and not known(name) for name in used):
+        raw["agent"] = {name: value for name, value in own.items() if name in hints}
     grpo = raw.get("grpo")
     if isinstance(grpo, dict):
         grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
@@ -281,16 +325,20 @@ def stored_settings(path: Path) -> dict[str, dict]:
         raw["grpo"] = grpo
     if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
         raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
-    known = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, ask=AskConfig)
-    return files.typed(raw, path, **known, agent=hints)
+    kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, ask=AskConfig)
+    settings = files.typed(raw, path, **kinds, agent=hints)
+    if given is not None:
+        for fields in settings.values():  # a run goes on with the bank that it began with
+            check_reach(path, fields, {"bank": ""} | given)
+    return settings
 
 
-def begun(folder: Path) -> dict[str, dict]:
+def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
     """Read the settings that a run began with, by section; {} if it was stopped before they were
-    written."""
+    written. given: see `stored_settings`."""
     if not (folder / "config.yaml").exists() and not any((folder / "checkpoints").glob("step-*")):
         return {}
-    return stored_settings(folder / "config.yaml")
+    return stored_settings(folder / "config.yaml", given)
 
 
 def training_of(stored: dict[str, dict]) -> TrainConfig:
@@ -321,12 +369,18 @@ def of_model(model: str | Path | None) -> dict:
     """Return the settings of agents in a model folder's agent.yaml; {} without one, or for None.
 
     A cap on sections is never taken from there (only a flag or a preset cuts documents);
-    `templates` is relative to the model's folder.
+    `templates` is relative to the model's folder, and inside it.
     """
     settings = dict(_agent_yaml(model).get("agent", {}))
     settings.pop("max_sections", None)
-    if settings.get("templates"):
-        settings["templates"] = str(settings_folder(model) / settings["templates"])
+    if templates := settings.get("templates"):
+        folder = settings_folder(model)
+        settings["templates"] = str(folder / templates)
+        if not (folder / templates).resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{_yaml_of(model)} names templates outside the model's folder, {templates}: put "
+                "them into it."
+            )
     return settings
 
 
@@ -347,13 +401,19 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
             f"{path}: ask.best must be a list of [tokens, agent], and ask is {table!r}."
         ) from None
     for _, agent in best:
-        find(agent)
+        if not known(agent):
+            raise UserError(f"{path}: ask.best must name agents of agents/, not {agent!r}.")
     return best
 
 
-def trained_agent(model: str | Path | None) -> str:
-    """Return the agent that a model was trained with, "" if its folder does not say."""
-    return _agent_yaml(model).get("run", {}).get("agent", "")
+def trained_agent(model: str | Path | None, given: Mapping[str, object] = {}) -> str:
+    """Return the agent that a model was trained with, "" if its folder does not say.
+
+    given: the flags of this call, see `check_reach`.
+    """
+    agent = _agent_yaml(model).get("run", {}).get("agent", "")
+    check_reach(_yaml_of(model), {"agent": agent}, given)
+    return agent
 
 
 def _yaml_of(model: str | Path | None) -> Path:
@@ -362,7 +422,7 @@ def _yaml_of(model: str | Path | None) -> Path:
 
 def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
     path = _yaml_of(model)
-    return stored_settings(path) if model and path.exists() else {}
+    return stored_settings(path, None) if model and path.exists() else {}
 
 
 # ---------------------------------------------------------------- settings resolved
@@ -381,9 +441,9 @@ def starting_point(run: dict) -> str | Path:
     return adapter if adapter and _yaml_of(adapter).exists() else run.get("model") or EMBEDDED
 
 
-def agent_of(preset: str, model: str | Path | None) -> str:
+def agent_of(preset: str, model: str | Path | None, given: Mapping[str, object] = {}) -> str:
     """Return the default agent: the preset's, else the model's, else memagent."""
-    return preset_of(preset)["run"].get("agent") or trained_agent(model) or DEFAULT
+    return preset_of(preset)["run"].get("agent") or trained_agent(model, given) or DEFAULT
 
 
 def resumed(
@@ -399,7 +459,7 @@ def resumed(
     run = {
         "runs": RunConfig().runs
     } | run  # where it lies now: it may have been moved since it began
-    stored = begun(Path(run["runs"], run["name"]))
+    stored = begun(Path(run["runs"], run["name"]), run | training | agent)
     if stored and section not in stored:
         raise UserError(
             f"The run {run['name']} was not trained by this command: go on by the other."
@@ -422,7 +482,10 @@ def resolve(
         )
     try:
         trained = GRPOConfig(**fields["grpo"] | find(agent).training)
-        return replace(trained, **grpo), make(agent, of_model(model) | fields["agent"] | settings)
+        theirs, fields = of_model(model), fields["agent"] | settings
+        used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
+        check_reach(_yaml_of(model), used, fields)
+        return replace(trained, **grpo), make(agent, theirs | fields)
     except TypeError as error:
         raise UserError(f"The settings do not fit: {error}.") from error
 
@@ -485,18 +548,24 @@ def agents_of(arguments: Sequence[str]) -> list[str]:
     for at, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name.startswith("--"):
-            given[name[2:]] = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
-    stored = stored_settings(Path(given["config"])) if "config" in given else {}
+            value = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
+            given[name[2:].replace("-", "_")] = value
+    path = Path(given.get("config", ""))
+    stored = stored_settings(path, None) if "config" in given else {}
     if "resume" in given and "name" in given:
-        stored = begun(Path(given.get("runs", RunConfig().runs), given["name"]))
+        path = Path(given.get("runs", RunConfig().runs), given["name"], "config.yaml")
+        stored = begun(path.parent, None)
     if "agent" in given or "agents" in given:
         names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
     elif agents := stored.get("eval", {}).get("agents"):
+        check_reach(path, {"agents": agents}, given)
         names = agents
+    elif agent := stored.get("run", {}).get("agent"):
+        check_reach(path, {"agent": agent}, given)
+        names = [agent]
     else:
-        own = stored.get("run", {}).get("agent")
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
-        names = [own or agent_of(given.get("preset", "default"), model)]
+        names = [agent_of(given.get("preset", "default"), model, given)]
     return [plain for name in names if (plain := name.partition("@")[0])]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,12 +31,19 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, hints_of
+from config.options import (
+    EMBEDDED,
+    AnsweringConfig,
+    AskConfig,
+    EvalConfig,
+    hints_of,
+    without_url,
+)
 from config.realmodels import PACKAGED
 from config.terminal import bar, console, say
 from data import ANSWER_FORMS, Task, extract_answer
 from engines.endpoint import SHORT_OF_MEMORY, Terms
-from engines.local import answerer
+from engines.local import answerer, keyed_here
 from engines.open import open_reader
 from engines.replay import Replay
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -60,6 +68,9 @@ TRIALS = (16, 16, 32, 64, 128, 256, 512)
 TRIAL_S = 0.2
 """A trial that takes so many seconds is the last: the next would take twice as long."""
 
+AGAIN = {"endpoint", "agent", "embedder", "trust_remote_code"}
+"""Flags that `--resume` takes: a config.yaml decides on no address and, of agents, on no file."""
+
 ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "response_ids", "logprobs"}
 ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
 
@@ -74,10 +85,15 @@ class How:
     settings: dict = field(default_factory=dict)
 
     @property
+    def given(self) -> dict[str, str]:
+        """Return the flags that decide on the agent."""
+        flags = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
+        return {name: value for name, value in flags.items() if value not in ("", "default")}
+
+    @property
     def said(self) -> str:
-        """Return the flag that decides on the agent, "" if none does."""
-        given = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
-        return next((name for name, v in given.items() if v not in ("", "default")), "")
+        """Return the first flag that decides on the agent, "" if none does."""
+        return next(iter(self.given), "")
 
 
 @dataclass(slots=True)
@@ -106,8 +122,17 @@ class Reading:
     @property
     def again(self) -> str:
         """Return the words that go on with it."""
-        runs = f" --runs {self.config.runs}" if self.config.runs != AskConfig().runs else ""
-        return f"ask --resume --name {self.config.name}{runs}"
+        c, agent = self.config, self.agent
+        given = {"runs": c.runs if c.runs != AskConfig().runs else ""}
+        if c.endpoint and keyed_here(c.endpoint) != self.keyed:
+            given["endpoint"] = ",".join(c.endpoint)
+        if agent and agent.name != agent.label:
+            given["agent"] = agent.name
+        if agent and "://" in (embedder := getattr(agent.config, "embedder", "")):
+            given["embedder"] = embedder
+        flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
+        trust = " --trust-remote-code" if c.trust_remote_code else ""
+        return f"ask --resume --name {c.name}{''.join(flags)}{trust}"
 
 
 def ask(
@@ -257,32 +282,46 @@ def _resumed(
         raise UserError("--resume goes on with a reading: say which by --name.")
     folder = files.run_path(config.runs, config.name)
     kept = {"name": config.name, "runs": config.runs, "json": config.json}
-    given = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
-    given = [name for name in given if name not in kept] + [*how.settings] + [how.said]
-    given += ["also"] if also else []
-    if words or any(given):
-        what = f"--{next(filter(None, given)).replace('_', '-')}" if any(given) else words[0]
-        raise UserError(f"--resume goes on with what {folder} began with: leave {clean(what)} out.")
+    given = {f.name: v for f in fields(config) if (v := getattr(config, f.name)) != f.default}
+    given |= how.settings | how.given | ({"also": also} if also else {})
+    again = {*kept, *AGAIN} - ({"agent"} if how.agent in find.names() else set())
+    other = [f"--{name.replace('_', '-')}" for name in given if name not in again]
+    if what := [*other, *words]:
+        raise _other(folder, what[0])
     path = folder / "document.json"
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         document, question = Document.of(plain["document"]), plain["question"]
         said, window = plain["said"], plain["window"]
-        # earlier versions kept only in words whether it was found or named
-        keyed = plain.get("keyed", " of the Ollama on " not in said)
     except OSError as error:
         raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: ask anew under another --name.") from error
-    stored = find.stored_settings(folder / "config.yaml")
-    config = AskConfig(**stored.get("ask", {}) | kept)
+    reader = find.find(how.agent) if how.agent else None
+    path = folder / "config.yaml"
+    stored = find.stored_settings(path, {"endpoint": ""} | given)
+    before = AskConfig(**stored.get("ask", {}) | kept)
+    keyed = True if config.endpoint else keyed_here(before.endpoint)
+    if keyed is None:
+        find.check_reach(path, {"endpoint": before.endpoint}, given)
+    config = replace(before, endpoint=config.endpoint or before.endpoint)
     policy = find.model_or_default(config.model, config.endpoint)
     name = stored.get("run", {}).get("agent")
     if not name:
         raise UserError(f"{folder / 'config.yaml'} names no agent: ask anew under another --name.")
-    agent = find.make(name, stored.get("agent", {}))
-    agent = find.with_state(agent, policy)
+    if reader and reader.name != name:
+        raise _other(folder, "--agent")
+    settings = stored.get("agent", {})
+    if "embedder" in how.settings:
+        if without_url(how.settings["embedder"]) != without_url(settings.get("embedder")):
+            raise _other(folder, "--embedder")
+        settings = settings | how.settings
+    agent = find.with_state(find.make(name, settings), policy)
     return Reading(config, document, question, said, window, bool(keyed), agent, folder)
+
+
+def _other(folder: Path, flag: str) -> UserError:
+    return UserError(f"--resume goes on with what {folder} began with: leave {clean(flag)} out.")
 
 
 def evaluation_of(config: AnsweringConfig, **fixed: object) -> EvalConfig:
@@ -401,7 +440,6 @@ def _begin(reading: Reading) -> None:
         "question": reading.question,
         "said": reading.said,
         "window": reading.window,
-        "keyed": reading.keyed,
         "document": reading.document.plain(),
     }
     agent = reading.agent

@@ -42,6 +42,7 @@ def export(
     dtype: str = "auto",
     of_best: bool = False,
     gguf: bool = False,
+    trusted: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
@@ -50,12 +51,17 @@ def export(
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
     that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
     have trained the run: the export is one process on the host, computes in float32, and writes
-    the folder atomically.
+    the folder atomically. trusted: the code that the run's settings name may run.
     UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
-    saved, stored = checkpoints(folder), find.begun(folder)
-    if not saved or not stored:
+    saved, stored = checkpoints(folder), find.begun(folder, None)
+    if not saved or "run" not in stored:
         raise UserError(f"{folder} is no run with a checkpoint.")
+    code = {name: stored["run"].get(name) for name in ("agent", "trust_remote_code")}
+    find.check_reach(folder / "config.yaml", code, {"trust_remote_code": True} if trusted else {})
+    if agent := code["agent"]:
+        find.find(agent)
+        stored = find.begun(folder, None)  # its own settings too
     if of_best and step is not None:
         raise UserError("Give --step or --best, not both.")
     if of_best and (step := best_step(folder)) is None:

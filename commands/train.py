@@ -267,7 +267,7 @@ def _check_launch(run: RunConfig) -> None:
 
 def _check_same(folder: Path, **now: object) -> None:
     """Refuse to resume a run with other settings than it began with."""
-    if wrong := find.changed(find.begun(folder), **now):
+    if wrong := find.changed(find.begun(folder, None), **now):
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
@@ -307,7 +307,7 @@ def _train(
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        export(folder, steps)
+        export(folder, steps, trusted=True)
     return folder
 
 

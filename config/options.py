@@ -386,7 +386,8 @@ class RunConfig:
     before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
     protocol, asked in text, its key read from OPENAI_API_KEY"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model; only for models that you trust"""
+    """run Python code that comes with the model, or that stored settings name; only where you trust
+    both"""
 
     def __post_init__(self):
         check_fields(self)
@@ -576,7 +577,8 @@ class EvalConfig:
     device: Device = "auto"
     """cpu, cuda, mps or auto"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model; only for models that you trust"""
+    """run Python code that comes with the model, or that stored settings name; only where you trust
+    both"""
 
     def __post_init__(self):
         check_fields(self)
@@ -654,7 +656,7 @@ class AnsweringConfig:
     chat: bool = False
     """endpoint: send text, for servers that take no token ids"""
     trust_remote_code: bool = False
-    """run code that comes with the model"""
+    """run code that comes with the model, or that stored settings name"""
     cache_tokens: Annotated[int, COUNT] = 1 << 16
     """transformers: tokens of sections that stay in memory, so that another question about a
     document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""

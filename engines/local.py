@@ -1,6 +1,7 @@
 """Find who answers when it is not said: a server that is named or running, else our reader.
 
-Holds: `Answerer`, `answerer`. Leaves out: opening it (engines/open.py), downloads (models/).
+Holds: `Answerer`, `answerer`, `keyed_here`. Leaves out: opening it (engines/open.py), downloads
+(models/).
 Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
@@ -64,6 +66,16 @@ def answerer(config: AnsweringConfig) -> Answerer:
     return Answerer(f"{READER_TITLE} on this machine ({missing})", READER)
 
 
+def keyed_here(urls: Sequence[str]) -> bool | None:
+    """Return whether a server that was asked before may have the key; None: nothing names it here.
+
+    True: OPENAI_BASE_URL names it. False: it is the Ollama's address, which no key is sent to.
+    """
+    host, port = _address(os.environ.get(HOST, ""))
+    known = {_url(host, port): False, os.environ.get(BASE_URL, "").strip(): True}
+    return known.get(*urls) if len(urls) == 1 else None
+
+
 def _check_no_server(config: AnsweringConfig, why: str) -> None:
     """Raise a UserError for a setting that only a server could heed."""
     given = {"--served-as": config.served_as, "--chat": config.chat}
@@ -95,8 +107,11 @@ def _ollama(served_as: str) -> Answerer | None:
     said = f"{clean(name)} of the Ollama on {host} ({why}; no --endpoint, no {BASE_URL})"
     if host in ("127.0.0.1", "localhost"):
         said = said.replace(f"the Ollama on {host}", "the Ollama on this machine")
-    shown = f"[{host}]" if ":" in host else host
-    return Answerer(said, endpoint=(f"http://{shown}:{port}/v1",), served_as=name, window=window)
+    return Answerer(said, endpoint=(_url(host, port),), served_as=name, window=window)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
 def _address(text: str) -> tuple[str, int]:

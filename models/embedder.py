@@ -218,12 +218,14 @@ class _Local(Embedder):
         logging.disable_progress_bar()
         folder = settings.folder
         with loading(f"The embedder {folder}"):
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            # without the first, transformers asks at the terminal whether to run a folder's code
+            here = {"trust_remote_code": False, "local_files_only": True}
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, **here)
             model, report = AutoModel.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 use_safetensors=True,
-                local_files_only=True,
+                **here,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )

@@ -49,8 +49,19 @@ def test_a_training_has_the_agents_setting_turn_reward_and_count(trained):
     assert exported["run"]["agent"] == MINE and exported["agent"]["topic"] == "places"
 
 
-def test_a_stopped_run_goes_on_with_the_users_agent(trained):
+@pytest.fixture
+def forgotten(monkeypatch):
+    """As in a process that has not loaded the agent: every command is one."""
+    find.find.cache_clear()
+    monkeypatch.setattr(find, "_LOADED", {})
+
+
+def test_a_stopped_run_goes_on_with_the_users_agent_which_is_named_again(trained, forgotten):
+    """Its config.yaml could be anybody's: it runs no code."""
     words = ("train", "--name", "mine", "--runs", trained.parent, "--resume", "--steps", 4)
+    said = " ".join(run(*words, code=2).split())
+    assert f"agent {MINE}," in said and f"give --agent {MINE} or --trust-remote-code." in said
+    words = (*words, "--agent", MINE)
     run(*words)
     assert len(list(csv.DictReader((trained / "metrics.csv").open()))) == 4
     assert "topic 'places', not 'food'" in run(*words, "--topic", "food", code=2)
@@ -73,9 +84,26 @@ def test_an_evaluation_reports_the_agents_count(trained):
     assert rates and all(0 <= rate <= 1 for rate in rates)
     page = (folder / "report.html").read_text()
     assert "What the agents did" in page and "notes long" in page
-    # a policy brings the agent that it was trained with
-    run("eval", "--model", model, "--lengths", 2, "--n", 1, "--name", "f", "--runs", trained.parent)
-    assert '"my_agent"' in (trained.parent / "f" / "rows.jsonl").read_text()
+
+
+def test_a_policy_brings_the_agent_that_it_was_trained_with_if_code_is_trusted(trained, forgotten):
+    runs, model, small = trained.parent, trained / "model", ("--lengths", 2, "--n", 1)
+    words = ("eval", "--model", model, *small, "--name", "f", "--runs", runs)
+    assert f"names code, agent {MINE}," in " ".join(run(*words, code=2).split())
+    assert not (runs / "f").exists()
+    run(*words, "--agents", "bm25")  # another one does not need it
+    run(*words, "--trust-remote-code")
+    assert '"my_agent"' in (runs / "f" / "rows.jsonl").read_text()
+
+
+def test_a_run_with_the_users_agent_is_exported_where_its_code_is_trusted(
+    trained, forgotten, tmp_path
+):
+    words = ("export", trained, "--out", tmp_path / "policy")
+    assert f"names code, agent {MINE}," in " ".join(run(*words, code=2).split())
+    run(*words, "--trust-remote-code")
+    exported = yaml.safe_load((tmp_path / "policy" / "agent.yaml").read_text())
+    assert exported["agent"]["topic"] == "places"
 
 
 def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
