@@ -265,6 +265,7 @@ def stored_settings(path: Path) -> dict[str, dict]:
     """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken
     over."""
     raw = files.read_yaml(path)
+    raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
     run, evaluation = raw.get("run"), raw.get("eval")
     used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
