@@ -14,7 +14,7 @@ over a Debian tree, with root and 65,536 users of its own:
 
     [setpriv: an ordinary user]  unshare: his range of ids, root is himself
         mount: tmpfs, overlay    unshare: the same ids again, processes counted here
-            bwrap: pid 1         nsenter: one script after the other
+            bwrap: pid 1         perl: one script after the other
 
 A process of uid 0 could write /proc/sys, in bwrap too. Started by root, a program is therefore run
 as a uid that nobody has, a system as the user `memagent-sandbox`. The memory of one process is
@@ -23,6 +23,7 @@ limited, that of all together is not: the kernel is told to take them first when
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -32,6 +33,7 @@ import secrets
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -54,10 +56,11 @@ ENVIRONMENT = {
     "HOME": "/root",
     "TERM": "dumb",
 }
-PROGRAM = ("bwrap", "choom", "prlimit", "setpriv")  # what each takes
-SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "nsenter", "unshare")
+PROGRAM = ("bwrap", "choom", "perl", "prlimit", "setpriv")  # what each takes
+SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "unshare")
 PACKAGES = {  # of Debian; util-linux for all others
     "bwrap": "bubblewrap", "newuidmap": "uidmap", "newgidmap": "uidmap", "mmdebstrap": "mmdebstrap",
+    "perl": "perl-base",
 }  # fmt: skip
 SETTINGS = {  # file -> the content that forbids user namespaces, what permits them
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
@@ -65,9 +68,38 @@ SETTINGS = {  # file -> the content that forbids user namespaces, what permits t
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
     "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
 }  # fmt: skip
-# Of bwrap: what would be writable without a bound is read-only
-DEVICES = ("--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
-           "--remount-ro", "/dev")  # fmt: skip
+# As the processor numbers add_key and the two calls behind it, socket, setns, prctl; its name
+CALLS = {
+    "x86_64": (248, 41, 308, 157, 0xC000003E),
+    "aarch64": (217, 198, 268, 167, 0xC00000B7),
+    "riscv64": (217, 198, 268, 167, 0xC00000F3),
+}
+KEYS, SOCKET, SETNS, PRCTL, ARCHITECTURE = CALLS.get(os.uname().machine, (0, 0, 0, 0, 0))
+AF_VSOCK = 40
+# What no namespace keeps apart is answered as by a kernel that lacks it: the calls of keyrings, and
+# sockets to the machine's host. In the language of seccomp(2): code, jumps of yes and no, operand
+_FILTER = b"".join(
+    struct.pack("=HBBI", *line)
+    for line in (
+        (0x20, 0, 0, 4), (0x15, 0, 9, ARCHITECTURE),
+        (0x20, 0, 0, 0), (0x35, 7, 0, 1 << 30),  # other numbers for the same calls
+        (0x15, 6, 0, KEYS), (0x15, 5, 0, KEYS + 1), (0x15, 4, 0, KEYS + 2),
+        (0x15, 0, 2, SOCKET), (0x20, 0, 0, 16), (0x15, 1, 0, AF_VSOCK),
+        (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
+    )
+)  # fmt: skip
+# A session keyring of its own, for the caller's has secrets. It goes first; nothing is said where
+# the kernel knows no keys, or gives them to nobody
+_JOIN = rf"""
+syscall({KEYS + 2}, 1, 0) >= 0 || $!{{ENOSYS}} || $!{{EPERM}} or die "no keyring: $!\n";"""
+_NARROW = rf"""
+my $filter = pack "H*", "{_FILTER.hex()}";
+my $program = pack "Sx![P]P", {len(_FILTER) // 8}, $filter;
+syscall({PRCTL}, 22, 2, $program) == 0 or die "no filter: $!\n";"""  # PR_SET_SECCOMP
+_EXEC = r"""
+exec {$ARGV[0]} @ARGV or die "$ARGV[0]: $!\n";"""
+_NO_MORE_RIGHTS = f"syscall({PRCTL}, 38, 1, 0, 0, 0);"  # PR_SET_NO_NEW_PRIVS, as bwrap sets it
+PERL = ("perl", "-MErrno", "-e")
 _ROOT_INSIDE = ("unshare", "--map-auto", "--map-root-user")
 SUITE = "bookworm"
 INCLUDE = "procps,vim-tiny,sudo,cron,zip,unzip,bc"
@@ -216,12 +248,14 @@ def confine(
                    "--bounding-set=-all", "--no-new-privs"]  # fmt: skip
     return run(
         [
-            "choom", "--adjust", "1000", "--",
+            *PERL, _JOIN + _NO_MORE_RIGHTS + _NARROW + _EXEC, "--", "choom", "--adjust", "1000", "--",
             "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox",
             "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
-            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", *DEVICES,
-            "--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *names, "--",
+            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc",
+            "--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
+            # what would be writable without a bound is read-only
+            "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *names, "--",
             *limits, *dropped, *argv,
         ],
         seconds, stdin, apart=True,
@@ -234,6 +268,7 @@ def confine(
 _START = """set -e
 mount -t tmpfs -o size=256m,nr_inodes=100k,mode=755 tmpfs /media
 mkdir /media/upper /media/work /media/root
+mkdir -m 1777 /media/shm
 layers=lowerdir=.,upperdir=/media/upper,workdir=/media/work
 mount -t overlay -o "userxattr,$layers" overlay /media/root
 mkfifo /media/up /media/go
@@ -249,8 +284,26 @@ echo > /media/go
 read -r _ || kill -9 $!  # no line: our process has ended
 wait
 """
+# Joins the namespaces of a process as their root, who cannot mount: there is no further tmpfs. All
+# that is run before that is the machine's, for the system's own programs are a model's to replace
+_ENTER = rf"""{_JOIN}
+my $pid = shift;
+my @spaces = map {{
+    open(my $space, "<", "/proc/$pid/ns/$_") or die "$_: $!\n"; $space
+}} qw(user ipc uts net cgroup pid mnt);
+for (@spaces) {{ syscall({SETNS}, fileno($_), 0) == 0 or die "setns: $!\n" }}
+chdir "/";
+$( = $) = "0 0"; $< = $> = 0;
+{_NARROW}
+syscall({PRCTL}, 24, 21, 0, 0, 0) == 0 or die "prctl: $!\n";  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+my $child = fork // die "fork: $!\n";
+if (!$child) {{ {_EXEC} }}
+waitpid $child, 0;
+kill $? & 127, $$ if $? & 127;
+exit $? >> 8;
+"""
 # Pid 1: cannot be killed from inside, and takes the orphans
-_FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\\n"; close STDOUT; sleep while 1'
+_FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\n"; close STDOUT; sleep while 1'
 
 
 class System:
@@ -264,14 +317,16 @@ class System:
         bwrap = [
             "bwrap", "--as-pid-1", "--die-with-parent", "--unshare-pid", "--unshare-net",
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox",
-            "--bind", "/media/root", "/", "--proc", "/proc", *DEVICES, "--chdir", "/", "--clearenv",
-            "--info-fd", "3", "--", "perl", "-e", _FIRST,
+            "--bind", "/media/root", "/", "--proc", "/proc", "--dev", "/dev",
+            "--bind", "/media/shm", "/dev/shm", "--remount-ro", "/dev",
+            "--cap-drop", "CAP_SYS_ADMIN", "--chdir", "/", "--clearenv", "--info-fd", "3", "--", "perl", "-e", _FIRST,
         ]  # fmt: skip
         self.closed = False
         self.limits = ["prlimit", "--core=0", f"--nproc={processes}", f"--as={1 << 30}",
                        f"--fsize={256 * MEGABYTE}"]  # fmt: skip
         self.holder = subprocess.Popen(
-            [*_drop(), "choom", "--adjust", "1000", "--", *_ROOT_INSIDE, "--mount",
+            [*_drop(), *PERL, _JOIN + _EXEC, "--", "choom", "--adjust", "1000", "--",
+             *_ROOT_INSIDE, "--mount",
              "sh", "-c", _START, "-", str(processes), *bwrap],
             stdin=subprocess.PIPE,  # its end is ours: the system ends with this process
             stdout=subprocess.PIPE,
@@ -311,10 +366,9 @@ class System:
 
     def run(self, script: str, seconds: float) -> Ran:
         """Run a bash script of at most 100,000 bytes as root of the system, without input."""
-        spaces = ("user", "mount", "pid", "net", "ipc", "uts", "cgroup")
-        enter = ["nsenter", "--target", str(self.pid), *(f"--{name}" for name in spaces)]
-        code = script.encode(errors="replace")
-        return run([*_drop(), *self.limits, *enter, "bash", "-c", code], seconds)
+        enter = ["choom", "--adjust", "1000", "--", *PERL, _ENTER, "--"]
+        shell = ["/bin/bash", "-c", script.encode(errors="replace")]
+        return run([*_drop(), *self.limits, *enter, str(self.pid), *shell], seconds)
 
     def close(self) -> None:
         """End all of the system's processes and wait until they have ended; again is harmless."""

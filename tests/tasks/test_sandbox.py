@@ -499,9 +499,9 @@ def test_two_systems_share_nothing_and_one_ends_twice():
 
 def test_each_missing_part_comes_with_its_command(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    assert [what for what, _ in lacking()] == ["bwrap", "choom", "prlimit", "setpriv"]
+    assert [what for what, _ in lacking()] == ["bwrap", "choom", "perl", "prlimit", "setpriv"]
     found = lacking(True)
-    assert {"bwrap", "newuidmap", "nsenter"} <= {what for what, _ in found}
+    assert {"bwrap", "newuidmap", "unshare"} <= {what for what, _ in found}
     with pytest.raises(UserError, match=r"llb-os needs bwrap, .*apt-get install .*bubblewrap"):
         sandbox.require("llb-os", found)
 
