@@ -4,10 +4,10 @@ Holds: `run`, `confine`, `System`, `make_system`, `lacking`, `require`, `fenced`
 Leaves out: the tasks (tasks/llb_os.py, tasks/bcb.py).
 Exercise it: `pytest tests/tasks/test_sandbox.py`. Read next: tasks/llb_os.py.
 
-Both are made from programs that Debian ships: bubblewrap, uidmap and util-linux. They keep mistakes
-in, and what a model tries without knowing where it is: no network, no file, process or setting of
-the machine can be reached, and nothing is left over. They are no prison for an attacker, who has
-the kernel before him as any local user has.
+Both are made from programs that Debian ships: bubblewrap, perl, uidmap and util-linux. They keep
+mistakes in, and what a model tries without knowing where it is: no network, no file, process, key
+or setting of the machine can be reached, and nothing is left over. They are no prison for an
+attacker, who has the kernel before him as any local user has.
 
 `confine` runs one program with /usr read-only and 64 MB of /tmp. `System` is an overlay of 256 MB
 over a Debian tree, with root and 65,536 users of its own:
@@ -18,7 +18,8 @@ over a Debian tree, with root and 65,536 users of its own:
 
 A process of uid 0 could write /proc/sys, in bwrap too. Started by root, a program is therefore run
 as a uid that nobody has, a system as the user `memagent-sandbox`. The memory of one process is
-limited, that of all together is not: the kernel is told to take them first when it runs out.
+limited, and what files may hold; that of all together is not (a program's inodes, memfd, shared
+memory): the kernel is told to take them first when it runs out.
 """
 
 from __future__ import annotations
@@ -68,37 +69,49 @@ SETTINGS = {  # file -> the content that forbids user namespaces, what permits t
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
     "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
 }  # fmt: skip
-# As the processor numbers add_key and the two calls behind it, socket, setns, prctl; its name
+# As the processor numbers add_key and the two calls behind it, clone, unshare, socket, setns,
+# prctl; its name
 CALLS = {
-    "x86_64": (248, 41, 308, 157, 0xC000003E),
-    "aarch64": (217, 198, 268, 167, 0xC00000B7),
-    "riscv64": (217, 198, 268, 167, 0xC00000F3),
+    "x86_64": (248, 56, 272, 41, 308, 157, 0xC000003E),
+    "aarch64": (217, 220, 97, 198, 268, 167, 0xC00000B7),
+    "riscv64": (217, 220, 97, 198, 268, 167, 0xC00000F3),
 }
-KEYS, SOCKET, SETNS, PRCTL, ARCHITECTURE = CALLS.get(os.uname().machine, (0, 0, 0, 0, 0))
-AF_VSOCK = 40
-# What no namespace keeps apart is answered as by a kernel that lacks it: the calls of keyrings, and
-# sockets to the machine's host. In the language of seccomp(2): code, jumps of yes and no, operand
-_FILTER = b"".join(
-    struct.pack("=HBBI", *line)
-    for line in (
-        (0x20, 0, 0, 4), (0x15, 0, 9, ARCHITECTURE),
-        (0x20, 0, 0, 0), (0x35, 7, 0, 1 << 30),  # other numbers for the same calls
-        (0x15, 6, 0, KEYS), (0x15, 5, 0, KEYS + 1), (0x15, 4, 0, KEYS + 2),
-        (0x15, 0, 2, SOCKET), (0x20, 0, 0, 16), (0x15, 1, 0, AF_VSOCK),
-        (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
+KEYS, CLONE, UNSHARE, SOCKET, SETNS, PRCTL, PROCESSOR = CALLS.get(os.uname().machine, (0,) * 7)
+
+
+def _filter() -> bytes:
+    """Return the program of seccomp(2) that answers, as a kernel without them, calls for what no
+    namespace keeps apart: keyrings, sockets to the machine's host, io_uring, which could make such,
+    and a user namespace, whose root could mount without bounds."""
+    load, equal, least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    io_uring_setup, clone3, user_namespace, vsock = 425, 435, 1 << 28, 40
+    forbidden = (KEYS, KEYS + 1, KEYS + 2, io_uring_setup, clone3)
+    lines = [
+        (load, 4, 0, 0), (equal, PROCESSOR, 0, "no"),
+        (load, 0, 0, 0), (least, 1 << 30, "no", 0),  # other numbers for the same calls
+        *((equal, number, "no", 0) for number in forbidden),
+        (equal, CLONE, "flags", 0), (equal, UNSHARE, "flags", 0), (equal, SOCKET, 0, "yes"),
+        (load, 16, 0, 0), (equal, vsock, "no", "yes"),
+        (load, 16, 0, 0), (has, user_namespace, "no", "yes"),
+        (end, 0x7FFF0000, 0, 0), (end, 0x00050000 | errno.ENOSYS, 0, 0),
+    ]  # fmt: skip
+    places = {"flags": len(lines) - 4, "yes": len(lines) - 2, "no": len(lines) - 1}
+    return b"".join(
+        struct.pack("=HBBI", code, *(places[x] - at - 1 if x else 0 for x in jumps), operand)
+        for at, (code, operand, *jumps) in enumerate(lines)
     )
-)  # fmt: skip
+
+
 # A session keyring of its own, for the caller's has secrets. It goes first; nothing is said where
 # the kernel knows no keys, or gives them to nobody
 _JOIN = rf"""
 syscall({KEYS + 2}, 1, 0) >= 0 || $!{{ENOSYS}} || $!{{EPERM}} or die "no keyring: $!\n";"""
 _NARROW = rf"""
-my $filter = pack "H*", "{_FILTER.hex()}";
-my $program = pack "Sx![P]P", {len(_FILTER) // 8}, $filter;
+my $filter = pack "H*", "{_filter().hex()}";
+my $program = pack "Sx![P]P", length($filter) / 8, $filter;
 syscall({PRCTL}, 22, 2, $program) == 0 or die "no filter: $!\n";"""  # PR_SET_SECCOMP
 _EXEC = r"""
 exec {$ARGV[0]} @ARGV or die "$ARGV[0]: $!\n";"""
-_NO_MORE_RIGHTS = f"syscall({PRCTL}, 38, 1, 0, 0, 0);"  # PR_SET_NO_NEW_PRIVS, as bwrap sets it
 PERL = ("perl", "-MErrno", "-e")
 _ROOT_INSIDE = ("unshare", "--map-auto", "--map-root-user")
 SUITE = "bookworm"
@@ -248,15 +261,16 @@ def confine(
                    "--bounding-set=-all", "--no-new-privs"]  # fmt: skip
     return run(
         [
-            *PERL, _JOIN + _NO_MORE_RIGHTS + _NARROW + _EXEC, "--", "choom", "--adjust", "1000", "--",
+            *PERL, _JOIN + _EXEC, "--", "choom", "--adjust", "1000", "--",
             "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox",
             "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
             "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc",
             "--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
             # what would be writable without a bound is read-only
-            "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *names, "--",
-            *limits, *dropped, *argv,
+            "--remount-ro", "/dev", "--remount-ro", "/",
+            "--chdir", "/tmp", "--clearenv", *names, "--",
+            *limits, *dropped, *PERL, _NARROW + _EXEC, "--", *argv,
         ],
         seconds, stdin, apart=True,
     )  # fmt: skip
@@ -303,7 +317,7 @@ kill $? & 127, $$ if $? & 127;
 exit $? >> 8;
 """
 # Pid 1: cannot be killed from inside, and takes the orphans
-_FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\n"; close STDOUT; sleep while 1'
+_FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\\n"; close STDOUT; sleep while 1'
 
 
 class System:
@@ -319,7 +333,8 @@ class System:
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox",
             "--bind", "/media/root", "/", "--proc", "/proc", "--dev", "/dev",
             "--bind", "/media/shm", "/dev/shm", "--remount-ro", "/dev",
-            "--cap-drop", "CAP_SYS_ADMIN", "--chdir", "/", "--clearenv", "--info-fd", "3", "--", "perl", "-e", _FIRST,
+            "--cap-drop", "CAP_SYS_ADMIN", "--chdir", "/", "--clearenv",
+            "--info-fd", "3", "--", *PERL, _NARROW + _FIRST,
         ]  # fmt: skip
         self.closed = False
         self.limits = ["prlimit", "--core=0", f"--nproc={processes}", f"--as={1 << 30}",
