@@ -113,6 +113,10 @@ syscall({PRCTL}, 22, 2, $program) == 0 or die "no filter: $!\n";"""  # PR_SET_SE
 _EXEC = r"""
 exec {$ARGV[0]} @ARGV or die "$ARGV[0]: $!\n";"""
 PERL = ("perl", "-MErrno", "-e")
+# Of bwrap: the names of keys, which the kernel lists to all of a user's processes
+PROC = ["--proc", "/proc"]
+if Path("/proc/keys").exists():
+    PROC += ["--ro-bind", "/dev/null", "/proc/keys"]
 _ROOT_INSIDE = ("unshare", "--map-auto", "--map-root-user")
 SUITE = "bookworm"
 INCLUDE = "procps,vim-tiny,sudo,cron,zip,unzip,bc"
@@ -265,7 +269,7 @@ def confine(
             "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox",
             "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
-            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc",
+            "--ro-bind", "/usr", "/usr", *links, *PROC,
             "--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
             # what would be writable without a bound is read-only
             "--remount-ro", "/dev", "--remount-ro", "/",
@@ -331,7 +335,7 @@ class System:
         bwrap = [
             "bwrap", "--as-pid-1", "--die-with-parent", "--unshare-pid", "--unshare-net",
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox",
-            "--bind", "/media/root", "/", "--proc", "/proc", "--dev", "/dev",
+            "--bind", "/media/root", "/", *PROC, "--dev", "/dev",
             "--bind", "/media/shm", "/dev/shm", "--remount-ro", "/dev",
             "--cap-drop", "CAP_SYS_ADMIN", "--chdir", "/", "--clearenv",
             "--info-fd", "3", "--", *PERL, _NARROW + _FIRST,
