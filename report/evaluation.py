@@ -75,10 +75,8 @@ def _known_weights(
     if not there:
         return {}
     others = [*_differences(there, asdict(config))]
-    for name in weights.keys() & known.keys():
-        if weights[name] != known[name]:
-            others.append(f"{name}: its weights have changed since")
-    if not others:
+    changed = [name for name in weights if known.get(name, weights[name]) != weights[name]]
+    if not (others := others or [f"{name}: its weights have changed since" for name in changed]):
         return known
     rows = folder / "rows.jsonl"
     if is_running(folder) or (rows.exists() and rows.stat().st_size):
