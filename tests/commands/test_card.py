@@ -73,7 +73,8 @@ def test_a_card_has_one_value_for_each_data_set_and_metric(trained, tmp_path, ca
     """Several lengths, temperatures and evaluations: one each, and every name of a data set one."""
     folder = tmp_path / "run"
     evaluation(tmp_path / "a", folder / "model", n=8, hot={"temperature": "1.0", "mean": 0.4},
-               long={"length": 1024, "mean": 0.3}, kind={"question": "two fact", "mean": 0.2})  # fmt: skip
+               long={"length": 1024, "mean": 0.3},
+               kind={"question": "two fact", "mean": 0.2})  # fmt: skip
     evaluation(tmp_path / "b", folder / "model", n=64, mean=0.6)
     evaluation(tmp_path / "c", folder / "model", n=999, nan={"length": 8, "mean": float("nan")})
     evaluation(tmp_path / "d", folder / "model", n=999, text={"length": 8, "mean": "good"})
