@@ -26,7 +26,6 @@ from rich.markup import escape
 from rich.text import Text as Styled
 
 from agents import find
-from config import files
 from config.errors import UserError, clean
 from config.options import EvalConfig, settings_of_rows
 from config.terminal import bar, console
@@ -34,6 +33,7 @@ from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.setup import Setup
+from report.evaluation import begin_evaluation, evaluation_folder
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, slim, thin
 from report.records import record
@@ -336,7 +336,7 @@ class _Suite:
         self.config, self.agents = config, agents
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
-        self.folder = files.evaluation_folder(config.runs, config.name)
+        self.folder = evaluation_folder(config)
         self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
         if config.endpoint and not config.model and config.suite == "ruler":
             lengths = "The lengths of RULER are tokens of the model that is asked"
@@ -361,9 +361,8 @@ class _Suite:
         agents = [self._agent(name) for name in names]
         engine = open_reader(self.config, agents, untrained)
         model = engine_fingerprint(self.config, engine, untrained)
-        files.make_folder(self.folder)
+        self._write_settings({"untrained" if untrained else "model": model})
         self.page.begin()
-        self._write_settings()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not (wait or self.done):
                 self._check(engine)
@@ -422,9 +421,9 @@ class _Suite:
             n_records=config.transcripts,
         )
 
-    def _write_settings(self) -> None:
+    def _write_settings(self, weights: Mapping[str, str]) -> None:
         agents = find.settings_of(self.agents.values())
-        files.dump(self.folder / "config.yaml", eval=self.config, agent=agents)
+        begin_evaluation(self.folder, self.config, agents, weights)
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
@@ -443,7 +442,7 @@ class _Suite:
         summary = summarise(rows, self.unit, metric, agents=agents)
         summary["altered"] = find.altered(agents, self.config)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
-        self._write_settings()  # again: another call may have come in between
+        self._write_settings({})  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
         self.page.write()
         console.print(table(summary, console.width))

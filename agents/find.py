@@ -307,6 +307,7 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     returned that other agents have too.
     """
     raw = files.read_yaml(path)
+    raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
     run, evaluation = raw.get("run"), raw.get("eval")
     used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):

@@ -11,8 +11,9 @@ evaluation in the same folder of runs whose model is this export.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from config.errors import UserError, clean
 from config.files import read_yaml
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
+from config.terminal import say
+from engines.open import fingerprint
 from memagent import Agent
 from models.checkpoints import validations
 from report.runlog import summary as summary_of_run
@@ -28,13 +31,23 @@ from report.summary import wilson, write_text
 
 MOST_ROWS = 60
 """Cells of evaluations that a card lists; the rest is in their own reports."""
+DTYPES = ("torch.float32", "torch.bfloat16")
+NUMBERS = ("length", "n", "mean", "low", "high")
 HOW = "`FOLDER` is this one: `agent.yaml` says how the agent reads with these weights."
 
 
-def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter: bool) -> None:
+def write_card(
+    folder: Path,
+    stored: dict,
+    run_folder: Path,
+    step: int,
+    adapter: bool,
+    weights: Sequence[Path] = (),
+) -> None:
     """Write README.md into an export's folder.
 
-    stored: what the run began with. adapter: the folder holds adapters, not whole weights.
+    stored: what the run began with. adapter: the folder holds adapters, not whole weights. weights:
+    the folders in which the export's weights lie by now.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -42,20 +55,19 @@ def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter:
     base, licence = _base(run.model)
     agent = find.make(run.agent or find.DEFAULT, stored["agent"])
     name = run.name or run_folder.name
-    found = [*evaluations_of(run_folder)]
-    results = [
-        EvalResult(
-            task_type="question-answering",
-            dataset_type=_slug(cell["question"]),
-            dataset_name=f"{cell['question']}, {cell['length']:,} {unit}",
-            metric_type=metric,
-            metric_value=round(cell["mean"], 4),
-            metric_name=f"{metric}, 95 % interval {_interval(cell)}, n = {cell['n']}",
+    results, found = [], [*evaluations_of(run_folder, weights)]
+    for (dataset, metric), (evaluation, cell) in _best(found, agent.label).items():
+        how = f"temperature {cell['temperature']}, 95 % interval {_interval(cell)}, n = {cell['n']}"
+        results.append(
+            EvalResult(
+                task_type="question-answering",
+                dataset_type=_slug(dataset),  # of one type the hub shows one name, the first
+                dataset_name=dataset,
+                metric_type=metric,
+                metric_value=round(cell["mean"], 4),
+                metric_name=f"{metric}, {how}, evaluation {evaluation}",
+            )
         )
-        for _, unit, metric, cells in found
-        for cell in cells[:MOST_ROWS]
-        if "@" not in cell["agent"] and cell["agent"] == agent.label
-    ]
     data = ModelCardData(
         base_model=base or None,
         datasets=[*_datasets(run.data)] or None,
@@ -66,7 +78,7 @@ def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter:
         pipeline_tag="text-generation",
         tags=["memagent", find.section_of(find.training_of(stored)), agent.label, "long-context"],
     )
-    text = "\n".join(_lines(name, agent, stored, run_folder, step, adapter))
+    text = "\n".join(_lines(name, agent, stored, run_folder, step, adapter, found))
     if (folder / "model.gguf").exists():
         data.tags.append("gguf")
         text = text.replace(HOW, f"{HOW} `model.gguf` is the same model for llama.cpp.")
@@ -74,18 +86,54 @@ def write_card(folder: Path, stored: dict, run_folder: Path, step: int, adapter:
     write_text(folder / "README.md", str(ModelCard(content)))
 
 
-def evaluations_of(run_folder: Path) -> Iterator[tuple[str, str, str, list[dict]]]:
-    """Yield the evaluations of a run's export beside it: name, unit, metric, cells."""
+def _best(
+    evaluations: Iterable[tuple[str, str, str, list[dict]]], agent: str
+) -> dict[tuple[str, str], tuple[str, dict]]:
+    """Return one cell of an agent for each data set and metric, with its evaluation's name: of
+    several the coolest, of these the one with most questions."""
+    best: dict[tuple[str, str], tuple[str, dict]] = {}
+
+    def worth(cell: dict) -> tuple[float, int]:
+        return -float(cell["temperature"]), cell["n"]
+
+    for name, unit, metric, cells in evaluations:
+        for cell in cells:
+            key = f"{cell['question']}, {cell['length']:,} {unit}", metric
+            if cell["agent"] == agent and (key not in best or worth(cell) > worth(best[key][1])):
+                best[key] = name, cell
+    return dict([*best.items()][:MOST_ROWS])
+
+
+def evaluations_of(
+    run_folder: Path, weights: Sequence[Path] = ()
+) -> Iterator[tuple[str, str, str, list[dict]]]:
+    """Yield the evaluations of a run's export beside it: name, unit, metric, cells.
+
+    weights: folders of the export; of an evaluation that says which weights answered, it must have
+    been these, for an earlier export may have lain at the same path.
+    """
+    known: list[str] = []
     exports = {(run_folder / name).resolve() for name in ("model", "adapter")}
     for path in sorted(run_folder.parent.glob("*/summary.json")):
         try:
-            config = read_yaml(path.parent / "config.yaml").get("eval", {})
+            stored = read_yaml(path.parent / "config.yaml")
+            config, answered = stored.get("eval", {}), stored.get("weights", {}).get("model", "")
             summary = json.loads(path.read_text(encoding="utf-8"))
             metric, cells = summary["metric"], summary["cells"]
-        except (UserError, OSError, ValueError, KeyError, AttributeError):
+            numbers = [float(cell["temperature"]) for cell in cells]
+            numbers += [cell[name] + 0.0 for cell in cells for name in NUMBERS]
+        except (UserError, OSError, ValueError, KeyError, AttributeError, TypeError):
             continue  # no evaluation, or one of another version
+        if not all(map(math.isfinite, numbers)):
+            say(f"{path} has values that are no numbers: it is left out of the card.", "yellow")
+            continue
         model = config.get("model") or ""
         if cells and model and Path(model).resolve() in exports:
+            if weights and answered and not config.get("endpoint"):
+                known = known or [fingerprint(str(f), dtype) for f in weights for dtype in DTYPES]
+                if not any(mark in answered for mark in known):
+                    say(f"{path} is of other weights: it is left out of the card.", "yellow")
+                    continue
             yield path.parent.name, summary["unit"], metric, cells
 
 
@@ -155,7 +203,7 @@ def _interval(cell: dict) -> str:
 
 
 def _lines(
-    name: str, agent: Agent, stored: dict, run_folder: Path, step: int, adapter: bool
+    name: str, agent: Agent, stored: dict, run_folder: Path, step: int, adapter: bool, found: list
 ) -> Iterator[str]:
     run, training = RunConfig(**stored["run"]), find.training_of(stored)
     base, licence = _base(run.model)
@@ -193,7 +241,7 @@ def _lines(
     yield ""
     yield "## What was measured"
     yield ""
-    yield from _results(run_folder, step)
+    yield from _results(run_folder, step, found)
 
 
 def _without_folders(data: str) -> str:
@@ -229,7 +277,7 @@ def _reward(run_folder: Path) -> Iterator[str]:
         )
 
 
-def _results(run_folder: Path, step: int) -> Iterator[str]:
+def _results(run_folder: Path, step: int, found: list) -> Iterator[str]:
     scores = [row for row in validations(run_folder) if row["step"] == step]
     for row in scores:
         low, high = wilson(row["score"], row["n"])
@@ -238,7 +286,6 @@ def _results(run_folder: Path, step: int) -> Iterator[str]:
             f"({low:.2f}-{high:.2f}, n = {row['n']}; the step may have been chosen by it)."
         )
         yield ""
-    found = [*evaluations_of(run_folder)]
     if not found and not scores:
         yield "Nothing: no validation, and no evaluation of this export lies beside the run."
     for name, unit, metric, cells in found:

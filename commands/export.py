@@ -95,10 +95,11 @@ def export(
             from models.to_gguf import write_gguf
 
             write_gguf(temporary, stored["run"].get("name") or folder.name)
-        write_card(temporary, stored, folder, step, adapter=False)
+        weights = [path for path in (temporary, adapter) if path.is_dir()]
+        write_card(temporary, stored, folder, step, False, weights)
         if adapter.is_dir():
             _copy_about(temporary, adapter)
-            write_card(adapter, stored, folder, step, adapter=True)
+            write_card(adapter, stored, folder, step, True, weights)
         temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)

@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
 Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
-`read_yaml`, `typed`, `run_path`, `evaluation_folder`.
+`read_yaml`, `typed`, `run_path`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
@@ -225,21 +225,4 @@ def run_path(runs: str, name: str) -> Path:
         raise UserError(f"The folder {where} cannot be there: {reason}.") from error
     if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
-    return folder
-
-
-def evaluation_folder(runs: str, name: str) -> Path:
-    """Return the folder of an evaluation; refuse one that holds another run."""
-    import yaml
-
-    folder = run_path(runs, name)
-    path = folder / "config.yaml"
-    try:
-        there = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"eval": {}}
-    except (OSError, ValueError, yaml.YAMLError):
-        there = None
-    if not (isinstance(there, dict) and "eval" in there):
-        raise UserError(
-            f"{folder} holds a run that is no evaluation: give this one another --name."
-        )
     return folder

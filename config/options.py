@@ -443,7 +443,8 @@ class EvalConfig:
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
-    """name of the evaluation; results go to RUNS/NAME; a second call continues it"""
+    """name of the evaluation; results go to RUNS/NAME; a second call continues it, with the same
+    model and suite"""
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""

@@ -4,7 +4,7 @@ Copy this file, change it, and give its path to any command:
 
     python cli.py ask notes.txt "Where is Anna?" --agent examples/own_agent.py
     python cli.py train --agent examples/own_agent.py --steps 3 --focus places
-    python cli.py eval --agents examples/own_agent.py,full
+    python cli.py eval --name own-eval --agents examples/own_agent.py,full
 
 The only subclass of `Agent` in the file is the agent. No other file of the repository knows it.
 """

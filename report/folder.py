@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 from agents import find
 from config.errors import UserError
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
-from report.rows import Cell, latest, read_rows
+from report.rows import Cell, labels_of, latest, read_rows
 from report.summary import cells, summarise
 from report.training import whole_rows
 from tasks.suites import metric_of, unit_of
@@ -166,12 +166,18 @@ def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
 
 
 def _answered(rows: Sequence[dict], asked: dict) -> str:
-    """Return "37 of 128 answers"; without the number of all, where only the suite knows it."""
+    """Return "37 of 128 answers", "" for all that were asked for last, whatever else is there;
+    without the number of all, where only the suite knows it."""
     all_ = ""
     if asked.get("data") == ["world"] and not asked.get("suite") and asked.get("lengths"):
-        columns = len(asked["lengths"]) * len(asked["kinds"]) * len(asked["agents"])
-        samples = (asked["samples"] if t > 0 else 1 for t in asked["temperatures"])
-        all_ = f" of {columns * asked['n'] * sum(samples):,}"
+        agents = {*labels_of(asked["agents"]).values()}
+        samples = {str(float(t)): asked["samples"] if t > 0 else 1 for t in asked["temperatures"]}
+        places = {*product(agents, asked["kinds"], samples, asked["lengths"])}
+        rows = [row for row in rows if astuple(Cell.of(row)) in places]
+        n = len(places) // len(samples) * asked["n"] * sum(samples.values())
+        if len(rows) >= n:
+            return ""
+        all_ = f" of {n:,}"
     return f"{len(rows):,}{all_} answer{'s' * (bool(all_) or len(rows) != 1)}"
 
 

@@ -4,25 +4,27 @@ Holds: `run`, `confine`, `System`, `make_system`, `lacking`, `require`, `fenced`
 Leaves out: the tasks (tasks/llb_os.py, tasks/bcb.py).
 Exercise it: `pytest tests/tasks/test_sandbox.py`. Read next: tasks/llb_os.py.
 
-Both are made from programs that Debian ships: bubblewrap, uidmap and util-linux. They keep mistakes
-in, and what a model tries without knowing where it is: no network, no file, process or setting of
-the machine can be reached, and nothing is left over. They are no prison for an attacker, who has
-the kernel before him as any local user has.
+Both are made from programs that Debian ships: bubblewrap, perl, uidmap and util-linux. They keep
+mistakes in, and what a model tries without knowing where it is: no network, no file, process, key
+or setting of the machine can be reached, and nothing is left over. They are no prison for an
+attacker, who has the kernel before him as any local user has.
 
 `confine` runs one program with /usr read-only and 64 MB of /tmp. `System` is an overlay of 256 MB
 over a Debian tree, with root and 65,536 users of its own:
 
     [setpriv: an ordinary user]  unshare: his range of ids, root is himself
         mount: tmpfs, overlay    unshare: the same ids again, processes counted here
-            bwrap: pid 1         nsenter: one script after the other
+            bwrap: pid 1         perl: one script after the other
 
 A process of uid 0 could write /proc/sys, in bwrap too. Started by root, a program is therefore run
 as a uid that nobody has, a system as the user `memagent-sandbox`. The memory of one process is
-limited, that of all together is not: the kernel is told to take them first when it runs out.
+limited, and what files may hold; that of all together is not (a program's inodes, memfd, shared
+memory): the kernel is told to take them first when it runs out.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -32,6 +34,7 @@ import secrets
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -54,10 +57,11 @@ ENVIRONMENT = {
     "HOME": "/root",
     "TERM": "dumb",
 }
-PROGRAM = ("bwrap", "choom", "prlimit", "setpriv")  # what each takes
-SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "nsenter", "unshare")
+PROGRAM = ("bwrap", "choom", "perl", "prlimit", "setpriv")  # what each takes
+SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "unshare")
 PACKAGES = {  # of Debian; util-linux for all others
     "bwrap": "bubblewrap", "newuidmap": "uidmap", "newgidmap": "uidmap", "mmdebstrap": "mmdebstrap",
+    "perl": "perl-base",
 }  # fmt: skip
 SETTINGS = {  # file -> the content that forbids user namespaces, what permits them
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
@@ -65,9 +69,54 @@ SETTINGS = {  # file -> the content that forbids user namespaces, what permits t
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
     "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
 }  # fmt: skip
-# Of bwrap: what would be writable without a bound is read-only
-DEVICES = ("--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
-           "--remount-ro", "/dev")  # fmt: skip
+# As the processor numbers add_key and the two calls behind it, clone, unshare, socket, setns,
+# prctl; its name
+CALLS = {
+    "x86_64": (248, 56, 272, 41, 308, 157, 0xC000003E),
+    "aarch64": (217, 220, 97, 198, 268, 167, 0xC00000B7),
+    "riscv64": (217, 220, 97, 198, 268, 167, 0xC00000F3),
+}
+KEYS, CLONE, UNSHARE, SOCKET, SETNS, PRCTL, PROCESSOR = CALLS.get(os.uname().machine, (0,) * 7)
+
+
+def _filter() -> bytes:
+    """Return the program of seccomp(2) that answers, as a kernel without them, calls for what no
+    namespace keeps apart: keyrings, sockets to the machine's host, io_uring, which could make such,
+    and a user namespace, whose root could mount without bounds."""
+    load, equal, least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    io_uring_setup, clone3, user_namespace, vsock = 425, 435, 1 << 28, 40
+    forbidden = (KEYS, KEYS + 1, KEYS + 2, io_uring_setup, clone3)
+    lines = [
+        (load, 4, 0, 0), (equal, PROCESSOR, 0, "no"),
+        (load, 0, 0, 0), (least, 1 << 30, "no", 0),  # other numbers for the same calls
+        *((equal, number, "no", 0) for number in forbidden),
+        (equal, CLONE, "flags", 0), (equal, UNSHARE, "flags", 0), (equal, SOCKET, 0, "yes"),
+        (load, 16, 0, 0), (equal, vsock, "no", "yes"),
+        (load, 16, 0, 0), (has, user_namespace, "no", "yes"),
+        (end, 0x7FFF0000, 0, 0), (end, 0x00050000 | errno.ENOSYS, 0, 0),
+    ]  # fmt: skip
+    places = {"flags": len(lines) - 4, "yes": len(lines) - 2, "no": len(lines) - 1}
+    return b"".join(
+        struct.pack("=HBBI", code, *(places[x] - at - 1 if x else 0 for x in jumps), operand)
+        for at, (code, operand, *jumps) in enumerate(lines)
+    )
+
+
+# A session keyring of its own, for the caller's has secrets. It goes first; nothing is said where
+# the kernel knows no keys, or gives them to nobody
+_JOIN = rf"""
+syscall({KEYS + 2}, 1, 0) >= 0 || $!{{ENOSYS}} || $!{{EPERM}} or die "no keyring: $!\n";"""
+_NARROW = rf"""
+my $filter = pack "H*", "{_filter().hex()}";
+my $program = pack "Sx![P]P", length($filter) / 8, $filter;
+syscall({PRCTL}, 22, 2, $program) == 0 or die "no filter: $!\n";"""  # PR_SET_SECCOMP
+_EXEC = r"""
+exec {$ARGV[0]} @ARGV or die "$ARGV[0]: $!\n";"""
+PERL = ("perl", "-MErrno", "-e")
+# Of bwrap: the names of keys, which the kernel lists to all of a user's processes
+PROC = ["--proc", "/proc"]
+if Path("/proc/keys").exists():
+    PROC += ["--ro-bind", "/dev/null", "/proc/keys"]
 _ROOT_INSIDE = ("unshare", "--map-auto", "--map-root-user")
 SUITE = "bookworm"
 INCLUDE = "procps,vim-tiny,sudo,cron,zip,unzip,bc"
@@ -216,13 +265,16 @@ def confine(
                    "--bounding-set=-all", "--no-new-privs"]  # fmt: skip
     return run(
         [
-            "choom", "--adjust", "1000", "--",
+            *PERL, _JOIN + _EXEC, "--", "choom", "--adjust", "1000", "--",
             "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox",
             "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
-            "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", *DEVICES,
-            "--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *names, "--",
-            *limits, *dropped, *argv,
+            "--ro-bind", "/usr", "/usr", *links, *PROC,
+            "--dev", "/dev", "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
+            # what would be writable without a bound is read-only
+            "--remount-ro", "/dev", "--remount-ro", "/",
+            "--chdir", "/tmp", "--clearenv", *names, "--",
+            *limits, *dropped, *PERL, _NARROW + _EXEC, "--", *argv,
         ],
         seconds, stdin, apart=True,
     )  # fmt: skip
@@ -234,6 +286,7 @@ def confine(
 _START = """set -e
 mount -t tmpfs -o size=256m,nr_inodes=100k,mode=755 tmpfs /media
 mkdir /media/upper /media/work /media/root
+mkdir -m 1777 /media/shm
 layers=lowerdir=.,upperdir=/media/upper,workdir=/media/work
 mount -t overlay -o "userxattr,$layers" overlay /media/root
 mkfifo /media/up /media/go
@@ -248,6 +301,24 @@ echo 1 > /proc/sys/user/max_user_namespaces
 echo > /media/go
 read -r _ || kill -9 $!  # no line: our process has ended
 wait
+"""
+# Joins the namespaces of a process as their root, who cannot mount: there is no further tmpfs. All
+# that is run before that is the machine's, for the system's own programs are a model's to replace
+_ENTER = rf"""{_JOIN}
+my $pid = shift;
+my @spaces = map {{
+    open(my $space, "<", "/proc/$pid/ns/$_") or die "$_: $!\n"; $space
+}} qw(user ipc uts net cgroup pid mnt);
+for (@spaces) {{ syscall({SETNS}, fileno($_), 0) == 0 or die "setns: $!\n" }}
+chdir "/";
+$( = $) = "0 0"; $< = $> = 0;
+{_NARROW}
+syscall({PRCTL}, 24, 21, 0, 0, 0) == 0 or die "prctl: $!\n";  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+my $child = fork // die "fork: $!\n";
+if (!$child) {{ {_EXEC} }}
+waitpid $child, 0;
+kill $? & 127, $$ if $? & 127;
+exit $? >> 8;
 """
 # Pid 1: cannot be killed from inside, and takes the orphans
 _FIRST = '$SIG{CHLD} = "IGNORE"; print "ready\\n"; close STDOUT; sleep while 1'
@@ -264,14 +335,17 @@ class System:
         bwrap = [
             "bwrap", "--as-pid-1", "--die-with-parent", "--unshare-pid", "--unshare-net",
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox",
-            "--bind", "/media/root", "/", "--proc", "/proc", *DEVICES, "--chdir", "/", "--clearenv",
-            "--info-fd", "3", "--", "perl", "-e", _FIRST,
+            "--bind", "/media/root", "/", *PROC, "--dev", "/dev",
+            "--bind", "/media/shm", "/dev/shm", "--remount-ro", "/dev",
+            "--cap-drop", "CAP_SYS_ADMIN", "--chdir", "/", "--clearenv",
+            "--info-fd", "3", "--", *PERL, _NARROW + _FIRST,
         ]  # fmt: skip
         self.closed = False
         self.limits = ["prlimit", "--core=0", f"--nproc={processes}", f"--as={1 << 30}",
                        f"--fsize={256 * MEGABYTE}"]  # fmt: skip
         self.holder = subprocess.Popen(
-            [*_drop(), "choom", "--adjust", "1000", "--", *_ROOT_INSIDE, "--mount",
+            [*_drop(), *PERL, _JOIN + _EXEC, "--", "choom", "--adjust", "1000", "--",
+             *_ROOT_INSIDE, "--mount",
              "sh", "-c", _START, "-", str(processes), *bwrap],
             stdin=subprocess.PIPE,  # its end is ours: the system ends with this process
             stdout=subprocess.PIPE,
@@ -311,10 +385,9 @@ class System:
 
     def run(self, script: str, seconds: float) -> Ran:
         """Run a bash script of at most 100,000 bytes as root of the system, without input."""
-        spaces = ("user", "mount", "pid", "net", "ipc", "uts", "cgroup")
-        enter = ["nsenter", "--target", str(self.pid), *(f"--{name}" for name in spaces)]
-        code = script.encode(errors="replace")
-        return run([*_drop(), *self.limits, *enter, "bash", "-c", code], seconds)
+        enter = ["choom", "--adjust", "1000", "--", *PERL, _ENTER, "--"]
+        shell = ["/bin/bash", "-c", script.encode(errors="replace")]
+        return run([*_drop(), *self.limits, *enter, str(self.pid), *shell], seconds)
 
     def close(self) -> None:
         """End all of the system's processes and wait until they have ended; again is harmless."""

@@ -62,6 +62,14 @@ LIMITS = (
     "--tmp-disk-table-size=64M",
     "--tmp-memory-table-size=0",  # there, ties of a sort come by address: 346 to 349 gold answers
     "--local-infile=OFF",
+    "--skip-symbolic-links",  # DATA DIRECTORY would write tables anywhere
+    "--max-session-mem-used=256M",
+    "--maximum-max-session-mem-used=256M",  # these: what a session may set for itself
+    "--maximum-tmp-disk-table-size=64M",
+    "--maximum-tmp-memory-table-size=16M",
+    "--maximum-max-heap-table-size=16M",
+    "--maximum-sort-buffer-size=16M",
+    "--maximum-join-buffer-size=16M",
 )
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE VIEW, SHOW VIEW"
 KILLED, DENIED = 1927, 1045  # numbers of errors
@@ -358,7 +366,7 @@ class ServerDatabase:
 
         def end() -> None:
             ended.set()
-            self._kill()
+            self._kill("CONNECTION")  # a loop of statements would swallow the end of one
 
         timer = threading.Timer(SECONDS, end)
         timer.daemon = True
@@ -369,12 +377,13 @@ class ServerDatabase:
             timer.cancel()
             timer.join()  # what it kills must not be the next statement
 
-    def _kill(self) -> None:
-        """End the statement that runs; an account may do so with its own."""
+    def _kill(self, what: str = "QUERY") -> None:
+        """End the statement that runs, or all of its connection; an account may do so with its
+        own."""
         with suppress(self.library.MySQLError, RuntimeError, OSError):
             other = self._log_on()
             with suppress(self.library.MySQLError):
-                other.query(f"KILL QUERY {self.connection.thread_id()}")
+                other.query(f"KILL {what} {self.connection.thread_id()}")
             other.close()
 
     def _reconnect(self) -> None:

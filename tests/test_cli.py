@@ -886,7 +886,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
         shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
     )  # of a step that there is without the small numbers
     assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
-    evaluated = json.loads(Path("runs/eval/summary.json").read_text())
+    evaluated = json.loads(Path("runs/real-hqa/summary.json").read_text())
     (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
     assert (
         asked["policy"] == "runs/real/model"

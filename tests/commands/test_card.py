@@ -12,10 +12,11 @@ from huggingface_hub import ModelCard, metadata_load
 from typer.testing import CliRunner
 
 import cli
+import eval
 from agents import find
 from commands import export, push, train
 from commands.card import write_card
-from config.options import EMBEDDED, READER, RunConfig
+from config.options import EMBEDDED, READER, EvalConfig, RunConfig
 from config.realmodels import ADAPTERS, PACKAGED
 from embedded import tiny
 from report.summary import wilson
@@ -31,14 +32,18 @@ def trained(tmp_path_factory):
     return train.train(run, config, tiny.agent())
 
 
-def evaluation(folder, model, n=8, mean=0.5):
-    """Write what an evaluation of a model leaves behind, as far as a card reads it."""
+def evaluation(folder, model, n=8, mean=0.5, **others):
+    """Write what an evaluation of a model leaves behind, as far as a card reads it.
+
+    others: further cells of the agent, by name: what differs in them.
+    """
     folder.mkdir()
     cell = {"agent": "memagent", "question": "one_fact", "temperature": "0.0", "length": 4}
     low, high = wilson(mean, n)
     cell |= {"n": n, "mean": mean, "low": low, "high": high}
     other = cell | {"agent": "full", "mean": 0.25}
     summary = {"unit": "sections", "metric": "exact", "cells": [cell, other]}
+    summary["cells"] += [cell | other for other in others.values()]
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "config.yaml").write_text(yaml.safe_dump({"eval": {"model": str(model)}}))
 
@@ -62,6 +67,58 @@ def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
         assert "step 2 of 2" in text and "| lora_rank | 2 |" in text
         assert "licence of the base: mit" in text
         assert str(trained.parent) not in (trained / name / "README.md").read_text()
+
+
+def test_a_card_has_one_value_for_each_data_set_and_metric(trained, tmp_path, capsys):
+    """Several lengths, temperatures and evaluations: one each, and every name of a data set one."""
+    folder = tmp_path / "run"
+    evaluation(tmp_path / "a", folder / "model", n=8, hot={"temperature": "1.0", "mean": 0.4},
+               long={"length": 1024, "mean": 0.3},
+               kind={"question": "two fact", "mean": 0.2})  # fmt: skip
+    evaluation(tmp_path / "b", folder / "model", n=64, mean=0.6)
+    evaluation(tmp_path / "c", folder / "model", n=999, nan={"length": 8, "mean": float("nan")})
+    evaluation(tmp_path / "d", folder / "model", n=999, text={"length": 8, "mean": "good"})
+    evaluation(tmp_path / "f", folder / "model", n=999, text={"length": 8, "mean": "0.5"})
+    evaluation(tmp_path / "e", folder / "model", n=999, old={"length": 8, "low": None})
+    write_card(tmp_path, find.begun(trained), folder, 2, adapter=False)
+    assert "c/summary.json has values that are no numbers" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    (model,) = metadata_load(tmp_path / "README.md")["model-index"]
+    found = {r["dataset"]["name"]: (r["dataset"]["type"], r["metrics"]) for r in model["results"]}
+    assert len({kind for kind, _ in found.values()}) == len(found) == len(model["results"])
+    assert {name: [m["value"] for m in metrics] for name, (_, metrics) in found.items()} == {
+        "one_fact, 4 sections": [0.6],
+        "one_fact, 1,024 sections": [0.3],
+        "two fact, 4 sections": [0.2],
+    }
+    ((metric,),) = [metrics for _, metrics in found.values() if metrics[0]["value"] == 0.6]
+    assert "temperature 0.0" in metric["name"] and "evaluation b" in metric["name"]
+
+
+def test_a_card_has_no_evaluation_of_an_earlier_export(trained, capsys):
+    """Which lay at the same path, with the weights of another step."""
+    config = EvalConfig(name="real", runs=str(trained.parent), model=str(trained / "model"), n=1,
+                        agents=("memagent",), lengths=(1,), temperatures=(0.0,))  # fmt: skip
+    eval.run_suite(config, {"memagent": tiny.agent()})
+    card = trained / "model" / "README.md"
+    export.export(trained)
+    assert "Evaluation `real`" in card.read_text()
+    weight = trained / "model" / "model.safetensors"
+    whole = weight.read_bytes()
+    write = export._write_export
+
+    def with_others(*args):
+        write(*args)
+        (args[2] / weight.name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        shutil.rmtree(trained / "adapter")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_write_export", with_others)
+        capsys.readouterr()
+        export.export(trained)
+    assert "is of other weights" in " ".join(capsys.readouterr().out.split())
+    assert "Evaluation `real`" not in card.read_text()
 
 
 def test_a_card_without_results_says_so_and_names_no_folder(tmp_path, codec):

@@ -212,11 +212,13 @@ def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
 def test_answers_in_bfloat16_are_asked_anew(tmp_path):
     config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,), kinds=("one_fact",))
     settings_of = []
-    for dtype in ("float32", "bfloat16", "float32"):
-        folder = run_suite(replace(config, dtype=dtype))
+    for name, dtype in (("e", "float32"), ("f", "bfloat16"), ("e", "float32")):
+        folder = run_suite(replace(config, dtype=dtype, name=name))
         settings_of += json.loads((folder / "summary.json").read_text())["settings"]
     assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
-    assert len((folder / "rows.jsonl").read_text().splitlines()) == 4
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(UserError, match=r"dtype 'float32', not 'bfloat16'.*another --name"):
+        run_suite(replace(config, dtype="bfloat16"))
 
 
 def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):

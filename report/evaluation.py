@@ -1,0 +1,104 @@
+"""The folder of an evaluation, which has one model and one suite.
+
+Holds: `evaluation_folder`, `begin_evaluation`. Leaves out: its rows (report/rows.py), what a folder
+holds later (report/folder.py). No torch.
+Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
+
+Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights or to
+questions of another kind may not, for the page sums up and compares all that lies in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from filelock import FileLock
+
+from config import files
+from config.errors import UserError, clean, clip
+from config.options import EvalConfig, without_url
+from report.status import hold, is_running
+
+# settings of `EvalConfig` that may differ between calls that fill one folder. Which weights answer
+# at an endpoint is in their fingerprint, not in its address
+MAY_DIFFER = {
+    "name", "runs", "agents", "lengths", "kinds", "ruler_tasks", "n", "leave_out", "samples",
+    "temperatures", "transcripts", "in_flight", "retries", "redo_failed", "kv_gib", "endpoint",
+    "device", "trust_remote_code",
+}  # fmt: skip
+WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
+
+
+def evaluation_folder(config: EvalConfig) -> Path:
+    """Return the folder of an evaluation.
+
+    UserError: it holds another run, or an evaluation of another model or suite, so far as the
+    settings tell.
+    """
+    folder = files.run_path(config.runs, config.name)
+    _known_weights(folder, config, {})
+    return folder
+
+
+def begin_evaluation(
+    folder: Path, config: EvalConfig, agents: Mapping[str, object], weights: Mapping[str, str]
+) -> None:
+    """Write config.yaml, and mark the folder as filled by this process.
+
+    weights: fingerprints of what answers, named model or untrained. UserError: another process has
+    begun an evaluation of another model or suite, or the weights are not those of the rows there.
+    """
+    files.make_folder(folder)
+    with FileLock(folder / ".config.lock"):
+        known = _known_weights(folder, config, weights)
+        hold(folder)
+        sections = {"eval": config, "agent": agents, WEIGHTS: {**known, **weights}}
+        files.dump(folder / "config.yaml", **sections)
+
+
+def _known_weights(
+    folder: Path, config: EvalConfig, weights: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the fingerprints that the folder has, {} if its rows are still to come."""
+    path = folder / "config.yaml"
+    try:
+        stored = files.read_yaml(path) if path.exists() else {"eval": {}}
+    except UserError:
+        stored = {}
+    there, known = stored.get("eval"), stored.get(WEIGHTS) or {}
+    if not isinstance(there, dict) or not isinstance(known, dict):
+        raise UserError(
+            f"{folder} holds a run that is no evaluation: give this one another --name."
+        )
+    if not there:
+        return {}
+    others = [*_differences(there, asdict(config))]
+    changed = [name for name in weights if known.get(name, weights[name]) != weights[name]]
+    if not (others := others or [f"{name}: its weights have changed since" for name in changed]):
+        return known
+    rows = folder / "rows.jsonl"
+    if is_running(folder) or (rows.exists() and rows.stat().st_size):
+        raise UserError(
+            f"{folder} holds an evaluation of another model or suite ({'; '.join(others)}): give "
+            "this one another --name."
+        )
+    return {}
+
+
+def _differences(there: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+    """Yield the settings that may not differ and do, as "model 'a', not 'b'"."""
+    for name, value in now.items():
+        old = there.get(name, EvalConfig.__dataclass_fields__[name].default)
+        if name in MAY_DIFFER or (name == "untrained" and "" in (old, value)):
+            continue  # the latter: agents that it answers for are added
+        if _plain(old) != _plain(value):
+            yield clip(clean(f"{name} {old!r}, not {value!r}"), 200)
+
+
+def _plain(value: object) -> object:
+    """Return a setting as it compares: paths absolute, lists for tuples, no address of a server."""
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    return Path(without_url(value)).absolute() if isinstance(value, str) and value else value

@@ -1,0 +1,98 @@
+"""What programs, systems and statements try: generators of code, nothing that is stored.
+
+Each code says on a line what it has got hold of, `nothing` if nothing.
+"""
+
+from __future__ import annotations
+
+from tasks.sandbox import KEYS
+
+SECRET = "secret of the caller"
+
+
+def give_a_secret() -> str:
+    """Return code that gives its process a session keyring with a key that all may read."""
+    return f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+joined = libc.syscall({KEYS + 2}, 1, 0)
+key = libc.syscall({KEYS}, b"user", {SECRET!r}.encode(), b"hunter2", 7, ctypes.c_int(-3))
+libc.syscall({KEYS + 2}, 5, key, 0x3f3f3f3f)
+"""
+
+
+def read_keys(key: int) -> str:
+    """Return Perl code that reads a key by its number and by name, and lists those it may see."""
+    return f"""
+my ($text, $kind, $name, $mine, $x) = ("\\0" x 40, "user", "{SECRET}", "mine", "x");
+print "read $text\\n" if syscall({KEYS + 2}, 11, {key}, $text, 40) > 0;
+for my $ring (-1, -2, -3, -4, -5) {{
+    print "found\\n" if syscall({KEYS + 2}, 10, $ring, $kind, $name, 0) > 0;
+}}
+print "requested\\n" if syscall({KEYS + 1}, $kind, $name, $x, -3) > 0;
+print "added\\n" if syscall({KEYS}, $kind, $mine, $x, 1, -4) > 0;
+open my $list, "<", "/proc/keys";
+print grep /secret/, <$list>;
+print "nothing\\n";
+"""
+
+
+SOCKETS_TO_THE_HOST = "print socket(my $s, 40, 1, 0) ? qq(made\\n) : qq(nothing\\n)"
+
+RINGS = "my $x = qq(\\0) x 256; print syscall(425, 8, $x) >= 0 ? qq(made\\n) : qq(nothing\\n)"
+
+NAMESPACES = """
+for my $flags (0x10000000, 0x10020000) { print "unshared\\n" if syscall({unshare}, $flags) == 0 }
+print "nothing\\n"
+"""
+
+FILL_MEMORY = """
+for place in /srv /mnt /dev/shm /tmp; do
+    mount -t tmpfs -o size=2g none $place 2> /dev/null && echo mounted $place
+    unshare --mount mount -t tmpfs -o size=2g none $place 2> /dev/null && echo mounted $place
+done
+for place in /srv /mnt /dev/shm /tmp; do
+    head -c 200M /dev/zero > $place/a; head -c 200M /dev/zero > $place/b
+done 2> /dev/null
+for place in /srv /mnt /dev/shm /tmp; do cat $place/[ab]; done | wc -c
+"""
+
+FILL_INODES = """
+cd /dev/shm; perl -e 'for (1..150000) { open my $f, ">$_" or last }'; ls -f | wc -l
+"""
+
+REPLACE_PROGRAMS = """
+for name in perl setpriv choom bash; do
+    printf '#!/bin/sh\\nmount -t tmpfs none /srv && echo mounted\\n' > /usr/bin/$name.new
+    chmod 755 /usr/bin/$name.new
+done
+mv /usr/bin/perl.new /usr/bin/perl; mv /usr/bin/setpriv.new /usr/bin/setpriv
+mv /usr/bin/choom.new /usr/bin/choom; echo replaced
+"""
+
+
+def tables_outside(folder: str) -> list[str]:
+    """Return statements that make or move tables into a folder outside, one at a time."""
+    where = f"DATA DIRECTORY = '{folder}' INDEX DIRECTORY = '{folder}'"
+    return [
+        f"CREATE TABLE out1 (a INT, KEY (a)) {where}",
+        f"CREATE TABLE out2 (a INT) DATA DIRECTORY = '{folder}'",
+        f"CREATE TABLE out3 (a INT, KEY (a)) INDEX DIRECTORY = '{folder}'",
+        f"CREATE TABLE out4 (a INT) PARTITION BY HASH (a) (PARTITION p0 {where}, PARTITION p1)",
+        f"CREATE TABLE out5 {where} AS SELECT * FROM boats",
+        f"ALTER TABLE boats {where}",
+        f"CREATE OR REPLACE TABLE out1 (a INT) {where}",
+    ]
+
+
+ENDLESS_LOOPS = [
+    "BEGIN NOT ATOMIC DECLARE i INT DEFAULT 0; WHILE TRUE DO EXECUTE IMMEDIATE "
+    "CONCAT('CREATE TABLE f', i, ' (a INT)'); SET i = i + 1; END WHILE; END",
+    "BEGIN NOT ATOMIC DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; "
+    "WHILE TRUE DO DO SLEEP(100); END WHILE; END",
+]
+
+BUFFERS = [
+    "max_session_mem_used", "tmp_disk_table_size", "tmp_memory_table_size", "max_heap_table_size",
+    "sort_buffer_size", "join_buffer_size",
+]  # fmt: skip

@@ -1,0 +1,147 @@
+"""What is shut in finds no key, no way to the host and no memory without bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import escapes
+import pytest
+from conftest import HANG_S
+
+from tasks import sandbox
+from tasks.llb_db import LLBDB
+
+ROOT = Path(__file__).parents[2]
+lacks = {
+    kind: "; ".join(" ".join(pair) for pair in sandbox.lacking(kind == "system"))
+    for kind in ("program", "system")
+}
+needs = {kind: pytest.mark.skipif(bool(why), reason=why) for kind, why in lacks.items()}
+BOTH = [pytest.param(kind, marks=needs[kind]) for kind in lacks]
+MARIADB = shutil.which("mariadbd") or shutil.which("/usr/sbin/mariadbd")
+with_mariadb = pytest.mark.skipif(
+    not MARIADB, reason="apt-get install --no-install-recommends mariadb-server-core"
+)
+
+
+def run(kind: str, *codes: str) -> list[str]:
+    """Run Perl codes in a sandbox, a system's one after the other in the same one."""
+    if kind == "program":
+        return [sandbox.confine(["perl", "-e", code], HANG_S).output for code in codes]
+    with closing(sandbox.System()) as system:
+        return [system.run(f"perl -e '{code}'", HANG_S).output for code in codes]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_no_key_of_the_caller_is_seen_or_read(kind):
+    """By a process that has one; where the kernel has no keys there is nothing to be read."""
+    code = f"""
+{escapes.give_a_secret()}
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+import escapes, json
+from test_escapes import run
+print(json.dumps([joined, key, *run({kind!r}, escapes.read_keys(key))]))
+"""
+    words = [sys.executable, "-c", code]
+    path = os.pathsep.join([str(ROOT / "tests"), *sys.path])
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    joined, key, said = json.loads(done.stdout.splitlines()[-1])
+    if joined < 0 or key < 0:
+        pytest.skip("this kernel gives nobody a key")
+    assert said == "nothing\n"
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_no_namespace_keeps_apart_is_not_there(kind):
+    namespaces = escapes.NAMESPACES.replace("{unshare}", str(sandbox.UNSHARE))
+    codes = escapes.SOCKETS_TO_THE_HOST, escapes.RINGS, namespaces
+    assert run(kind, *codes) == ["nothing\n"] * 3
+
+
+@needs["system"]
+def test_all_that_a_system_keeps_in_memory_is_256_mb():
+    with closing(sandbox.System()) as system:
+        *said, size = system.run(escapes.FILL_MEMORY, HANG_S).output.split()
+        assert not said and int(size) <= 256 << 20
+
+
+@needs["system"]
+def test_a_system_has_so_many_files_and_no_more():
+    with closing(sandbox.System()) as system:
+        assert int(system.run(escapes.FILL_INODES, HANG_S).output.split()[-1]) < 103_000
+
+
+@needs["system"]
+def test_programs_that_a_model_has_replaced_run_with_no_right_of_ours():
+    with closing(sandbox.System()) as system:
+        assert system.run(escapes.REPLACE_PROGRAMS, HANG_S).output == "replaced\n"
+        assert system.run("echo on; perl; setpriv", HANG_S).output.count("mounted") == 0
+        adjusted = system.run("cat /proc/self/oom_score_adj", HANG_S).output
+        assert adjusted == "1000\n"  # the kernel takes it first
+
+
+# ---------------------------------------------------------------- MariaDB
+
+
+@pytest.fixture(scope="module")
+def maria():
+    with closing(LLBDB(backend="mariadb")) as env:
+        yield env
+
+
+@with_mariadb
+def test_no_table_lies_outside(maria, tmp_path):
+    outside = Path("/tmp", f"tables-{os.getpid()}")  # one that the server's user can write to
+    outside.mkdir()
+    outside.chmod(0o777)
+    try:
+        with closing(maria.reset("own-1")) as episode:
+            for sql in escapes.tables_outside(str(outside)):
+                episode.step(f"```sql\n{sql}\n```")
+                assert not [*outside.iterdir()], sql
+            links = [p for p in maria.backend.folder.rglob("*") if p.is_symlink()]
+            assert not links
+    finally:
+        shutil.rmtree(outside)
+
+
+@with_mariadb
+@pytest.mark.parametrize("sql", escapes.ENDLESS_LOOPS, ids=["statements", "handler"])
+def test_a_loop_that_took_too_long_has_ended(maria, monkeypatch, sql):
+    from tasks import sql_server
+
+    def ours():
+        with maria.backend.admin.cursor() as cursor:
+            cursor.execute(
+                "SELECT command FROM information_schema.processlist WHERE user LIKE 'llb%'"
+            )
+            return [command for (command,) in cursor.fetchall()]
+
+    with closing(maria.reset("own-1")) as episode:
+        with monkeypatch.context() as patch:
+            patch.setattr(sql_server, "SECONDS", 0.5)
+            assert "took longer" in episode.step(f"```sql\n{sql}\n```").observation
+        for _ in range(600):  # a busy server takes its time
+            if ours() == ["Sleep"]:
+                break
+            time.sleep(0.1)
+        assert ours() == ["Sleep"]
+
+
+@with_mariadb
+@pytest.mark.parametrize("name", escapes.BUFFERS)
+def test_no_session_gives_itself_more_memory(maria, name):
+    with closing(maria.reset("own-1")) as episode:
+        episode.database.execute(f"SET SESSION {name} = 1000000000000")
+        ((size,),) = episode.database.execute(f"SELECT @@{name}").rows
+        assert size <= 256 << 20

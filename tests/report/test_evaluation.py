@@ -1,0 +1,139 @@
+"""A folder of an evaluation has one model and one suite; another one is refused in time."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import random_policy
+
+import eval
+from config.errors import UserError
+from config.options import EvalConfig
+from embedded import tiny
+from report import evaluation
+from report.folder import read_run
+from report.rows import latest
+
+ROOT = Path(__file__).parents[2]
+
+
+def save(codec, folder, scale=1.0):
+    policy = random_policy(codec)
+    policy.model.norm.weight.data *= scale
+    policy.save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, codec):
+    folder = tmp_path_factory.mktemp("models")
+    return [save(codec, folder / name, scale) for name, scale in (("first", 1.0), ("second", 2.0))]
+
+
+def config(runs, model, **other):
+    small = dict(agents=("memagent",), lengths=(1,), n=2, kinds=("one_fact",), temperatures=(0.0,))
+    return EvalConfig(name="e", runs=str(runs), model=model, device="cpu", **small | other)
+
+
+def ask(settings):
+    return eval.run_suite(
+        settings, {name: tiny.agent(memory_tokens=4, final_tokens=4) for name in settings.agents}
+    )
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory, models):
+    runs = tmp_path_factory.mktemp("runs")
+    ask(config(runs, models[0]))
+    return runs
+
+
+OTHERS = {
+    "model": {"model": "second"}, "suite": {"suite": "locomo"}, "data": {"data": ("ledger",)},
+    "split": {"split": "test"}, "seed": {"seed": 1}, "top_p": {"top_p": 0.5},
+    "dtype": {"dtype": "bfloat16"}, "engine": {"engine": "extractive"},
+    "answerer": {"answerer": "base"}, "served_as": {"served_as": "b", "endpoint": ("http://a",)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_model_or_suite_is_refused_before_anything_is_loaded(
+    asked, models, monkeypatch, name
+):
+    change = OTHERS[name] | ({"model": models[1]} if name == "model" else {})
+    rows = (asked / "e" / "rows.jsonl").read_bytes()
+    monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
+    with pytest.raises(UserError, match=f"another model or suite .*{name}.*another --name"):
+        ask(replace(config(asked, models[0]), **change))
+    assert (asked / "e" / "rows.jsonl").read_bytes() == rows
+
+
+def test_weights_that_changed_at_their_path_are_refused_before_anything_is_asked(tmp_path, codec):
+    model = save(codec, tmp_path / "model")
+    folder = ask(config(tmp_path, model))
+    rows = (folder / "rows.jsonl").read_bytes()
+    save(codec, tmp_path / "model", scale=2.0)
+    with pytest.raises(UserError, match=r"its weights have changed since.*another --name"):
+        ask(config(tmp_path, model, lengths=(1, 2)))
+    assert (folder / "rows.jsonl").read_bytes() == rows
+
+
+def test_what_is_added_to_an_evaluation_stands_beside_what_is_there(tmp_path, models, monkeypatch):
+    model = models[0]
+    folder = ask(config(tmp_path, model))
+    monkeypatch.chdir(Path(model).parent)
+    ask(config(tmp_path, "first", lengths=(2,), temperatures=(1.0,), n=3, samples=2))
+    ask(config(tmp_path, model, agents=("memagent", "full"), kinds=("two_hop",), in_flight=3))
+    n = 2 + 3 * 2 + 2 * 2
+    assert len(read_run(folder).rows) == n == (folder / "rows.jsonl").read_bytes().count(b"\n")
+    assert read_run(folder).status == ""  # nothing is left of what was asked for last
+    ask(config(tmp_path, model, n=1))  # nor of less than there is
+    assert read_run(folder).status == ""
+
+
+def test_of_two_that_begin_at_once_the_second_is_refused(tmp_path, models):
+    first, second = (config(tmp_path, model) for model in models)
+    folder = evaluation.evaluation_folder(second)  # nothing is there yet
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom config.options import EvalConfig\n"
+        "from report import evaluation\n"
+        f"evaluation.begin_evaluation(Path({str(folder)!r}), "
+        f"EvalConfig(name='e', runs={str(tmp_path)!r}, model={first.model!r}), {{}}, {{}})\n"
+        "print('begun', flush=True)\nsys.stdin.read()\n"
+    )
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
+        assert other.stdout.readline() == b"begun\n"
+        with pytest.raises(UserError, match="another --name"):
+            evaluation.begin_evaluation(folder, second, {}, {"model": "b"})
+    evaluation.begin_evaluation(folder, second, {}, {"model": "b"})  # it ended without a row
+
+
+def test_a_question_whose_text_has_changed_counts_once():
+    cell = dict(agent="a", question="q", temperature="0.0", length=1, settings="s")
+    rows = [cell | {"id": k, "task": "old"} for k in "ab"] + [cell | {"id": "a", "task": "new"}]
+    assert [(row["id"], row["task"]) for row in latest(rows)] == [("b", "old"), ("a", "new")]
+
+
+def test_every_evaluation_that_a_page_tells_of_has_a_name_of_its_own():
+    named = []
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.py")):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for command in re.findall(r"cli\.py eval ([^`\n]+)", text):
+            named += re.findall(r"--name (\S+)", command) or [command]
+    assert named and len({*named}) == len(named)
+    assert not [name for name in named if " " in name]
+
+
+def test_its_settings_are_replayed(asked, models):
+    from agents import find
+
+    path = asked / "e" / "config.yaml"
+    assert "weights:" in path.read_text()
+    assert EvalConfig(**find.stored_settings(path)["eval"]) == config(asked, models[0])
+    assert json.loads((asked / "e" / "summary.json").read_text())["cells"]
