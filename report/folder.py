@@ -20,6 +20,7 @@ from pathlib import Path
 
 from agents import find
 from config.errors import UserError
+from config.files import settings_in
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell, latest, read_rows
@@ -71,11 +72,9 @@ def read_run(folder: Path, running: bool = False) -> Run:
 
 def settings_of(config: str) -> dict:
     """Return the sections of config.yaml from its text; {} if it is none."""
-    import yaml
-
     try:
-        sections = yaml.safe_load(config)
-    except yaml.YAMLError:
+        sections = settings_in(config)
+    except ValueError:
         return {}
     return sections if isinstance(sections, dict) else {}
 
