@@ -30,6 +30,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
+from config.foreign import from_json
 from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, hints_of
 from config.realmodels import PACKAGED
 from config.terminal import bar, console, say
@@ -265,7 +266,7 @@ def _resumed(
         raise UserError(f"--resume goes on with what {folder} began with: leave {clean(what)} out.")
     path = folder / "document.json"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = from_json(path.read_text(encoding="utf-8"))
         document, question = Document.of(plain["document"]), plain["question"]
         said, window = plain["said"], plain["window"]
         # earlier versions kept only in words whether it was found or named

@@ -10,7 +10,6 @@ evaluation in the same folder of runs whose model is this export.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -19,6 +18,7 @@ from pathlib import Path
 from agents import find
 from config.errors import UserError, clean
 from config.files import read_yaml
+from config.foreign import from_json
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from memagent import Agent
@@ -80,7 +80,7 @@ def evaluations_of(run_folder: Path) -> Iterator[tuple[str, str, str, list[dict]
     for path in sorted(run_folder.parent.glob("*/summary.json")):
         try:
             config = read_yaml(path.parent / "config.yaml").get("eval", {})
-            summary = json.loads(path.read_text(encoding="utf-8"))
+            summary = from_json(path.read_text(encoding="utf-8"))
             metric, cells = summary["metric"], summary["cells"]
         except (UserError, OSError, ValueError, KeyError, AttributeError):
             continue  # no evaluation, or one of another version
@@ -112,7 +112,7 @@ def _of_adapters(run: RunConfig) -> str:
 def _named(folder: Path) -> str:
     """Return the hub name that a folder's config.json says its weights came from."""
     try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["_name_or_path"]
+        name = from_json((folder / "config.json").read_text(encoding="utf-8"))["_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return name if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
