@@ -291,12 +291,14 @@ def _end_ids(path: Path, header: Header, tokenizer) -> list[int]:
     """
     from jinja2 import TemplateError
 
+    from tokens.chat_templates import rendered
+
     ends = [header.token("eos"), header.token("eot")]
     if tokenizer.chat_template:
         mark = "MEMAGENT-ANSWER"
         said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
         try:
-            tail = tokenizer.apply_chat_template(said, tokenize=False).rpartition(mark)[2]
+            tail = rendered(tokenizer, said).rpartition(mark)[2]
         except TemplateError as error:
             raise UserError(f"The chat template of {path} cannot be rendered: {error}.") from error
         control = {*header.tokens_of_type(SPECIAL), *header.tokens_of_type(USER_DEFINED)}
