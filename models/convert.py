@@ -124,7 +124,9 @@ def read_header(path: Path) -> Header:
         reader = Bounded(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         elements = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
-        fields["general.architecture"].lower()
+        layers = fields.get(f"{fields['general.architecture'].lower()}.block_count", 0)
+        if not layers <= len(elements):
+            raise ValueError(f"{layers:,} layers of {len(elements):,} tensors")
     except Exception as error:  # of numpy or the reader's own, by where the file is damaged
         reason = clip(first_line(error), 200) or type(error).__name__
         raise UserError(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from config.errors import UserError, clip
 
-SECONDS = 5
+SECONDS = 3
 """Most processor time of a rendering."""
 MEMORY = 1 << 29
 """Most bytes that it may take beside what the process has."""
@@ -86,7 +86,7 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     # the last resort: another thread may have held a lock that nobody releases here
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(40 * SECONDS)
+    signal.alarm(60 * SECONDS)
 
 
 def _render(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str]:
