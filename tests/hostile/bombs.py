@@ -76,21 +76,25 @@ def _tensor(dims: list[int], at: int = 0, declared: int | None = None) -> bytes:
 
 def ggufs() -> dict[str, bytes]:
     """GGUF files whose headers declare more than they hold."""
-    llama, text, array, whole, padding = _field(b"general.architecture", 8, _text(b"llama")), 8, 9, 4, bytes(64)  # fmt: skip
-    large = 10**9
+    text, array, whole, large = 8, 9, 4, 10**9  # the first three are numbers of types
+    llama, padding = _field(b"general.architecture", text, _text(b"llama")), bytes(64)
+
+    def of_array(*given) -> bytes:
+        return file(llama, _field(b"a", array, _array(*given)))
 
     def file(*fields: bytes, tensors: tuple[bytes, ...] = (), n: int | None = None, m=None):
         counts = len(tensors) if m is None else m, len(fields) if n is None else n
         head = b"GGUF" + struct.pack("<IQQ", 3, *counts)
         return head + b"".join((*fields, *tensors)) + padding
 
+    one = (_tensor([4]),)
     return {
-        "values": file(llama, _field(b"a", array, _array(0, large))),
-        "texts": file(llama, _field(b"a", array, _array(text, large))),
-        "arrays": file(llama, _field(b"a", array, _array(array, large))),
+        "values": of_array(0, large),
+        "texts": of_array(text, large),
+        "arrays": of_array(array, large),
         "arrays within arrays": file(llama, _field(b"a", array, _array(array, 1) * 5000)),
-        "empty arrays": file(llama, _field(b"a", array, _array(array, 10**6, _array(0, 0) * 10**6))),
-        "values that are there": file(llama, _field(b"a", array, _array(0, 1 << 24, bytes(1 << 24)))),
+        "empty arrays": of_array(array, 10**6, _array(0, 0) * 10**6),
+        "values that are there": of_array(0, 1 << 24, bytes(1 << 24)),
         "fields": file(llama, n=large),
         "tensors": file(llama, m=large),
         "letters": file(_field(b"general.architecture", text, struct.pack("<Q", 10**12))),
@@ -99,10 +103,8 @@ def ggufs() -> dict[str, bytes]:
         "dimensions": file(llama, tensors=(_tensor([1], declared=large),)),
         "layers": file(llama, _field(b"llama.block_count", whole, struct.pack("<I", large))),
         "place": file(llama, tensors=(_tensor([4], at=1 << 60),)),
-        "alignment": file(
-            llama, _field(b"general.alignment", whole, struct.pack("<I", 0)), tensors=(_tensor([4]),)
-        ),
-    }  # fmt: skip
+        "alignment": file(llama, _field(b"general.alignment", whole, bytes(4)), tensors=one),
+    }
 
 
 SAID = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
