@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Literal
 
 from agents.tools import is_text, schemas
 from config.errors import UserError, clean, clip, first_line
+from tokens.chat_templates import rendered
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -550,10 +551,10 @@ class Format:
 # The first mark that a chat template has says how its model writes calls. In a template a quote or
 # a line break may be escaped
 MARKS = (
-    ("xml", re.compile(r"<tool_call>.*<function=.*<parameter=", re.DOTALL)),
+    ("xml", re.compile(r"\A(?>.*?<tool_call>)(?>.*?<function=).*<parameter=", re.DOTALL)),
     ("list", re.compile(r"<tool_call>\s*\[")),
-    ("hermes", re.compile(r'<tool_call>.*\\?"arguments\\?"', re.DOTALL)),
-    ("bare", re.compile(r'\{\\?"name\\?": .*\\?"parameters\\?": ', re.DOTALL)),
+    ("hermes", re.compile(r'\A(?>.*?<tool_call>).*\\?"arguments\\?"', re.DOTALL)),
+    ("bare", re.compile(r'\A(?>.*?\{\\?"name\\?": ).*\\?"parameters\\?": ', re.DOTALL)),
     ("list", re.compile("named SmolLM")),  # SmolLM2: its template itself knows no tools
 )
 GAP = re.compile(r"<tool_call>(?:\\n|\n)")
@@ -592,10 +593,7 @@ def _takes_tools(tokenizer: object) -> bool:
 
     message = [{"role": "user", "content": "-"}]
     try:
-        given, none = (
-            tokenizer.apply_chat_template(message, tools=tools, tokenize=False)
-            for tools in ([*schemas()], None)
-        )
+        given, none = (rendered(tokenizer, message, tools=tools) for tools in ([*schemas()], None))
     except TemplateError:
         return False
     return given != none
@@ -612,10 +610,7 @@ def _begun(tokenizer: object, splitter: ResponseTemplate) -> tuple[str, str]:
     def begun(thinking: bool) -> str:
         message, switch = [{"role": "user", "content": "-"}], {"enable_thinking": thinking}
         prompt, whole = (
-            tokenizer.apply_chat_template(
-                message, tokenize=False, add_generation_prompt=k, **switch
-            )
-            for k in (False, True)
+            rendered(tokenizer, message, add_generation_prompt=k, **switch) for k in (False, True)
         )
         written = whole.removeprefix(prompt)
         parser = ResponseParser(splitter, prefix=written)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from types import ModuleType
 
 from config import files
 from config.errors import UserError
+from config.foreign import from_json
 from config.options import (
     EMBEDDED,
     AskConfig,
@@ -498,7 +498,7 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
     path = settings_folder(model or "") / STATE
     if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
         try:
-            agent.load_state(json.loads(path.read_text(encoding="utf-8")))
+            agent.load_state(from_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"The agent's state {path} cannot be read: {error}.") from error
     return agent

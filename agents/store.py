@@ -28,6 +28,7 @@ from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file, replacing_output
+from config.foreign import from_json, read_data
 from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 
 RESTORE = "restore"  # the tool of the record that `Store.restore` makes
@@ -419,8 +420,7 @@ def _objects(path: str | Path) -> list[tuple[int, dict]]:
     if not is_file(path):
         raise UserError(f"No file at {path}.")
     try:
-        data = Path(path).read_bytes()
-        data = gzip.decompress(data) if Path(path).suffix == ".gz" else data
+        data = read_data(Path(path))
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
     lines = enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1)
@@ -430,8 +430,8 @@ def _objects(path: str | Path) -> list[tuple[int, dict]]:
 def _object(path: str | Path, line: int, raw: bytes) -> dict:
     with _place(path, line):
         try:
-            value = json.loads(raw.decode())
-        except (ValueError, RecursionError) as error:
+            value = from_json(raw.decode())
+        except ValueError as error:
             raise ValueError(f"this is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict):
             raise ValueError(f"a line must be an object with named fields, not {_brief(value)}")

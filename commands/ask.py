@@ -31,6 +31,7 @@ from rich.text import Text as Styled
 from agents import find
 from config import files
 from config.errors import UserError, clean, clip
+from config.foreign import from_json
 from config.options import (
     EMBEDDED,
     AnsweringConfig,
@@ -290,7 +291,7 @@ def _resumed(
         raise _other(folder, what[0])
     path = folder / "document.json"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = from_json(path.read_text(encoding="utf-8"))
         document, question = Document.of(plain["document"]), plain["question"]
         said, window = plain["said"], plain["window"]
     except OSError as error:

@@ -10,7 +10,6 @@ evaluation in the same folder of runs whose model is this export.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from agents import find
 from config.errors import UserError, clean
 from config.files import read_yaml
+from config.foreign import from_json
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from config.terminal import say
@@ -118,7 +118,7 @@ def evaluations_of(
         try:
             stored = read_yaml(path.parent / "config.yaml")
             config, answered = stored.get("eval", {}), stored.get("weights", {}).get("model", "")
-            summary = json.loads(path.read_text(encoding="utf-8"))
+            summary = from_json(path.read_text(encoding="utf-8"))
             metric, cells = summary["metric"], summary["cells"]
             numbers = [float(cell["temperature"]) for cell in cells]
             numbers += [cell[name] + 0.0 for cell in cells for name in NUMBERS]
@@ -160,7 +160,7 @@ def _of_adapters(run: RunConfig) -> str:
 def _named(folder: Path) -> str:
     """Return the hub name that a folder's config.json says its weights came from."""
     try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["_name_or_path"]
+        name = from_json((folder / "config.json").read_text(encoding="utf-8"))["_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return name if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""

@@ -7,7 +7,6 @@ Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,7 @@ import typer
 
 from config.errors import UserError, clean
 from config.flags import command
+from config.foreign import from_json
 from config.options import StreamConfig
 
 
@@ -81,7 +81,7 @@ def _reading(folder: Path, settings: dict) -> Path:
     if (folder / "transcripts.jsonl").exists() and page.exists():
         return page
     try:
-        about = json.loads((folder / "document.json").read_bytes())
+        about = from_json((folder / "document.json").read_bytes())
         question, said, title = about["question"], about["said"], about["document"]["title"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} holds no reading that can be shown: {error!r}.") from error

@@ -15,7 +15,6 @@ piece its style. Elsewhere marks stand around words that differ, as in a word di
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import sys
@@ -33,6 +32,7 @@ import typer
 from config.errors import UserError, clean, clip, first_line
 from config.files import is_file
 from config.flags import command
+from config.foreign import from_json, unpacked
 
 if TYPE_CHECKING:
     from agents.store import Diff, Entry, Op, Store
@@ -80,11 +80,11 @@ def _first_value(path: Path) -> object:
     """Return the value of a file's first line; None if it has none, whose reader then says why."""
     if not is_file(path):
         return None
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as file:
-            return json.loads(next((line for line in file if line.strip()), b""))
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        with path.open("rb") as file:
+            lines = unpacked(file, path) if path.suffix == ".gz" else file
+            return from_json(next((line for line in lines if line.strip()), b""))
+    except (OSError, EOFError, zlib.error, ValueError):
         return None
 
 
@@ -622,8 +622,8 @@ def _action(line: str) -> Action:
     """Read a line; a ValueError says how one is written."""
     if line.startswith("{"):
         try:
-            call = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            call = from_json(line)
+        except ValueError as error:
             raise ValueError(f"this is not JSON ({first_line(error)})") from None
         if {*call} != {"name", "arguments"}:
             raise ValueError('a call has two fields, {"name": ..., "arguments": {...}}')

@@ -35,6 +35,7 @@ from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip
 from config.flags import command
+from config.foreign import from_json
 from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
@@ -550,4 +551,4 @@ def _read(path: Path) -> Iterator[dict]:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 if line.endswith("\n"):
-                    yield json.loads(line)
+                    yield from_json(line)

@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
 Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
-`read_yaml`, `typed`, `run_path`.
+`read_yaml`, `settings_in`, `typed`, `run_path`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
+from itertools import chain
 from pathlib import Path
 
 from config.errors import UserError, clip, first_line
@@ -124,20 +125,61 @@ def _tuples_as_lists(value):
     return [_tuples_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+SETTINGS = 1 << 16
+"""Most bytes of a file of settings."""
+NESTED = 20  # most lists and sections within each other
+
+
 def read_yaml(path: str | Path) -> dict:
     """Read a YAML file of sections. UserError if it cannot be read or holds something else."""
-    import yaml
-
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            text = file.read(SETTINGS + 1).decode()
+        data = settings_in(text)
     except OSError as error:
         raise UserError(f"The settings {path} cannot be read: {error.strerror}.") from error
-    # A ValueError: not UTF-8, or a number with too many digits
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:  # also: not UTF-8
         raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no settings: it must have sections with fields.")
     return data
+
+
+def settings_in(text: str) -> object:
+    """Return the value of a YAML text, which a stranger may have written.
+
+    ValueError: it is no YAML, or it would cost more than settings may: it is too large or too
+    deep, has a number beyond 64 bits, or refers to its own parts (`*name`), each of which may
+    stand for two of another one.
+    """
+    import yaml
+
+    if len(text) > SETTINGS:
+        raise ValueError(f"settings have at most {SETTINGS:,} bytes")
+    depth = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"settings may not refer to other settings (*{event.anchor})")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > NESTED:
+                raise ValueError(f"settings are at most {NESTED} lists and sections deep")
+        value = yaml.safe_load(text)
+    except Exception as error:  # a wrong tag, date or number: whatever Python makes of it
+        raise ValueError(str(error) or type(error).__name__) from error
+    if any(abs(n) >> 64 for n in _numbers(value)):
+        raise ValueError("a number has more than 64 bits")
+    return value
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """Yield the whole numbers in a value of YAML, among keys too."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list | tuple | set):
+        parts = chain(value, value.values()) if isinstance(value, dict) else value
+        yield from chain.from_iterable(map(_numbers, parts))
 
 
 Fields = type | Mapping[str, object]  # a dataclass, or field names -> types

@@ -8,13 +8,13 @@ Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: mod
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError, first_line
 from config.files import is_file
+from config.foreign import from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def adapter_config(folder: str | Path) -> dict:
     """
     try:
         text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
-        saved = json.loads(text)
+        saved = from_json(text)
         targets = saved["target_modules"]
         _refuse_others(folder, saved)
         return {

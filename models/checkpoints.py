@@ -26,6 +26,7 @@ import torch
 
 from config.errors import UserError
 from config.files import replacing, sync
+from config.foreign import from_json
 from models import ranks
 
 # ---------------------------------------------------------------- what a run's folder holds
@@ -203,7 +204,7 @@ def load_checkpoint(path: Path, model, optimizer=None) -> dict:
 def read_state(path: Path) -> dict:
     """Read a checkpoint's plain numbers: counters, `position`, `dtype`, `base`; else UserError."""
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state = from_json((path / "state.json").read_text(encoding="utf-8"))
         required = {"base", "dtype", "position", "done_steps"}
         if not isinstance(state, dict) or not required <= state.keys():
             raise ValueError("state.json does not hold what it should")

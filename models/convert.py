@@ -20,8 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.errors import UserError, loading
+from config.errors import UserError, clip, first_line, loading
 
+VALUES = 1 << 21
+"""Most values that a file may declare; Llama 4's 202,048 tokens and 439,802 merges take 1.5 million
+(a text counts twice, by its length too)."""
 SPECIAL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 SAMPLE = (
     "The bridge was opened in 1936, and rebuilt twice.\n\nIt is 2,737 m long; nobody's car has "
@@ -89,19 +92,45 @@ def read_header(path: Path) -> Header:
     if magic != b"GGUF":
         raise UserError(f"{path} is no GGUF file: it does not begin with the letters GGUF.")
     try:
-        from gguf import GGUFReader
+        import numpy as np
+        from gguf import GGUFReader, GGUFValueType
     except ImportError as error:
         raise UserError(
             "GGUF files need the package gguf: pip install -r requirements.txt."
         ) from error
+
+    class Bounded(GGUFReader):
+        """A reader that ends where the file does, or has more values than any vocabulary: the
+        library would go on with empty values as often as a count says."""
+
+        values = 0
+
+        def _get(self, offset: int, dtype, count: int = 1, override_order=None):
+            self.values += 1
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it declares more than it holds")
+            if self.values > VALUES:
+                raise ValueError(f"it has more than {VALUES:,} values")
+            return super()._get(offset, dtype, count, override_order)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int):
+            if raw_type == GGUFValueType.ARRAY:
+                kind, count = self._get(orig_offs, "<u4")[0], self._get(orig_offs + 4, "<u8")[0]
+                if kind == GGUFValueType.ARRAY or count > VALUES:
+                    raise ValueError(f"arrays in arrays, or of more than {VALUES:,} values")
+            return super()._get_field_parts(orig_offs, raw_type)
+
     try:
-        reader = GGUFReader(path)
+        reader = Bounded(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         elements = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
-        fields["general.architecture"].lower()
-    except Exception as error:  # of struct, numpy or the reader's own, by where the file is damaged
+        layers = fields.get(f"{fields['general.architecture'].lower()}.block_count", 0)
+        if not layers <= len(elements):
+            raise ValueError(f"{layers:,} layers of {len(elements):,} tensors")
+    except Exception as error:  # of numpy or the reader's own, by where the file is damaged
+        reason = clip(first_line(error), 200) or type(error).__name__
         raise UserError(
-            f"{path} is a damaged or cut-off GGUF file: get it anew ({type(error).__name__})."
+            f"{path} is a damaged or cut-off GGUF file: get it anew ({reason})."
         ) from error
     return Header(fields, elements)
 
@@ -264,12 +293,14 @@ def _end_ids(path: Path, header: Header, tokenizer) -> list[int]:
     """
     from jinja2 import TemplateError
 
+    from tokens.chat_templates import rendered
+
     ends = [header.token("eos"), header.token("eot")]
     if tokenizer.chat_template:
         mark = "MEMAGENT-ANSWER"
         said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
         try:
-            tail = tokenizer.apply_chat_template(said, tokenize=False).rpartition(mark)[2]
+            tail = rendered(tokenizer, said).rpartition(mark)[2]
         except TemplateError as error:
             raise UserError(f"The chat template of {path} cannot be rendered: {error}.") from error
         control = {*header.tokens_of_type(SPECIAL), *header.tokens_of_type(USER_DEFINED)}

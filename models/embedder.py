@@ -10,7 +10,6 @@ which transformers would make up at random.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ import numpy as np
 from agents.search import Embedder, tokens
 from config.errors import UserError, loading
 from config.files import make_folder, making_folder
+from config.foreign import from_json
 from config.realmodels import Packaged
 from models.packaged import _downloaded, _installed, _locked, _say, _sha256
 from tasks.served import Served, address
@@ -181,7 +181,7 @@ class _Settings(NamedTuple):
 
 def _json(path: Path) -> dict | list:
     """Return what a JSON file holds, {} if there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _pooling(folder: Path, given: str | None) -> str:

@@ -60,6 +60,7 @@ def load_model(
     hf_logging.disable_progress_bar()
     if is_adapter(path):
         return _with_its_base(path, dtype, device, trust_remote_code, quantise)
+    _config_of(path, trust_remote_code)  # checked before anything is built
     if device == "unset":
         return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -139,7 +140,7 @@ def meta_model(path: str, download: bool = True):
         path, local_files_only=not download, trust_remote_code=False
     )
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(_checked(path, config))
 
 
 def _four_bits(dtype: str, device: str, stored: bool) -> dict:
@@ -162,7 +163,32 @@ def _config_of(path: str | Path, trust_remote_code: bool):
     from transformers import AutoConfig
 
     with loading(f"The model {path}"):
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return _checked(path, config)
+
+
+LAYERS = 1000
+"""Most layers of a model; the largest published ones have fewer than 200."""
+
+
+def _checked(path: str | Path, config):
+    """Return a model's config. UserError: it declares more layers, or weights, than there can be.
+
+    transformers would build all of them before it looks into the weights' files. A weight takes
+    a bit or more there, and a layer has one matrix of these sizes at least.
+    """
+    text = config.get_text_config()
+    names = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size")
+    sizes = [getattr(text, name, 0) for name in names]
+    layers, vocabulary, width, between = (n if isinstance(n, int) else 0 for n in sizes)
+    weights = (vocabulary + layers * max(width, between)) * width
+    held = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    if layers > LAYERS or (held and weights > 8 * held):
+        raise UserError(
+            f"The config.json of {path} is another model's or wrong: it declares {layers:,} layers "
+            f"and {weights:,} weights or more, and the files beside it hold {held:,} bytes."
+        )
+    return config
 
 
 def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:

@@ -12,12 +12,12 @@ of a card's peak, room for CUDA graphs and fragmentation) is a named constant he
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError
+from config.foreign import from_json
 from config.options import EMBEDDED, GRPOConfig
 from config.realmodels import base_of, is_gguf
 from memagent import Agent
@@ -229,7 +229,7 @@ def read_config(model: str, download: bool) -> dict:
 
         logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
         path = Path(hf_hub_download(model, "config.json", local_files_only=not download))
-    return json.loads(path.read_text(encoding="utf-8"))
+    return from_json(path.read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------- memory

@@ -7,13 +7,13 @@ Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.errors import UserError
+from config.foreign import from_json
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
@@ -75,7 +75,7 @@ def _is_stored_in_bfloat16(model: str | Path) -> bool:
     if str(model) in PACKAGED or is_gguf(model):
         return True  # as they are converted
     try:
-        config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+        config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
         return (config.get("dtype") or config.get("torch_dtype")) == "bfloat16"
     except (OSError, ValueError, AttributeError):
         return False

@@ -10,7 +10,6 @@ less than the rows or metrics beside it, the run is summed up from these.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -20,6 +19,8 @@ from pathlib import Path
 
 from agents import find
 from config.errors import UserError
+from config.files import settings_in
+from config.foreign import from_json
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell, labels_of, latest, read_rows
@@ -71,11 +72,9 @@ def read_run(folder: Path, running: bool = False) -> Run:
 
 def settings_of(config: str) -> dict:
     """Return the sections of config.yaml from its text; {} if it is none."""
-    import yaml
-
     try:
-        sections = yaml.safe_load(config)
-    except yaml.YAMLError:
+        sections = settings_in(config)
+    except ValueError:
         return {}
     return sections if isinstance(sections, dict) else {}
 
@@ -125,7 +124,7 @@ def _stored(path: Path) -> dict | None:
     if not path.exists():
         return None
     with reading(path):
-        summary = json.loads(path.read_bytes())
+        summary = from_json(path.read_bytes())
         if "accuracy" in summary:
             raise UserError(
                 f"{path} was written by an earlier version: "
@@ -139,7 +138,7 @@ def lines_of(path: Path) -> list[dict]:
     """Return the whole lines of a file of JSON; [] if there is no such file."""
     with reading(path):
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return [from_json(line) for line in lines]
 
 
 # ---------------------------------------------------------------- an evaluation

@@ -7,17 +7,16 @@ Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import mmap
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from config.errors import UserError
+from config.foreign import from_json, unpacked
 from memagent import Agent, Finish, Trajectory, Turn
 
 # finish reasons of turns that leave the memory as it was
@@ -109,9 +108,10 @@ def read_records(path: Path) -> list[dict]:
         path = _file_in(path)
     records, number = [], 0
     try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                record = json.loads(line)
+        with path.open("rb") as file:
+            lines = unpacked(file, path) if path.suffix == ".gz" else file
+            for number, line in enumerate(lines, 1):
+                record = from_json(line)
                 if not is_record(record):
                     raise UserError(f"{path}, line {number} is no trajectory.")
                 records.append(record)
@@ -120,7 +120,7 @@ def read_records(path: Path) -> list[dict]:
     except (OSError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read past line {number}: {reason}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path}, line {number} cannot be read: {error}.") from error
     return records
 
@@ -141,14 +141,13 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
     with path.open("rb") as raw:
         raw.seek(_last_step(raw) if last else 0)
         try:
-            with gzip.open(raw, "rt", encoding="utf-8") as lines:
-                step = None
-                for line in lines:
-                    record = json.loads(line)
-                    if not is_record(record) or step not in (None, record["step"]):
-                        return
-                    step = record["step"]
-                    yield record
+            step = None
+            for line in unpacked(raw, path):
+                record = from_json(line)
+                if not is_record(record) or step not in (None, record["step"]):
+                    return
+                step = record["step"]
+                yield record
         except BROKEN:
             return
 
@@ -173,7 +172,7 @@ def newest(folder: Path) -> list[dict]:
             at = data.rfind(MEMBER, 0, end)
             if at < 0 or len(found) == 2 or len(data) - end > LOOKED_THROUGH:
                 break
-            for record in _of_member(data[at:end]):
+            for record in _of_member(data[at:end], path):
                 reward = record["reward"]
                 if reward is not None and (reward >= 1 or reward <= 0):
                     found.setdefault(reward > 0, record)
@@ -181,13 +180,11 @@ def newest(folder: Path) -> list[dict]:
     return [found[right] for right in (True, False) if right in found]
 
 
-def _of_member(data: bytes) -> list[dict]:
+def _of_member(data: bytes, name: Path) -> list[dict]:
     """Return the records of a gzip member, as far as they can be read, the last one first."""
     records = []
     try:
-        with gzip.open(io.BytesIO(data), "rt", encoding="utf-8") as lines:
-            for line in lines:
-                records.append(json.loads(line))
+        records.extend(map(from_json, unpacked(io.BytesIO(data), name)))
     except BROKEN:  # chance, or torn
         pass
     return [record for record in reversed(records) if is_record(record)]
@@ -196,13 +193,13 @@ def _of_member(data: bytes) -> list[dict]:
 def _last_step(raw: BinaryIO) -> int:
     """Return where the last step begins in a file of gzip members."""
     with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start, step, at = 0, None, len(data)
-        while (at := data.rfind(MEMBER, 0, at)) >= 0:
+        start, step, at, chances = 0, None, len(data), LOOKED_AT
+        while chances and (at := data.rfind(MEMBER, 0, at)) >= 0:
             raw.seek(at)
             try:
-                with gzip.open(raw, "rt", encoding="utf-8") as lines:
-                    found = json.loads(lines.readline())["step"]
+                found = from_json(unpacked(raw, raw.name).readline())["step"]
             except (*BROKEN, KeyError, TypeError):  # chance, or torn
+                chances -= 1
                 continue
             if step not in (None, found):
                 break
@@ -216,9 +213,3 @@ def _file_in(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     raise UserError(f"{folder} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
-
-
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")

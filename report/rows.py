@@ -29,6 +29,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from config.errors import UserError
+from config.foreign import from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def latest(rows: Sequence[dict]) -> list[dict]:
 
 def _parsed(line: bytes, path: Path, number: int) -> dict:
     try:
-        return json.loads(line)
+        return from_json(line)
     except ValueError:
         where = f"{path}, line {number}"
         raise UserError(f"{where} is damaged: delete it, its question is asked again.") from None

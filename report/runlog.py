@@ -43,6 +43,7 @@ from lightning.pytorch.loggers.logger import Logger
 from agents.find import STATE
 from config.errors import clip
 from config.files import replacing, sync
+from config.foreign import from_json
 from config.terminal import say
 from memagent import Agent, Trajectory
 from models import ranks
@@ -231,7 +232,7 @@ class RunRecorder(lightning.Callback):
         saved = checkpoints(self.folder)
         if not saved:
             if (path := self.folder / STATE).exists():
-                module.agent.load_state(json.loads(path.read_text(encoding="utf-8")))
+                module.agent.load_state(from_json(path.read_text(encoding="utf-8")))
             return 0
         state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
         for name in module.counters:

@@ -14,13 +14,13 @@ Where responses say how sure they are, SR has the calibration error of report/su
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
 from config.errors import UserError
+from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
@@ -437,4 +437,4 @@ def _one_task(outcome: dict) -> Markup:
 
 def read_summary(folder: Path) -> dict:
     """Return a stream's summary."""
-    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return from_json((folder / "summary.json").read_text(encoding="utf-8"))

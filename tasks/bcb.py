@@ -17,7 +17,6 @@ The interpreter is the user's: BigCodeBench's own packages are of 2022 and want 
 from __future__ import annotations
 
 import ast
-import gzip
 import inspect
 import json
 import os
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.errors import UserError, clean, clip
+from config.foreign import from_json, read_data
 from tasks.environments import Step, Work
 from tasks.sandbox import confine, fence, fenced, lacking, require
 
@@ -302,8 +302,7 @@ def read(path: Path) -> dict[str, dict]:
     UserError names the file, the line and what is wrong with it.
     """
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        text = read_data(path).decode()
     except FileNotFoundError:
         raise UserError(f"There is no file {path}: bcb needs BigCodeBench as JSON lines.") from None
     except OSError as error:
@@ -322,8 +321,8 @@ def read(path: Path) -> dict[str, dict]:
 
 def _parsed(where: str, line: str) -> dict:
     try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        item = from_json(line)
+    except ValueError as error:
         raise UserError(f"{where}: this is no JSON ({clip(str(error), 200)}).") from error
     if not isinstance(item, dict):
         raise UserError(f"{where} must be an object.")

@@ -191,6 +191,8 @@ def _unpacked(content: bytes, name: str) -> bytes:
             f"{name} is damaged: it cannot be unpacked ({first_line(error)})."
         ) from None
     _check_size(len(unpacked), name)
+    if unpacked[:2] == b"\x1f\x8b":
+        raise UserError(f"{name} is packed more than once: unpack it, and give what is in it.")
     return unpacked
 
 

@@ -14,8 +14,6 @@ reward is a measurement and no proof.
 from __future__ import annotations
 
 import ast
-import gzip
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.errors import UserError, clean, clip
+from config.foreign import from_json, read_data
 from tasks.environments import Step, Work
 from tasks.sandbox import BLOCK, Ran, System, fence, fenced, lacking, require
 
@@ -188,13 +187,12 @@ def read(path: Path) -> dict[str, dict]:
     UserError names the file, the item and what is wrong with it.
     """
     try:
-        data = path.read_bytes()
-        items = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        items = from_json(read_data(path))
     except FileNotFoundError:
         raise UserError(f"There is no file {path}: it must be one of LLB-OS, {GOOD}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError, RecursionError, zlib.error) as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is no JSON file: {clip(str(error), 200)}.") from error
     if not isinstance(items, dict) or not items:
         raise UserError(f"{path} must be a JSON object of items by id, as {GOOD} are.")

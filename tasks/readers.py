@@ -19,7 +19,6 @@ one pool of passages. A file that cannot be read raises a `UserError` that names
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -35,6 +34,7 @@ from typing import IO
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
+from config.foreign import from_json, read_data, unpacked
 from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
@@ -214,6 +214,9 @@ def _sources(path: Path) -> Iterator[tuple[Path, AbstractContextManager]]:
         raise UserError(f"No file at {path}.")
 
 
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
 def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]:
     """Yield the place and the value of every record. source: the path again, or a stream.
 
@@ -233,8 +236,11 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
         return
     if {".csv", ".tsv"} & {*path.suffixes}:
         raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
-    compression = "detect" if source is path else "gzip" if path.suffix == ".gz" else None
-    with io.BufferedReader(pa.input_stream(source, compression=compression)) as stream:
+    with path.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+        if packing := PACKED.get(path.suffix):
+            stream = unpacked(file, path, pa.input_stream(file, compression=packing))
+        else:
+            stream = io.BufferedReader(file)
         lines = (
             (n, line) for n, line in enumerate(stream, 1) if line.strip(b"\xef\xbb\xbf \t\r\n")
         )
@@ -273,13 +279,13 @@ def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, obj
 def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
     """Parse JSON: one line, or a whole file if `line` is None (the error then locates itself)."""
     try:
-        return json.loads(raw)
+        return from_json(raw)
     except json.JSONDecodeError as error:
         line, reason = line or error.lineno, f"{error.msg} at column {error.colno}"
     except UnicodeDecodeError as error:
         line = line or raw.count(b"\n", 0, error.start) + 1
         reason = f"not UTF-8, byte 0x{raw[error.start]:02x}"
-    except (ValueError, RecursionError) as error:  # a number, or a nesting, thousands long
+    except ValueError as error:  # a number, or a nesting, thousands long
         line, reason = line or 1, first_line(error)
     raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
 
@@ -293,11 +299,10 @@ def read_json(path: str | Path) -> object:
     if not is_file(path):
         raise UserError(f"No file at {path}.")
     try:
-        raw = path.read_bytes()
-        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return from_json(read_data(path))
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
-    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers without end
+    except ValueError as error:  # JSON, UTF-8, numbers without end
         raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
 
 

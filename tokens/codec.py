@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from config.errors import UserError, loading
 from config.options import TEMPLATE_DATE
 from tokens.blanks import without_blanks
+from tokens.chat_templates import rendered
 from tokens.responses import (
     CLOSE,
     OPEN,
@@ -253,10 +254,10 @@ class Codec:
 
         day = date.fromisoformat(self._date)
         try:
-            return self.tokenizer.apply_chat_template(
+            return rendered(
+                self.tokenizer,
                 messages,
                 tools=list(tools) or None,
-                tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=self._thinking,
                 strftime_now=day.strftime,  # instead of the library's, which looks at the clock

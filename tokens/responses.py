@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tokens.chat_templates import rendered
 from tokens.trie import common_prefix
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -43,8 +44,8 @@ PAIRS = (
 # gpt-oss writes messages, each in a channel; what is not in the channel `final` is thought
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 HEADER = re.compile(
-    r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>\s*(\w*)[^<]*(?:<\|constrain\|>[^<]*)?"
-    r"(?:<\|message\|>|$)"
+    r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>\s*+(\w*+)[^<]*+"
+    r"(?:<\|constrain\|>[^<]*+)?+(?:<\|message\|>|$)"
 )
 
 
@@ -150,14 +151,12 @@ def _written(tokenizer, **more: object) -> str:
     asked = [{"role": "user", "content": "-"}]
     said = {"role": "assistant", "content": ANSWER, **more}
 
-    def rendered(messages: list[dict], cue: bool) -> str:
-        return tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=cue
-        )
-
     try:
-        cue, whole = rendered(asked, True), rendered([*asked, said], False)
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+        cue, whole = (
+            rendered(tokenizer, messages, tools=tools, add_generation_prompt=wanted)
+            for messages, wanted in ((asked, True), ([*asked, said], False))
+        )
+    except TemplateError:
         return ""  # a template without assistants, tools, or this form of calls
     return whole[common_prefix(cue, whole) :]
 

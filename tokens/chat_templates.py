@@ -1,0 +1,102 @@
+"""Chat templates of strangers: each is rendered in a child process that can neither last nor grow.
+
+Holds: `rendered`. Leaves out: what is read out of the text (tokens/codec.py, tokens/responses.py,
+agents/calls.py).
+Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: tokens/codec.py.
+
+transformers renders them in Jinja's sandbox, which keeps them from files and attributes, not from
+nested loops, `'x' * 10**9` or `10**10**10`. One operator can take all memory, also where a template
+is compiled, and what is taken depends on the messages: so the system counts, each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from config.errors import UserError, clip
+
+SECONDS = 3
+"""Most processor time of a rendering."""
+MEMORY = 1 << 29
+"""Most bytes that it may take beside what the process has."""
+SOURCE = 1 << 20
+"""Most characters of a template."""
+ADDED = 1 << 18
+"""Most characters that it may write beside eight times what it is given."""
+
+_known: dict[bytes, tuple[str, str]] = {}  # of what was rendered: the text, or what was wrong
+
+
+def rendered(tokenizer, messages: Sequence[dict], **more: object) -> str:
+    """Return what the tokenizer's `apply_chat_template` makes of messages; remembered.
+
+    more: its further arguments. jinja2.TemplateError: the template raises something. UserError: it
+    takes more time or memory than a chat template may, or writes more.
+    """
+    from jinja2 import TemplateError
+
+    template = tokenizer.chat_template
+    key = pickle.dumps((template, tokenizer.special_tokens_map, messages, more))
+    if key not in _known:
+        if len(str(template)) > SOURCE:
+            raise UserError(f"The model's chat template is longer than {SOURCE:,} characters.")
+        _known[key] = _by_child(tokenizer, messages, more)
+    text, wrong = _known[key]
+    if wrong:
+        raise TemplateError(wrong)
+    return text
+
+
+def _by_child(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str]:
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            _limit()
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(pickle.dumps(_render(tokenizer, messages, more)))
+        finally:
+            os._exit(0)  # whatever was raised: nothing of the parent is cleaned up here
+    os.close(write)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            answer = pipe.read()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if not answer:
+        raise UserError(
+            f"The model's chat template takes more than {SECONDS} seconds or {MEMORY >> 20} MiB, "
+            f"or writes more than {ADDED:,} characters: give another --model."
+        )
+    return pickle.loads(answer)
+
+
+def _limit() -> None:
+    """Limit this process: where a limit is passed it is ended, or gets a MemoryError."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    with contextlib.suppress(OSError):  # systems without /proc
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        size = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    # the last resort: another thread may have held a lock that nobody releases here
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60 * SECONDS)
+
+
+def _render(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str]:
+    """Render; a MemoryError goes through, as does the one for a text that is too long."""
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **more)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a template makes Jinja, or Python, raise
+        return "", clip(str(error), 500) or type(error).__name__
+    if len(text) > ADDED + 8 * len(repr((messages, more))):
+        raise MemoryError
+    return text, ""
