@@ -30,6 +30,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 
@@ -257,8 +258,7 @@ def _size() -> int:
     """Return the bytes of address space that this process has, 0 where the system does not say."""
     if not LINUX:
         return 0
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 @contextlib.contextmanager
