@@ -123,8 +123,10 @@ class Job:
         goes_on = False
         timer = threading.Timer(self.readers.seconds, child.kill, ["time"])
         timer.daemon = True
-        timer.start()
         try:
+            if not child.begun:  # whose time is not the document's
+                child.begun = child.values.recv_bytes() == b""
+            timer.start()
             child.send(*self.call)
             # a value that is larger than all the child's memory is none that it has made
             answer = child.values.recv_bytes(max(1 << 16, self.readers.mib << 20))
@@ -135,7 +137,8 @@ class Job:
             raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
         finally:  # after Ctrl-C as well
             timer.cancel()
-            timer.join()
+            if timer.ident:
+                timer.join()
             self.readers._give_back(self, child, goes_on is True)
         if kind == "value":
             return value
@@ -201,6 +204,7 @@ class _Child:
         self.process.stdin.close()
         self.process.stdout.close()
         self.why = ""
+        self.begun = False
 
     def send(self, function: Callable, arguments: tuple) -> None:
         """Send a call; bytes, which may be many, without a copy."""
@@ -237,6 +241,7 @@ def work(mib: int) -> None:
     os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     begun = _size()
+    values.send_bytes(b"")
     with contextlib.suppress(EOFError):
         while True:
             n, call = pickle.loads(jobs.recv_bytes())
