@@ -340,7 +340,7 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "pdf comments": lambda n: page("%" * (100 * n)),
     "pdf inline picture": lambda n: page("BI /W 9 /H 9 ID " + "EI" * (50 * n)),
     "pdf inline pictures": lambda n: page("BI ID " * (20 * n)),
-    "pdf compressed often": lambda n: page(b"\0" * (1 << 30), filters=3),
+    "pdf compressed often": lambda n: page(b"\0" * (1 << 28), filters=3),
     "pdf moves": lambda n: page("BT /F1 9 Tf " + "1 0 0 1 9 9 Tm (A) Tj " * (10 * n) + "ET"),
     "pdf forms of forms": form_tree,
     "pdf form in itself": lambda n: page(
