@@ -137,7 +137,7 @@ def decoded(content: bytes, name: str) -> str:
         text = content.decode(encoding)
     except LookupError:
         raise UserError(
-            f"{name} says that it is written in {encoding}, which is unknown."
+            f"{name} says that it is written in {clip(encoding, 50)}, which is unknown."
         ) from None
     except UnicodeError as error:
         if _binary(content) and encoding == "utf-8":
@@ -337,6 +337,9 @@ def _tree(markup: str) -> BeautifulSoup:
             """Repair nothing: html.parser only appends, and a look at all ancestors of each tag
             takes minutes where thousands of <p> are left open."""
 
+    # behind the last ">" no tag ends, and html.parser would look for the end of each
+    before, end, behind = markup.rpartition(">")
+    markup = before + end + re.sub(r"<(?!!\[)", "&lt;", behind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
         return Tree(markup, "html.parser")
