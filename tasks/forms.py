@@ -301,6 +301,10 @@ def _counted(numbers: Sequence[int]) -> str:
 
 LEFT_OUT = {"script", "style", "noscript", "template", "nav", "title", "svg", "iframe", "button",
             "select", "dialog"}  # fmt: skip
+UNENDED = (  # what is text behind the last end of its kind: html.parser would look for each one's
+    (re.compile(r"<(?=!--)"), re.compile(r"--\s*>")),
+    (re.compile(r"<(?!!\[)"), re.compile(">")),
+)
 BLOCKS = frozenset(
     (
         "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
@@ -337,9 +341,9 @@ def _tree(markup: str) -> BeautifulSoup:
             """Repair nothing: html.parser only appends, and a look at all ancestors of each tag
             takes minutes where thousands of <p> are left open."""
 
-    # behind the last ">" no tag ends, and html.parser would look for the end of each
-    before, end, behind = markup.rpartition(">")
-    markup = before + end + re.sub(r"<(?!!\[)", "&lt;", behind)
+    for begin, end in UNENDED:
+        last = max((match.end() for match in end.finditer(markup)), default=0)
+        markup = markup[:last] + begin.sub("&lt;", markup[last:])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
         return Tree(markup, "html.parser")
