@@ -121,7 +121,8 @@ class Job:
         """
         child = self.readers._take(self)
         goes_on = False
-        timer = threading.Timer(self.readers.seconds, child.kill, ["time"])
+        seconds = min(self.readers.seconds, threading.TIMEOUT_MAX)
+        timer = threading.Timer(seconds, child.kill, ["time"])
         timer.daemon = True
         try:
             if not child.begun:  # whose time is not the document's
@@ -281,7 +282,7 @@ def _limits(mib: int):
     """Limit this process to so much memory beyond what it has, whatever limit it has already."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     if LINUX:
-        limits = (_size() + (mib << 20), *before)
+        limits = (min(_size() + (mib << 20), 1 << 62), *before)
         least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
     yield

@@ -6,9 +6,13 @@ tests/hostile/test_documents.py.
 
 import io
 import json
+import resource
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
+
+from tasks.documents import Document, Part
 
 WORD = "http://schemas.openxmlformats.org"
 KIND = "application/vnd.openxmlformats"
@@ -415,3 +419,30 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "json escapes": text("\\ud800", '"}]', '[{"text": "'),
     "json lines": text('{"text": "x", "from": "y", "date": 1}\n'),
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- what a child does with a text
+
+MOST_S = 60  # of a processor, for what takes a few: in n squared steps it would be an hour
+
+
+def bounded(function: Callable, *arguments: object) -> object:
+    """Call a function, and end the process when it takes more of a processor than it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MOST_S, hard))
+    return function(*arguments)
+
+
+def passes(function: Callable[[str], object], units: tuple[str, ...], n: int) -> int:
+    """Call a function with many of each unit, and with what fits nothing around them."""
+    for unit in units:
+        many = unit * (n // len(unit))
+        for made in (many + "\0", "a-" + many + "("):
+            bounded(function, made)
+    return len(units)
+
+
+def places(written: str, answer: str) -> int:
+    """Return how many places of an answer are found in a text."""
+    found = bounded(Document(written, (Part(0, "a.txt", "file"),), "").find, answer)
+    return len(found[0]) if found else 0
