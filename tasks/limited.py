@@ -38,6 +38,7 @@ DATA = ("config.errors", "tasks.chat_requests", "tasks.conversations", "tasks.do
         "tasks.forms", "tasks.limited")  # fmt: skip
 """Modules whose classes may come back."""
 MAIN = "import sys; mib, *sys.path = sys.argv[1:]; from tasks.limited import work; work(int(mib))"
+LONGEST_S = 1e6  # that the system can be asked to wait
 GRACE_S = 5.0  # for a process that has closed its end
 TOO_LARGE = pickle.dumps(("memory", None, False))
 LINUX = sys.platform == "linux"
@@ -121,28 +122,26 @@ class Job:
         """
         child = self.readers._take(self)
         goes_on = False
-        seconds = min(self.readers.seconds, threading.TIMEOUT_MAX)
-        timer = threading.Timer(seconds, child.kill, ["time"])
-        timer.daemon = True
         try:
             if not child.begun:  # whose time is not the document's
                 child.begun = child.values.recv_bytes() == b""
-            timer.start()
             child.send(*self.call)
-            # a value that is larger than all the child's memory is none that it has made
-            answer = child.values.recv_bytes(max(1 << 16, self.readers.mib << 20))
-            kind, value, goes_on = _Plain(io.BytesIO(answer)).load()
+            if child.values.poll(min(self.readers.seconds, LONGEST_S)):
+                # a value that is larger than all the child's memory is none that it has made
+                answer = child.values.recv_bytes(max(1 << 16, self.readers.mib << 20))
+                kind, value, goes_on = _Plain(io.BytesIO(answer)).load()
+            else:
+                kind, value = "time", None
         except (EOFError, OSError):
             raise self._ended(child) from None
         except Exception as error:  # of the unpickler
             raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
         finally:  # after Ctrl-C as well
-            timer.cancel()
-            if timer.ident:
-                timer.join()
             self.readers._give_back(self, child, goes_on is True)
         if kind == "value":
             return value
+        if kind == "time":
+            raise self._over(f"{self.readers.seconds:g} s", "s")
         if kind == "memory":
             raise self._over(f"{self.readers.mib:,} MiB of memory", "mib")
         if kind == "error" and isinstance(value, Exception):
@@ -155,15 +154,13 @@ class Job:
         with self.readers._changed:
             self.cancelled = True
             if self.child:
-                self.child.kill("cancelled")
+                self.child.kill()
             self.readers._changed.notify_all()
 
     def _ended(self, child: _Child) -> Exception:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(GRACE_S)
         child.kill()
-        if child.why == "time":
-            return self._over(f"{self.readers.seconds:g} s", "s")
         if self.cancelled or self.readers._closed:
             return CancelledError()
         code = child.process.returncode
@@ -204,7 +201,6 @@ class _Child:
         self.values = Connection(os.dup(self.process.stdout.fileno()), writable=False)
         self.process.stdin.close()
         self.process.stdout.close()
-        self.why = ""
         self.begun = False
 
     def send(self, function: Callable, arguments: tuple) -> None:
@@ -216,9 +212,8 @@ class _Child:
         for content in large:
             self.jobs.send_bytes(content.raw())
 
-    def kill(self, why: str = "") -> None:
-        """End the process and wait for its end, which is at once; the first reason stays."""
-        self.why = self.why or why
+    def kill(self) -> None:
+        """End the process and wait for its end, which is at once."""
         self.process.kill()
         self.process.wait()
 

@@ -1,7 +1,7 @@
 """Documents that cost: each function makes one, of about so many bytes, for a reader of documents.
 
 `FILES` has them by name. None is a file in the repository; what they are written for is in
-tests/hostile/test_documents.py.
+tests/hostile/test_hostile_documents.py.
 """
 
 import io
