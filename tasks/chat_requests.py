@@ -1,7 +1,7 @@
 """What clients of an OpenAI-compatible server send: a chat, as a document and a question about it.
 
-Holds: `ChatRequest` (the body of /v1/chat/completions), `Asked`, `Refused`. Leaves out: HTTP
-(commands/serve.py), forms of files (tasks/forms.py). No torch.
+Holds: `taken`, `ChatRequest` (the body of /v1/chat/completions), `Asked`, `Refused`. Leaves out:
+HTTP (commands/serve.py), forms of files (tasks/forms.py). No torch.
 Exercise it: `pytest tests/tasks/test_chat_requests.py`. Read next: commands/serve.py.
 
     system, user, assistant ..        the document: everything before the last question
@@ -28,6 +28,9 @@ LONGEST_QUESTION = 2000
 """Characters of a question. Of a longer message the last paragraph is the question."""
 CHAT = "the conversation"  # what messages are part of, beside files by name
 GZIP = b"\x1f\x8b"
+MOST = 100_000
+"""Most messages, and most parts of one."""
+MOST_STOPS = 64
 
 
 class Refused(Exception):
@@ -56,7 +59,9 @@ class ContentPart(_Model):
 
 class Message(_Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MOST)] | None = (
+        None
+    )
 
 
 class StreamOptions(_Model):
@@ -73,7 +78,7 @@ Tokens = Annotated[int, Field(ge=1, le=10**6)]
 class ChatRequest(_Model):
     """The body of a request; fields that change nothing here are taken and not heeded."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST)]
     model: str = Field(max_length=500)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -83,14 +88,14 @@ class ChatRequest(_Model):
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     tools: list | None = None
     functions: list | None = None
 
     @classmethod
-    def parse(cls, body: bytes) -> ChatRequest:
+    def parse(cls, body: bytes | bytearray) -> ChatRequest:
         """Read a body; Refused, with the field, for whatever is no request that is answered."""
         try:
             request = cls.model_validate_json(body)
@@ -158,6 +163,19 @@ class Asked:
         texts[k] = (None, rest)
         said = [_parts(m, f"messages.{i}") for i, m in enumerate(before)] + [texts]
         return cls(_document(request.messages, said), question)
+
+
+def taken(body: bytes | bytearray, model: str) -> tuple[ChatRequest, Asked]:
+    """Read a body to its end, files included; Refused as by `ChatRequest.parse` and `Asked.of`.
+
+    For a child process (tasks/limited.py): of the chat nothing comes back but what is asked.
+    """
+    request = ChatRequest.parse(body)
+    if request.model != model:
+        known = f"The model {clip(request.model, 100)!r} is not served: {model} is."
+        raise Refused(known, "model", "model_not_found")
+    asked = Asked.of(request)
+    return request.model_copy(update={"messages": []}), asked
 
 
 def _parts(message: Message, at: str) -> list[tuple[Contents | None, str]]:
