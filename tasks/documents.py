@@ -21,6 +21,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -29,9 +30,11 @@ from typing import BinaryIO
 
 from config.errors import UserError, clip
 from config.files import is_file
+from config.options import AskConfig
 from data import normalize_answer
 from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
+from tasks.limited import Readers
 
 STDIN = "-"
 LARGEST = 1 << 30
@@ -273,36 +276,48 @@ Named = tuple[Path, int, Contents]
 """A file's path as it was given, how many of its last parts are its name, and what it says."""
 
 
-def read(paths: Sequence[str | Path]) -> Document:
+def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Document:
     """Read files and folders as one document, in the order in which they are named.
 
     "-" is standard input. A folder gives its files, those of its folders included, in the natural
-    order of their names; what cannot be read of it is left out and named in a remark. UserError:
-    nothing there, nothing to read, or a file that was named and cannot be read.
+    order of their names; what cannot be read of it is left out and named in a remark. Each is read
+    in a child process, which may take so many seconds and MiB of memory (0 = as `ask` by itself).
+    UserError: nothing there, nothing to read, or a file that was named and cannot be read.
     """
     if not paths:
         raise UserError("Name at least one file or folder to read.")
     if [str(path) for path in paths].count(STDIN) > 1:
         raise UserError("Standard input (-) can be read once: name it once.")
+    usual = AskConfig()
+    readers = Readers(seconds or usual.document_s, mib or usual.document_mib)
+    with closing(readers):
+        return _read([str(path) for path in paths], readers)
+
+
+def _read(paths: Sequence[str], readers: Readers) -> Document:
     found: list[Named] = []
     remarks: list[str] = []
-    for path in map(str, paths):
+    for path in paths:
         if path == STDIN:
             content = _limited(sys.stdin.buffer, "standard input")
-            found.append((Path("standard input"), 1, contents(content, "standard input")))
+            found.append((Path("standard input"), 1, _said(readers, content, "standard input")))
         elif path and not is_file(path) and Path(path).is_dir():
-            files, left_out = _folder(Path(path))
+            files, left_out = _folder(Path(path), readers)
             found += files
             remarks += left_out
         elif path and is_file(path):
-            found.append((Path(path), 1, contents(_bytes(Path(path), path), path)))
+            found.append((Path(path), 1, _said(readers, _bytes(Path(path), path), path)))
         elif path and Path(path).exists():  # a pipe, as the shell makes of <(curl ...)
             content = _bytes(Path(path), path)
-            found.append((Path(path), len(Path(path).parts), contents(content, path)))
+            found.append((Path(path), len(Path(path).parts), _said(readers, content, path)))
         else:
             raise UserError(f"No file at {path or repr(path)}.")
     remarks += [file.remark for _, _, file in found if file.remark]
     return together(found, remarks)
+
+
+def _said(readers: Readers, content: bytes, name: str) -> Contents:
+    return readers.start(contents, content, name, name=name).result()
 
 
 def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
@@ -358,7 +373,7 @@ def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:
             shown[k] += 1
 
 
-def _folder(folder: Path) -> tuple[list[Named], list[str]]:
+def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
     """Return the files of a folder, and what is said of those left out."""
     found, left_out = [], []
     for path in _files(folder):
@@ -368,7 +383,7 @@ def _folder(folder: Path) -> tuple[list[Named], list[str]]:
             continue
         try:
             content = _bytes(path, name, regular=True)
-            found.append((path, len(Path(name).parts), contents(content, name)))
+            found.append((path, len(Path(name).parts), _said(readers, content, name)))
         except NotText:
             left_out.append(name)
         except UserError as error:  # its sentence begins with the name

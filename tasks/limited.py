@@ -39,6 +39,7 @@ DATA = ("config.errors", "tasks.chat_requests", "tasks.conversations", "tasks.do
 """Modules whose classes may come back."""
 MAIN = "import sys; mib, *sys.path = sys.argv[1:]; from tasks.limited import work; work(int(mib))"
 GRACE_S = 5.0  # for a process that has closed its end
+TOO_LARGE = pickle.dumps(("memory", None, False))
 LINUX = sys.platform == "linux"
 
 
@@ -50,8 +51,8 @@ class Readers:
     """Child processes that read, at most so many at a time.
 
     seconds: that one job may take, by the clock, from the moment at which a child has it. mib: of
-    memory that a child may take for it, beyond what it has at its start; other systems than Linux
-    do not hold a process to that, and the seconds alone remain.
+    memory that it may take beyond what it is given; other systems than Linux do not hold a process
+    to that, and the seconds alone remain.
     """
 
     def __init__(self, seconds: float, mib: int, most: int = 1):
@@ -124,7 +125,7 @@ class Job:
         timer.daemon = True
         timer.start()
         try:
-            child.jobs.send_bytes(pickle.dumps(self.call, 5))
+            child.send(*self.call)
             # a value that is larger than all the child's memory is none that it has made
             answer = child.values.recv_bytes(max(1 << 16, self.readers.mib << 20))
             kind, value, goes_on = _Plain(io.BytesIO(answer)).load()
@@ -201,6 +202,15 @@ class _Child:
         self.process.stdout.close()
         self.why = ""
 
+    def send(self, function: Callable, arguments: tuple) -> None:
+        """Send a call; bytes, which may be many, without a copy."""
+        large: list[pickle.PickleBuffer] = []
+        plain = [pickle.PickleBuffer(a) if isinstance(a, bytes) else a for a in arguments]
+        call = pickle.dumps((function, plain), 5, buffer_callback=large.append)
+        self.jobs.send_bytes(pickle.dumps((len(large), call)))
+        for content in large:
+            self.jobs.send_bytes(content.raw())
+
     def kill(self, why: str = "") -> None:
         """End the process and wait for its end, which is at once; the first reason stays."""
         self.why = self.why or why
@@ -227,26 +237,26 @@ def work(mib: int) -> None:
     os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     begun = _size()
-    if LINUX:
-        resource.setrlimit(resource.RLIMIT_AS, (begun + (mib << 20),) * 2)
     with contextlib.suppress(EOFError):
         while True:
-            job = jobs.recv_bytes()
-            with _ended_with_parent(jobs.fileno()):
-                # one that has grown has less left for the next, whose limit is the same
-                answer = _answer(job, lambda: _size() - begun < mib << 18)
+            n, call = pickle.loads(jobs.recv_bytes())
+            large = [jobs.recv_bytes() for _ in range(n)]
+            with _limits(mib), _ended_with_parent(jobs.fileno()):
+                # one that has grown is not used again, so that it does not grow on
+                answer = _answer(call, large, lambda: _size() - begun < mib << 18)
             values.send_bytes(answer)
 
 
-def _answer(job: bytes, goes_on: Callable[[], bool]) -> bytes:
+def _answer(call: bytes, large: list[bytes], goes_on: Callable[[], bool]) -> bytes:
     """Do a job; return what kind of answer there is, the answer, and whether another job may come,
     pickled."""
     try:
-        function, arguments = pickle.loads(job)
+        function, arguments = pickle.loads(call, buffers=large)
+        large.clear()
         value = function(*arguments)
         return pickle.dumps(("value", value, goes_on()), 5)
     except MemoryError:
-        return pickle.dumps(("memory", None, False), 5)
+        return TOO_LARGE
     except Exception as error:
         if type(error).__module__ in DATA:
             return pickle.dumps(("error", error, goes_on()), 5)
@@ -262,6 +272,19 @@ def _size() -> int:
 
 
 @contextlib.contextmanager
+def _limits(mib: int):
+    """Limit this process to so much memory beyond what it has, whatever limit it has already."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if LINUX:
+        limits = (_size() + (mib << 20), *before)
+        least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+    yield
+    if LINUX:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextlib.contextmanager
 def _ended_with_parent(pipe: int):
     """End this process when the other end of a pipe is closed, also amid a call that takes long.
 
@@ -274,7 +297,7 @@ def _ended_with_parent(pipe: int):
     fcntl.fcntl(pipe, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
         if select.select([pipe], [], [], 0)[0]:  # closed before that
-            raise EOFError
+            os._exit(0)
         yield
     finally:
         fcntl.fcntl(pipe, fcntl.F_SETFL, flags)
