@@ -334,7 +334,7 @@ def app(service, agent: Agent, terms: Terms):
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
             raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
 
-    async def body_of(request: Request, hold: Hold) -> bytearray:
+    async def body_of(request: Request, hold: Hold) -> bytes:
         most, found = terms.body_bytes, bytearray()
         too_large = Failure(413, f"The body is larger than {most >> 20} MiB.", code="too_large")
         if request.headers.get("content-length", "0").isdigit() and (
@@ -351,9 +351,9 @@ def app(service, agent: Agent, terms: Terms):
         except TimeoutError:
             late = f"The body has not come within {terms.body_s:g} s."
             raise Failure(408, late, code="timeout") from None
-        return found
+        return bytes(found)
 
-    async def read(body: bytearray, held: ExitStack) -> tuple[ChatRequest, Asked]:
+    async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Asked]:
         """Read a body in a child: first where none takes long."""
         for readers, room in lanes:
             async with room:

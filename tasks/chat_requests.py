@@ -95,7 +95,7 @@ class ChatRequest(_Model):
     functions: list | None = None
 
     @classmethod
-    def parse(cls, body: bytes | bytearray) -> ChatRequest:
+    def parse(cls, body: bytes) -> ChatRequest:
         """Read a body; Refused, with the field, for whatever is no request that is answered."""
         try:
             request = cls.model_validate_json(body)
@@ -165,7 +165,7 @@ class Asked:
         return cls(_document(request.messages, said), question)
 
 
-def taken(body: bytes | bytearray, model: str) -> tuple[ChatRequest, Asked]:
+def taken(body: bytes, model: str) -> tuple[ChatRequest, Asked]:
     """Read a body to its end, files included; Refused as by `ChatRequest.parse` and `Asked.of`.
 
     For a child process (tasks/limited.py): of the chat nothing comes back but what is asked.
