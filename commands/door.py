@@ -31,8 +31,9 @@ HEADERS_S = 10.0
 the request's headers."""
 SEND_S = 60.0
 """Longest time for which a client takes in nothing of an answer."""
-BITE = 1 << 14
-"""Bytes that are taken from a connection before others have their turn."""
+PIECES, PIECE = 1000, 64
+"""After so many pieces of a body each must have so many bytes on average: a chunk of one byte costs
+as much time as one of 64 KiB."""
 CONNECTIONS = 1000
 LAST_S = 1.0
 """What is left for sentences of farewell when the time of grace is over."""
@@ -70,10 +71,11 @@ class Connection(H11Protocol):
     """
 
     _late = _full = None  # timers
+    _pieces = _bytes = 0  # of a request's body
 
     def connection_made(self, transport):
         super().connection_made(transport)
-        transport.max_size = BITE  # asyncio takes so much at once
+        self._next, self.conn.next_event = self.conn.next_event, self._counted
         self._since = time.monotonic()
         self._watch()
         if len(self.connections) > most_connections():
@@ -94,6 +96,16 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+
+    def _counted(self):
+        event = self._next()
+        if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._pieces, self._bytes = self._pieces + 1, self._bytes + len(event.data)
+            if self._pieces > PIECES and self._bytes < self._pieces * PIECE:
+                raise h11.RemoteProtocolError("The body comes in too small pieces.")
+        return event
 
     def _watch(self) -> None:
         if self.at_work and self._late:

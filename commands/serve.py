@@ -263,11 +263,11 @@ class Exchange:
             "completion_tokens_details": {"reasoning_tokens": self.n_thought},
         }
 
-    def metadata(self, answer: str) -> dict[str, str]:
-        """Say in which sections the words of the answer stand; as in OpenAI's, all are strings."""
+    def metadata(self, found: tuple | None) -> dict[str, str]:
+        """Say in which sections the words of the answer stand, which were found in the document; as
+        in OpenAI's, all are strings."""
         document, agent = self.asked.document, self.reading.agent
         said = {"agent": agent.label, "sections_read": str(self.n_read)}
-        found = document.find(answer) if answer else None
         if found is None:
             return said
         ranges, phrase = found
@@ -313,7 +313,7 @@ def app(service, agent: Agent, terms: Terms):
     from starlette.routing import Route
 
     from commands.door import Failure, Hold, InFlight, Memory, Visitors
-    from engines.service import Busy, Ended, Stopped
+    from engines.service import LONG, Busy, Ended, Stopped
 
     memory = Memory(terms.bodies_bytes)
     lanes = [
@@ -454,8 +454,16 @@ def app(service, agent: Agent, terms: Terms):
         }
 
     async def ended(exchange: Exchange) -> tuple[str, dict]:
-        answer = exchange.answer()
-        metadata = await run_in_threadpool(exchange.metadata, answer)
+        answer, document, found = exchange.answer(), exchange.asked.document, None
+        if answer and len(document.text) < LONG:
+            found = document.find(answer)
+        elif answer:  # beside the event loop, for which a thread would leave no time
+            readers, room = lanes[-1]
+            async with room:
+                job = readers.start(document.find, answer, name="The document")
+                with contextlib.suppress(UserError):  # past its limits nothing is said of it
+                    found = await run_in_threadpool(job.result)
+        metadata = await run_in_threadpool(exchange.metadata, found)
         terms.log(exchange.line(200))
         return answer, metadata
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ GZIP = b"\x1f\x8b"
 MOST = 100_000
 """Most messages, and most parts of one."""
 MOST_STOPS = 64
+MOST_VALUES = 10 * MOST
+"""Most values of a body: what is none of them takes memory too, 300 bytes each."""
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one that does not end
 
 
 class Refused(Exception):
@@ -97,6 +101,10 @@ class ChatRequest(_Model):
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
         """Read a body; Refused, with the field, for whatever is no request that is answered."""
+        if len(body) > MOST_VALUES:  # by less than two bytes a value there is none
+            bare = STRING.sub(b"", body)
+            if sum(map(bare.count, (b",", b"[", b"{"))) > MOST_VALUES:
+                raise Refused(f"The body has more than {MOST_VALUES:,} values.")
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
