@@ -488,14 +488,28 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path):
     assert not _healthy(url)
 
 
-def test_past_the_grace_time_the_rest_is_broken_off(tmp_path):
-    process, url, *_ = start(tmp_path, "--grace-s", "0.2")
-    task = worlds.make_task(3, 3000, "one_fact")
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client(url).chat.completions.create, **chat(task))
-        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 1)
+def test_past_the_grace_time_the_rest_is_told_so(tmp_path):
+    process, url, out, _ = start(tmp_path, "--grace-s", "0.2")
+    ask, task = client(url).chat.completions.create, worlds.make_task(3, 3000, "one_fact")
+    host, port = url.removeprefix("http://").split(":")
+    with ThreadPoolExecutor(1) as pool, socket.create_connection((host, int(port))) as half:
+        half.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        asked = pool.submit(ask, **chat(task))
+        chunks = iter(ask(**chat(task, stream=True)))
+        assert next(chunks).choices[0].delta.role == "assistant"
+        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 3)
         os.kill(process.pid, signal.SIGTERM)
-        with pytest.raises(openai.OpenAIError):
+        with pytest.raises(openai.InternalServerError, match="shutting down") as caught:
             asked.result()
+        assert caught.value.status_code == 503
+        with pytest.raises(openai.APIError, match="shutting down"):
+            [*chunks]
+        half.settimeout(HANG_S)
+        assert b" 503 " in half.recv(1 << 16).splitlines()[0]
     process.join()
-    assert process.exitcode == 0
+    said = out.read_text()
+    assert process.exitcode == 0 and "Traceback" not in said
+    assert said.count(" 503: ") == 2 and len(said.splitlines()) <= 6

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tasks.chat_requests import taken
+
 ASK = {"role": "user", "content": "Where is Anna?"}
 
 
@@ -71,7 +73,9 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
 }
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 WIRES: dict[str, Callable[[], bytes]] = {
@@ -120,6 +124,4 @@ def sleepy(body: bytes, model: str) -> None:
     if path := json.loads(body).get("sleeps"):
         Path(path).write_text(str(os.getpid()))
         time.sleep(10**6)
-    from tasks.chat_requests import taken
-
     return taken(body, model)
