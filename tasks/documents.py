@@ -152,11 +152,15 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\ua
 )
 """Letters of scripts without blanks between words, and of Korean, whose endings are written on:
 each counts as a word of a phrase."""
-MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a"  # accents of the letter before
-WRITTEN = re.compile(rf"[^\W_](?:[^\W_]|[{MARKS_ON}])*")
+# accents of the letter before; of more than 30 in a row no script has need, and putting n of them
+# in order takes n squared
+MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\uff9e\uff9f"
+LETTER = r"[^\W_\uff9e\uff9f]"
+WRITTEN = re.compile(rf"{LETTER}++(?:[{MARKS_ON}]{{1,30}}+{LETTER}++)*+[{MARKS_ON}]{{0,30}}+")
 WORD = re.compile(r"[^\W_]+")
 LETTERS_ALONE = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-BREAK = re.compile(r"[-\u2010]\s*\n\s*|\xad\s*")  # within a word, at the end of a line or page
+# within a word, at the end of a line or page
+BREAK = re.compile(r"[-\u2010][^\S\n]*+\n\s*+|\xad\s*+")
 ARTICLES = {"a", "an", "the"}
 NEAR = 40  # words, within which the words of an answer stand near each other
 RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
@@ -193,23 +197,44 @@ def _readings(words: Sequence[Word], text: str) -> list[list[Word]]:
 
 def _rejoined(words: Iterable[Word], text: str) -> list[Word]:
     joined: list[Word] = []
-    for word, start, end in words:
-        before, first, last = joined[-1] if joined else ("", 0, 0)
-        if before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start):
-            joined[-1] = (before + word, first, end)
-        else:
-            joined.append((word, start, end))
-    return joined
+    pieces: list[Word] = []
+    for piece in words:
+        before, _, last = pieces[-1] if pieces else ("", 0, 0)
+        word, start, _ = piece
+        if pieces and not (
+            before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start)
+        ):
+            joined.append(_whole(pieces))
+            pieces = []
+        pieces.append(piece)
+    return [*joined, _whole(pieces)] if pieces else []
+
+
+def _whole(pieces: Sequence[Word]) -> Word:
+    if len(pieces) == 1:
+        return pieces[0]
+    return "".join(word for word, _, _ in pieces), pieces[0][1], pieces[-1][2]
 
 
 def _phrases(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places at which `wanted` stands, word for word."""
-    n, first, wanted = len(wanted), wanted[0], list(wanted)
-    return [
-        (start, words[k + n - 1][2])
-        for k, (word, start, _) in enumerate(words)
-        if word == first and [other for other, _, _ in words[k : k + n]] == wanted
-    ]
+    """Return the places at which `wanted` stands, word for word, in one pass.
+
+    After Knuth, Morris and Pratt: back[k] of the first k + 1 wanted words are their beginning too.
+    """
+    back, k = [0], 0
+    for word in wanted[1:]:
+        while k and word != wanted[k]:
+            k = back[k - 1]
+        k += word == wanted[k]
+        back.append(k)
+    places, k, n = [], 0, len(wanted)
+    for at, (word, _, end) in enumerate(words):
+        while k and (k == n or word != wanted[k]):
+            k = back[k - 1]
+        k += word == wanted[k]
+        if k == n:
+            places.append((words[at - n + 1][1], end))
+    return places
 
 
 def _run_together(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:

@@ -124,6 +124,8 @@ class Job:
         timer = threading.Timer(self.readers.seconds, child.kill, ["time"])
         timer.daemon = True
         try:
+            if not child.begun:  # whose time is not the document's
+                child.begun = child.values.recv_bytes() == b""
             child.load(self.call[0].__module__)
             timer.start()
             child.send(*self.call)
@@ -202,10 +204,10 @@ class _Child:
         self.values = Connection(os.dup(self.process.stdout.fileno()), writable=False)
         self.process.stdin.close()
         self.process.stdout.close()
-        self.why, self.loaded = "", set()
+        self.why, self.begun, self.loaded = "", False, set()
 
     def load(self, module: str) -> None:
-        """Let the child import a module, which counts as no job's time."""
+        """Let the child import a module, which is no document's time either."""
         if module not in self.loaded:
             self.send(_load, (module,))
             self.values.recv_bytes()
@@ -246,6 +248,7 @@ def work(mib: int) -> None:
     os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     begun = _size()
+    values.send_bytes(b"")
     with contextlib.suppress(EOFError):
         while True:
             n, call = pickle.loads(jobs.recv_bytes())
