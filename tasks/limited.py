@@ -126,7 +126,7 @@ class Job:
         try:
             if not child.begun:  # whose time is not the document's
                 child.begun = child.values.recv_bytes() == b""
-            child.load(self.call[0].__module__)
+            child.load(getattr(self.call[0], "__module__", None) or "builtins")
             timer.start()
             child.send(*self.call)
             # a value that is larger than all the child's memory is none that it has made
