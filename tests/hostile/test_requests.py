@@ -76,14 +76,17 @@ def head_of(body: bytes, length: int | None = None) -> bytes:
     return faults.HEAD + f"Content-Length: {n}\r\n\r\n".encode() + body
 
 
-def sent(address, data: bytes) -> bytes:
-    """Return what comes back for bytes on the wire until the server closes, which it has to."""
+def sent(address, data: bytes, beginning: bool = False) -> bytes:
+    """Return what comes back for bytes on the wire until the server closes, which it has to; or
+    the beginning of it."""
     found = b""
     with socket.create_connection(address[:2], timeout=OVER_S) as wire:
         try:
             wire.sendall(data)
             while piece := wire.recv(1 << 16):
                 found += piece
+                if beginning:
+                    break
         except ConnectionError:  # refused amid what was sent
             pass
     return found
@@ -117,7 +120,7 @@ def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(
             data = make()
             if name == "pipelined" or name.startswith(("a large length", "a length that is too")):
                 data = data.replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nConnection: close\r\n")
-            got = sent(address, data)
+            got = sent(address, data, beginning=True)
             assert not got or b" 500 " not in got.splitlines()[0], name
             assert http.get("/health").status_code == 200, name
         assert asked(http).status_code == 200
