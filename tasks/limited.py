@@ -123,8 +123,7 @@ class Job:
         child = self.readers._take(self)
         goes_on = False
         try:
-            if not child.begun:  # whose time is not the document's
-                child.begun = child.values.recv_bytes() == b""
+            child.load(getattr(self.call[0], "__module__", None) or "builtins")
             child.send(*self.call)
             if child.values.poll(min(self.readers.seconds, LONGEST_S)):
                 # a value that is larger than all the child's memory is none that it has made
@@ -201,7 +200,14 @@ class _Child:
         self.values = Connection(os.dup(self.process.stdout.fileno()), writable=False)
         self.process.stdin.close()
         self.process.stdout.close()
-        self.begun = False
+        self.loaded: set[str] = set()
+
+    def load(self, module: str) -> None:
+        """Let the child begin and import a module, which is no document's time."""
+        if module not in self.loaded:
+            self.send(_load, (module,))
+            self.values.recv_bytes()
+            self.loaded.add(module)
 
     def send(self, function: Callable, arguments: tuple) -> None:
         """Send a call; bytes, which may be many, without a copy."""
@@ -237,7 +243,6 @@ def work(mib: int) -> None:
     os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     begun = _size()
-    values.send_bytes(b"")
     with contextlib.suppress(EOFError):
         while True:
             n, call = pickle.loads(jobs.recv_bytes())
@@ -263,6 +268,10 @@ def _answer(call: bytes, large: list[bytes], goes_on: Callable[[], bool]) -> byt
             return pickle.dumps(("error", error, goes_on()), 5)
         reason = f"{type(error).__name__}: {first_line(error)}"
         return pickle.dumps(("broken", f"{reason}\n{traceback.format_exc()}", goes_on()), 5)
+
+
+def _load(module: str) -> None:
+    import_module(module)
 
 
 def _size() -> int:
