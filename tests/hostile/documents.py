@@ -437,7 +437,7 @@ def passes(function: Callable[[str], object], units: tuple[str, ...], n: int) ->
     """Call a function with many of each unit, and with what fits nothing around them."""
     for unit in units:
         many = unit * (n // len(unit))
-        for made in (many + "\0", "a-" + many + "("):
+        for made in (many + "\0", "-" + many + "("):
             bounded(function, made)
     return len(units)
 
