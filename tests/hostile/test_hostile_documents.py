@@ -1,4 +1,4 @@
-"""Documents that cost end in time, in one sentence, and what reads them looks at each character once.
+"""Documents that cost end in time, in one sentence, and what reads them takes one pass.
 
 Every reading happens in a child process with limits: on code that takes n squared steps the tests
 fail when these are over, and do not hang.
@@ -38,8 +38,8 @@ def readers():
 # ---------------------------------------------------------------- one pass
 
 UNITS = (
-    " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "a.bc (", "(", "<", "<!--", "-- ",
-    "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ", "\u0301\u0316", "\uff9e\u0301", "日",
+    " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "a.bc (", "(", "<", "<!--",
+    "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ", "\u0301\u0316", "\uff9e\u0301", "日",
 )  # fmt: skip
 """Of these many stand in a row, and behind them what fits nothing."""
 PASSES: dict[str, Callable[[str], object]] = {
@@ -205,9 +205,10 @@ def test_what_takes_much_memory_is_left_out_of_a_folder(name, tmp_path):
 
 def test_a_thousand_pages_are_within_the_limits_by_default(tmp_path):
     lines = " ".join("(Anna left for Lima and the old bridge) Tj 0 -12 Td" for _ in range(40))
+    kids = " ".join(f"{k} 0 R" for k in range(10, 1010))
     objects = {
         1: CATALOG,
-        2: f"<< /Type /Pages /Count 1000 /Kids [{' '.join(f'{k} 0 R' for k in range(10, 1010))}] >>",
+        2: f"<< /Type /Pages /Count 1000 /Kids [{kids}] >>",
         4: stream(f"BT /F1 9 Tf {lines} ET"),
         5: FONT,
     }
