@@ -31,7 +31,7 @@ HEADERS_S = 10.0
 the request's headers."""
 SEND_S = 60.0
 """Longest time for which a client takes in nothing of an answer."""
-PIECES, PIECE = 1000, 64
+PIECES, PIECE = 256, 64
 """After so many pieces of a body each must have so many bytes on average: a chunk of one byte costs
 as much time as one of 64 KiB."""
 CONNECTIONS = 1000
@@ -123,6 +123,9 @@ class Connection(H11Protocol):
         self._full = self._full and self._full.cancel()
 
     def send_400_response(self, msg: str) -> None:
+        if self.at_work:  # whoever makes its answer has nobody to send it to
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:  # amid an answer

@@ -102,6 +102,9 @@ WIRES: dict[str, Callable[[], bytes]] = {
     "no size of a chunk": lambda: CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
     "a large size of a chunk": lambda: CHUNKED + b"f" * 5000 + b"\r\n",
     "a wrong size of a chunk": lambda: CHUNKED + b"2\r\n{}{}{}\r\n0\r\n\r\n",
+    "no content type, and no size of a chunk": lambda: (
+        CHUNKED.replace(b"application/json", b"text/plain") + b"zz\r\n"
+    ),
     "tiny chunks": lambda: CHUNKED + b"1\r\n{\r\n" * 10**5 + b"0\r\n\r\n",
     "long chunk extensions": lambda: CHUNKED + b"1;" + b"a" * 10**5 + b"\r\n{\r\n0\r\n\r\n",
     "trailers": lambda: CHUNKED + b"0\r\n" + b"X: a\r\n" * 10**4 + b"\r\n",

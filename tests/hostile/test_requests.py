@@ -128,7 +128,7 @@ def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-def test_tiny_chunks_cost_the_loop_no_more_than_a_thousand(address):
+def test_tiny_chunks_cost_the_loop_no_more_than_a_few(address):
     got = sent(address, faults.WIRES["tiny chunks"]())
     assert not got or b" 400 " in got.splitlines()[0]
 
