@@ -39,7 +39,8 @@ def readers():
 
 UNITS = (
     " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "a.bc (", "(", "<", "<!--",
-    "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ", "\u0301\u0316", "\uff9e\u0301", "日",
+    "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ",
+    "\u0301\u0316", "\uff9e\u0301", "日",
 )  # fmt: skip
 """Of these many stand in a row, and behind them what fits nothing."""
 PASSES: dict[str, Callable[[str], object]] = {
