@@ -238,7 +238,7 @@ def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[R
     names = [f"{config.name}{number}" if config.name else "" for number in numbers]
     for name in filter(None, names):
         _free(files.run_path(config.runs, name))
-    document = documents.read(paths)
+    document = documents.read(paths, config.document_s, config.document_mib)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     return [

@@ -1,11 +1,11 @@
 """The body of `serve`: an agent as a server of OpenAI's protocol, whatever the document's length.
 
-Holds: `serve` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: what a
-request is (tasks/chat_requests.py), how readings share an engine (engines/service.py), flags
-(commands/groups.py).
+Holds: `serve` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: who
+comes in, and for how long (commands/door.py), what a request is (tasks/chat_requests.py), how
+readings share an engine (engines/service.py), flags (commands/groups.py).
 Exercise it: `python cli.py serve`. Read next: engines/service.py.
 
-    client ──> app ──> Service ──> engine
+    client ──> door ──> app ──> a child that reads the body ──> Service ──> engine
            <── memory after every section, as reasoning_content; the answer, as content <──
 """
 
@@ -20,10 +20,14 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent import futures
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -35,16 +39,24 @@ from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
 from report.reading import begins
-from tasks.chat_requests import Asked, ChatRequest, Refused
+from tasks.chat_requests import Asked, ChatRequest, Refused, taken
+from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
+
+if TYPE_CHECKING:
+    from commands.door import Hold  # with uvicorn
 
 API_KEY = "MEMAGENT_API_KEY"
 """Name of the environment variable with the key that clients must send."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALIVE_S = 10.0
 """Longest silence of a stream: a comment is sent then, so that nothing between gives it up."""
 HEADERS_S = 5.0
 """How long a stream waits before its headers: until then an error has a status of its own."""
+SWIFT_S = 2.0
+"""How long a body may be read at first. One that takes longer is read anew, among its like: those
+that take no time wait for none of them."""
+CHILDREN = 2
+"""Bodies that are read side by side, of either kind."""
 
 
 # ---------------------------------------------------------------- what answers
@@ -57,6 +69,11 @@ class Terms:
     model: str  # as clients call it
     key: str = field(default="", repr=False)  # "" = everybody may ask
     body_bytes: int = 64 << 20
+    bodies_bytes: int = 512 << 20  # of all requests in flight
+    body_s: float = 60.0  # to come
+    document_s: float = 300.0  # to be read
+    document_mib: int = 1024
+    origins: tuple[str, ...] = ()  # of web pages that may ask
     timeout_s: float = 3600.0
     temperature: float = 0.0
     log: Callable[[str], None] = lambda line: None
@@ -64,14 +81,15 @@ class Terms:
 
 def run(config: ServeConfig, how: How) -> None:
     """Open the engine and answer until the process is told to stop. UserError: it cannot."""
+    from commands.door import LOOPBACK, Server, check_origins
+
     key = key_of(config)
+    check_origins(config.cors, bool(key))
     if not key and config.host not in LOOPBACK:
         raise UserError(
             f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
             f"key that they must send, or set {API_KEY}."
         )
-    import uvicorn
-
     from engines import endpoint
     from engines.open import open_reader
     from engines.service import Service
@@ -89,15 +107,19 @@ def run(config: ServeConfig, how: How) -> None:
     service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
     name = config.called or f"{_short(config)}-{agent.label}"
     terms = Terms(
-        name, key, config.body_mib << 20, config.timeout_s, config.temperature, typer.echo
+        name,
+        key,
+        config.body_mib << 20,
+        config.bodies_mib << 20,
+        config.body_s,
+        config.document_s,
+        config.document_mib,
+        config.cors,
+        config.timeout_s,
+        config.temperature,
+        typer.echo,
     )
-    http = uvicorn.Config(
-        app(service, agent, terms),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=config.grace_s,
-    )
+    server = Server(app(service, agent, terms), config.grace_s, service.stop)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"{who.said}, reading with {agent.label}{fits}")
@@ -105,7 +127,7 @@ def run(config: ServeConfig, how: How) -> None:
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        uvicorn.Server(http).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -152,36 +174,21 @@ def _short(config: ServeConfig) -> str:
     return re.sub(r"[^\w.:-]+", "-", name)
 
 
-# ---------------------------------------------------------------- errors, in OpenAI's form
-
-
-class Failure(Exception):
-    """A request that is not answered, with its HTTP status."""
-
-    def __init__(self, status: int, message: str, param=None, code=None):
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-
-    def plain(self) -> dict:
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        said = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
-        return {"error": said | {"param": self.param, "code": self.code}}
-
-
 # ---------------------------------------------------------------- one request
 
 
 class Exchange:
     """A request from its reading's submission to its answer."""
 
-    def __init__(self, request: ChatRequest, asked: Asked, agent: Agent, terms: Terms):
+    def __init__(
+        self, request: ChatRequest, asked: Asked, agent: Agent, terms: Terms, began: float
+    ):
         from engines.service import Reading
         from rollout import Sampling
 
         self.request, self.asked, self.terms = request, asked, terms
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.began, self.until = time.monotonic(), time.monotonic() + terms.timeout_s
+        self.began, self.until = began, began + terms.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
         self.events: asyncio.Queue = asyncio.Queue()
@@ -200,6 +207,7 @@ class Exchange:
 
     async def next(self, most_s: float) -> object | None:
         """Return what happened next, None after `most_s` seconds. Failure: time, or an error."""
+        from commands.door import Failure
         from engines.service import Begun, Ended
 
         left = self.until - time.monotonic()
@@ -255,11 +263,11 @@ class Exchange:
             "completion_tokens_details": {"reasoning_tokens": self.n_thought},
         }
 
-    def metadata(self, answer: str) -> dict[str, str]:
-        """Say in which sections the words of the answer stand; as in OpenAI's, all are strings."""
+    def metadata(self, found: tuple | None) -> dict[str, str]:
+        """Say in which sections the words of the answer stand, which were found in the document; as
+        in OpenAI's, all are strings."""
         document, agent = self.asked.document, self.reading.agent
         said = {"agent": agent.label, "sections_read": str(self.n_read)}
-        found = document.find(answer) if answer else None
         if found is None:
             return said
         ranges, phrase = found
@@ -298,12 +306,20 @@ def app(service, agent: Agent, terms: Terms):
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from engines.service import Busy, Ended, Stopped
+    from commands.door import Failure, Hold, InFlight, Memory, Visitors
+    from engines.service import LONG, Busy, Ended, Stopped
 
+    memory = Memory(terms.bodies_bytes)
+    lanes = [
+        (Readers(seconds, terms.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
+        for seconds in (min(SWIFT_S, terms.document_s), terms.document_s)
+    ]
     card = {"id": terms.model, "object": "model", "created": int(time.time())}
     card |= {"owned_by": "memagent"}
 
@@ -313,32 +329,48 @@ def app(service, agent: Agent, terms: Terms):
         return JSONResponse(failure.plain(), failure.status, headers)
 
     def check_key(request: Request) -> None:
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        sent = sent.strip() if scheme.lower() == "bearer" else ""
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
             raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
 
-    async def body_of(request: Request) -> bytes:
+    async def body_of(request: Request, hold: Hold) -> bytes:
         most, found = terms.body_bytes, bytearray()
         too_large = Failure(413, f"The body is larger than {most >> 20} MiB.", code="too_large")
         if request.headers.get("content-length", "0").isdigit() and (
             int(request.headers.get("content-length", "0")[:18]) > most
         ):
             raise too_large
-        async for piece in request.stream():
-            found += piece
-            if len(found) > most:
-                raise too_large
+        try:
+            async with asyncio.timeout(terms.body_s):
+                async for piece in request.stream():
+                    hold.set(len(found) + len(piece))
+                    found += piece
+                    if len(found) > most:
+                        raise too_large
+        except TimeoutError:
+            late = f"The body has not come within {terms.body_s:g} s."
+            raise Failure(408, late, code="timeout") from None
         return bytes(found)
 
-    def parse(body: bytes) -> tuple[ChatRequest, Asked]:
-        try:
-            request = ChatRequest.parse(body)
-            if request.model != terms.model:
-                known = f"The model {clip(request.model, 100)!r} is not served: {terms.model} is."
-                raise Failure(404, known, "model", "model_not_found")
-            return request, Asked.of(request)
-        except Refused as refused:
-            raise Failure(400, str(refused), refused.param, refused.code) from None
+    async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Asked]:
+        """Read a body in a child: first where none takes long."""
+        for readers, room in lanes:
+            async with room:
+                job = readers.start(taken, body, terms.model, name="The request")
+                held.callback(job.cancel)
+                try:
+                    return await run_in_threadpool(job.result)
+                except OverLimit as over:
+                    failure = Failure(413, str(over), code="too_large")
+                except Refused as refused:
+                    status = 404 if refused.code == "model_not_found" else 400
+                    raise Failure(status, str(refused), refused.param, refused.code) from None
+                except UserError as error:
+                    raise Failure(400, str(error)) from None
+                except futures.CancelledError:
+                    raise ClientDisconnect from None
+        raise failure
 
     async def health(request: Request) -> Response:
         in_flight, waiting = service.load
@@ -358,36 +390,47 @@ def app(service, agent: Agent, terms: Terms):
 
     async def completions(request: Request) -> Response:
         check_key(request)
+        began, held = time.monotonic(), request.scope["held"]
+        hold = Hold(memory)
+        held.callback(hold.set, 0)
         try:
-            body = await body_of(request)
+            body = await body_of(request, hold)
+            async with asyncio.timeout(terms.timeout_s):
+                asked = await while_there(request, read(body, held))
+            del body
         except ClientDisconnect:
             return Response(status_code=499)
-        asked = await run_in_threadpool(parse, body)
-        exchange = Exchange(*asked, agent, terms)
-        try:
-            service.submit(exchange.reading)
-        except Busy:
-            most = service.in_flight + service.waiting
-            busy = f"{most:,} requests are read or wait: try again later."
-            raise Failure(429, busy, code="queue_full") from None
-        except Stopped as stopped:
-            raise Failure(503, str(stopped)) from None
+        except TimeoutError:
+            limit = f"The time limit of {terms.timeout_s:g} s is over."
+            raise Failure(503, limit, code="timeout") from None
+        except asyncio.CancelledError:  # by the server, which ends
+            raise Failure(503, "The server is shutting down.") from None
+        hold.set(sys.getsizeof(asked[1].document.text))
+        exchange = Exchange(*asked, agent, terms, began)
+        service.submit(exchange.reading)
+        held.callback(service.cancel, exchange.reading)
         if exchange.request.stream:
             return await streamed(exchange)
-        gone = asyncio.ensure_future(disconnected(request))
-        answer = asyncio.ensure_future(whole(exchange))
         try:
-            await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return JSONResponse(answer.result())
+            return JSONResponse(await while_there(request, whole(exchange)))
+        except ClientDisconnect:
             terms.log(exchange.line(499, "the client is gone"))
             return Response(status_code=499)
         except Failure as failure:
             terms.log(exchange.line(failure.status, str(failure)))
             raise
+
+    async def while_there(request: Request, work: Coroutine):
+        """Return what work returns; ClientDisconnect if the client is gone before."""
+        tasks = [asyncio.ensure_future(one) for one in (work, disconnected(request))]
+        tasks[0].add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                return tasks[0].result()
+            raise ClientDisconnect
         finally:
-            service.cancel(exchange.reading)
-            for task in (gone, answer):
+            for task in tasks:
                 task.cancel()
 
     async def disconnected(request: Request) -> None:
@@ -411,8 +454,16 @@ def app(service, agent: Agent, terms: Terms):
         }
 
     async def ended(exchange: Exchange) -> tuple[str, dict]:
-        answer = exchange.answer()
-        metadata = await run_in_threadpool(exchange.metadata, answer)
+        answer, document, found = exchange.answer(), exchange.asked.document, None
+        if answer and len(document.text) < LONG:
+            found = document.find(answer)
+        elif answer:  # beside the event loop, for which a thread would leave no time
+            readers, room = lanes[-1]
+            async with room:
+                job = readers.start(document.find, answer, name="The document")
+                with contextlib.suppress(UserError):  # past its limits nothing is said of it
+                    found = await run_in_threadpool(job.result)
+        metadata = await run_in_threadpool(exchange.metadata, found)
         terms.log(exchange.line(200))
         return answer, metadata
 
@@ -423,10 +474,8 @@ def app(service, agent: Agent, terms: Terms):
     async def streamed(exchange: Exchange) -> Response:
         try:
             first = await exchange.next(HEADERS_S)  # what cannot be read has a status of its own
-        except BaseException as error:
-            service.cancel(exchange.reading)
-            if isinstance(error, Failure):
-                terms.log(exchange.line(error.status, str(error)))
+        except Failure as failure:
+            terms.log(exchange.line(failure.status, str(failure)))
             raise
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(
@@ -461,11 +510,17 @@ def app(service, agent: Agent, terms: Terms):
         except asyncio.CancelledError:
             terms.log(exchange.line(499, "the client is gone"))
             raise
-        finally:
-            service.cancel(exchange.reading)
 
     async def on_failure(request: Request, failure: Exception) -> Response:
         return failed(failure)
+
+    async def on_busy(request: Request, error: Exception) -> Response:
+        most = service.in_flight + service.waiting
+        busy = f"{most:,} requests are read or wait: try again later."
+        return failed(Failure(429, busy, code="queue_full"))
+
+    async def on_stopped(request: Request, stopped: Exception) -> Response:
+        return failed(Failure(503, str(stopped)))
 
     async def on_http(request: Request, error: Exception) -> Response:
         what = {404: "There is nothing at this path.", 405: "This path takes another method."}
@@ -474,12 +529,39 @@ def app(service, agent: Agent, terms: Terms):
     async def on_error(request: Request, error: Exception) -> Response:
         return failed(Failure(500, f"The server has failed: {type(error).__name__}."))
 
+    @contextlib.asynccontextmanager
+    async def lifespan(app):
+        beginning = asyncio.ensure_future(begin())
+        yield
+        for readers, _ in lanes:
+            readers.close()
+        await asyncio.wait([beginning])
+
+    async def begin() -> None:
+        """Begin a child, so that the first request does not wait for that."""
+        with contextlib.suppress(Refused, UserError, futures.CancelledError):
+            await run_in_threadpool(lanes[0][0].start(taken, b"", "").result)
+
+    doors = [Middleware(Visitors, terms.origins, failed)] if not terms.key else []
+    if terms.origins:
+        headers = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",)}
+        local = {"allow_private_network": True}
+        doors.insert(0, Middleware(CORSMiddleware, terms.origins, **headers, **local))
+    counted = [Middleware(InFlight, service.place)]
     return Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
-            Route("/v1/chat/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
         ],
-        exception_handlers={Failure: on_failure, HTTPException: on_http, Exception: on_error},
+        middleware=doors,
+        exception_handlers={
+            Failure: on_failure,
+            Busy: on_busy,
+            Stopped: on_stopped,
+            HTTPException: on_http,
+            Exception: on_error,
+        },
+        lifespan=lifespan,
     )

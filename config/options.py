@@ -661,6 +661,17 @@ class AnsweringConfig:
     cache_tokens: Annotated[int, COUNT] = 1 << 16
     """transformers: tokens of sections that stay in memory, so that another question about a
     document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
+    document_s: Annotated[float, POSITIVE] = 300.0
+    """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
+    take a minute"""
+    document_mib: Annotated[int, COUNT] = 1024
+    """most memory that this may take beyond the file, in MiB; on Linux alone"""
+
+    document_s: Annotated[float, POSITIVE] = 300.0
+    """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
+    take a minute"""
+    document_mib: Annotated[int, COUNT] = 1024
+    """most memory that this may take beyond the file, in MiB; on Linux alone"""
 
     def __post_init__(self):
         check_fields(self)
@@ -688,6 +699,8 @@ class ServeConfig(AnsweringConfig):
     """port; 0 = any that is free"""
     api_key: str = ""
     """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
+    cors: tuple[str, ...] = ()
+    """origin of web pages that may ask, such as http://localhost:3000; as often as needed"""
     called: str = ""
     """name of the model for clients; empty = the model's own and the agent's"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -698,6 +711,10 @@ class ServeConfig(AnsweringConfig):
     """requests that wait for that; any more get 429"""
     body_mib: Annotated[int, COUNT] = 64
     """largest body of a request in MiB, files included; larger ones get 413"""
+    bodies_mib: Annotated[int, COUNT] = 512
+    """most MiB of bodies and documents that all requests in flight hold; any more get 503"""
+    body_s: Annotated[float, POSITIVE] = 60.0
+    """longest time for a body to come; past it 408"""
     document_tokens: Annotated[int, COUNT] = 2_000_000
     """most tokens of a document; longer ones get 413"""
     timeout_s: Annotated[float, POSITIVE] = 3600.0

@@ -6,19 +6,24 @@ Exercise it: `pytest tests/engines/test_service.py`. Read next: commands/serve.p
 
     any thread      submit, cancel ──> inbox ─┐
     the service's   ..  take the inbox, step the engine, send turns to agents, tell who asked  ..
+    two others      a long document ──> its sections ──> inbox
 
-The engine, the tokenizer and the agents belong to the service's thread alone. No reading waits for
-another one: each has a prompt in flight, and its next one follows as soon as that is answered.
+The engine, its tokenizer and the agents belong to the service's thread alone. No reading waits for
+another one: each has a prompt in flight, and its next one follows as soon as that is answered; a
+long document is cut beforehand, by threads that have a tokenizer of their own.
 """
 
 from __future__ import annotations
 
+import copy
 import queue
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from config.errors import AgentError, UserError
@@ -28,6 +33,13 @@ from rollout import Engine, Sampling, advance, start
 from tokens.codec import Sections
 
 GREEDY = Sampling(0.0)
+LONG = 1 << 16
+"""Characters of a document from which on another thread cuts it."""
+WORD = 1 << 22
+"""Most characters without a place to cut: the tokenizer takes them at once, and 60 bytes for
+each."""
+TOKEN = 16
+"""Characters of a token on average that no text has: a document of more is not looked at."""
 MOMENT_S = 0.02
 """Longest wait for a server while new readings may come."""
 
@@ -50,7 +62,15 @@ class Ended:
 
 
 class Busy(Exception):
-    """As many readings wait as may."""
+    """As many are read and wait as may."""
+
+
+class TooLong(Exception):
+    """A document that is not read; the message says why."""
+
+
+class Gone(Exception):
+    """Nobody wants to know any more."""
 
 
 class Stopped(Exception):
@@ -73,24 +93,28 @@ class Reading:
     key: int | None = None  # of its prompt in flight
     n_turns: int = 0
     steps: Generator | None = field(default=None, repr=False)
+    sections: Sections | None = field(default=None, repr=False)  # of a long document
 
 
 class Service:
     """An engine for readings that come one by one.
 
     in_flight: most readings that are read side by side. waiting: most that wait for that; beyond,
-    `submit` refuses. most_tokens: of a document; a longer one ends before it is read.
+    there is no `place`. most_tokens: of a document; a longer one ends before it is read.
     """
 
     def __init__(self, engine: Engine, in_flight: int = 16, waiting: int = 64, most_tokens=None):
         self.engine, self.in_flight, self.waiting = engine, in_flight, waiting
         self.most_tokens = most_tokens
         self._known: set[Reading] = set()  # submitted and not over
-        self._lock = threading.Lock()  # guards `_known` and `_why`
+        self._places = 0  # taken
+        self._lock = threading.Lock()  # guards `_known`, `_places` and `_why`
         self._why = ""  # why nothing is taken any more
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()  # (function, reading), None = close
         self._queue: deque[Reading] = deque()
         self._running: dict[int, Reading] = {}  # key of a prompt in flight -> reading
+        self._cutters = ThreadPoolExecutor(2, "cutter")
+        self._apart = engine.codec.apart()
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
         self._thread.start()
 
@@ -99,7 +123,7 @@ class Service:
     @property
     def load(self) -> tuple[int, int]:
         """Return how many are read and how many wait."""
-        n = len(self._known)
+        n = self._places
         return min(n, self.in_flight), max(0, n - self.in_flight)
 
     @property
@@ -107,29 +131,79 @@ class Service:
         """Return why nothing is taken any more, "" if all is well."""
         return self._why
 
-    def submit(self, reading: Reading) -> None:
-        """Begin a reading as soon as there is room. Raise Busy or Stopped if it never will."""
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place for a reading, from before it is known. Raise Busy or Stopped."""
         with self._lock:
             if self._why:
                 raise Stopped(self._why)
-            if len(self._known) >= self.in_flight + self.waiting:
+            if self._places >= self.in_flight + self.waiting:
                 raise Busy
+            self._places += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._places -= 1
+
+    def submit(self, reading: Reading) -> None:
+        """Begin a reading as soon as there is room. Raise Stopped if it never will."""
+        with self._lock:
+            if self._why:
+                raise Stopped(self._why)
             self._known.add(reading)
-        self._inbox.put((self._queue.append, reading))
+        if len(reading.task.document) > LONG:
+            self._cutters.submit(self._guarded, reading, self._cut)
+        else:
+            self._inbox.put((self._queue.append, reading))
 
     def cancel(self, reading: Reading) -> None:
-        """Give up a reading, wherever it stands; its place is free at once. It hears no more."""
+        """Give up a reading, wherever it stands. It hears no more."""
         with self._lock:
             known = reading in self._known
             self._known.discard(reading)
         if known:
             self._inbox.put((self._drop, reading))
 
-    def close(self) -> None:
-        """Take no more readings and end those that are left."""
+    def stop(self) -> None:
+        """Take no more readings and tell those that are left that they are over."""
         self._stop("The server is shutting down.")
+
+    def close(self) -> None:
+        """End all, and wait for that."""
+        self.stop()
+        self._cutters.shutdown(wait=False, cancel_futures=True)
         self._inbox.put(None)
         self._thread.join()
+
+    # ------------------------------------------------------------ in a cutter's
+
+    def _cut(self, reading: Reading) -> None:
+        """Cut a long document; the service's thread then finds its sections among those known."""
+        document, most = reading.task.document, self.most_tokens
+
+        def watch(n: int, length: int) -> None:
+            if reading not in self._known:
+                raise Gone
+            if most and n > most:
+                raise TooLong(
+                    f"The document has more than {most:,} tokens, which are read at most."
+                )
+            if length > WORD:
+                raise TooLong(
+                    f"The document has {length:,} characters without a blank or line: {WORD:,} are "
+                    "read at most."
+                )
+
+        if most and len(document) > TOKEN * most:
+            raise TooLong(
+                f"The document has {len(document):,} characters, and {most:,} tokens are read at "
+                "most."
+            )
+        codec = copy.copy(self._apart)
+        codec.watch = watch
+        reading.sections = reading.agent.on(codec, self.engine.window).sections(reading.task)
+        self._inbox.put((self._queue.append, reading))
 
     # ------------------------------------------------------------ in the service's thread
 
@@ -178,8 +252,9 @@ class Service:
         sections = agent.sections(reading.task)
         tokens = len(sections.ids) + sections.left_out
         if self.most_tokens and tokens > self.most_tokens:
-            most = f"the document has {tokens:,} tokens, and {self.most_tokens:,} are read at most"
-            return self._end(reading, Ended(f"T{most[1:]}.", too_long=True))
+            raise TooLong(
+                f"The document has {tokens:,} tokens, and {self.most_tokens:,} are read at most."
+            )
         reading.tell(Begun(sections, tokens))
         reading.steps = start(agent, reading.task)
         self._send(reading, None)
@@ -211,6 +286,10 @@ class Service:
         """Call a function on a reading; an exception ends this one alone."""
         try:
             function(reading, *arguments)
+        except Gone:
+            pass
+        except TooLong as error:
+            self._end(reading, Ended(str(error), too_long=True))
         except AgentError as error:
             self._end(reading, Ended(str(error), ours=True))
         except UserError as error:

@@ -1,7 +1,7 @@
 """What clients of an OpenAI-compatible server send: a chat, as a document and a question about it.
 
-Holds: `ChatRequest` (the body of /v1/chat/completions), `Asked`, `Refused`. Leaves out: HTTP
-(commands/serve.py), forms of files (tasks/forms.py). No torch.
+Holds: `taken`, `ChatRequest` (the body of /v1/chat/completions), `Asked`, `Refused`. Leaves out:
+HTTP (commands/serve.py), forms of files (tasks/forms.py). No torch.
 Exercise it: `pytest tests/tasks/test_chat_requests.py`. Read next: commands/serve.py.
 
     system, user, assistant ..        the document: everything before the last question
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ LONGEST_QUESTION = 2000
 """Characters of a question. Of a longer message the last paragraph is the question."""
 CHAT = "the conversation"  # what messages are part of, beside files by name
 GZIP = b"\x1f\x8b"
+MOST = 100_000
+"""Most messages, and most parts of one."""
+MOST_STOPS = 64
+MOST_VALUES = 10 * MOST
+"""Most values of a body: what is none of them takes memory too, 300 bytes each."""
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one that does not end
 
 
 class Refused(Exception):
@@ -56,7 +63,9 @@ class ContentPart(_Model):
 
 class Message(_Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MOST)] | None = (
+        None
+    )
 
 
 class StreamOptions(_Model):
@@ -73,7 +82,7 @@ Tokens = Annotated[int, Field(ge=1, le=10**6)]
 class ChatRequest(_Model):
     """The body of a request; fields that change nothing here are taken and not heeded."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST)]
     model: str = Field(max_length=500)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -83,7 +92,7 @@ class ChatRequest(_Model):
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     tools: list | None = None
@@ -92,6 +101,10 @@ class ChatRequest(_Model):
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
         """Read a body; Refused, with the field, for whatever is no request that is answered."""
+        if len(body) > MOST_VALUES:  # by less than two bytes a value there is none
+            bare = STRING.sub(b"", body)
+            if sum(map(bare.count, (b",", b"[", b"{"))) > MOST_VALUES:
+                raise Refused(f"The body has more than {MOST_VALUES:,} values.")
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
@@ -158,6 +171,19 @@ class Asked:
         texts[k] = (None, rest)
         said = [_parts(m, f"messages.{i}") for i, m in enumerate(before)] + [texts]
         return cls(_document(request.messages, said), question)
+
+
+def taken(body: bytes, model: str) -> tuple[ChatRequest, Asked]:
+    """Read a body to its end, files included; Refused as by `ChatRequest.parse` and `Asked.of`.
+
+    For a child process (tasks/limited.py): of the chat nothing comes back but what is asked.
+    """
+    request = ChatRequest.parse(body)
+    if request.model != model:
+        known = f"The model {clip(request.model, 100)!r} is not served: {model} is."
+        raise Refused(known, "model", "model_not_found")
+    asked = Asked.of(request)
+    return request.model_copy(update={"messages": []}), asked
 
 
 def _parts(message: Message, at: str) -> list[tuple[Contents | None, str]]:

@@ -138,7 +138,7 @@ PLACEHOLDER = re.compile(
     r"<[^<>]*>|\S+\.\w{2,5} \([^()]*\)|null|You deleted this message\.?"
     r"|This message was deleted\.?"
 )
-EDITED = re.compile(rf"\s*{OWN}?<This message was edited>$")
+EDITED = re.compile(rf"{OWN}?<This message was edited>$")
 
 
 class Line(NamedTuple):

@@ -21,6 +21,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -29,9 +30,11 @@ from typing import BinaryIO
 
 from config.errors import UserError, clip
 from config.files import is_file
+from config.options import AskConfig
 from data import normalize_answer
 from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
+from tasks.limited import Readers
 
 STDIN = "-"
 LARGEST = 1 << 30
@@ -149,11 +152,15 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\ua
 )
 """Letters of scripts without blanks between words, and of Korean, whose endings are written on:
 each counts as a word of a phrase."""
-MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a"  # accents of the letter before
-WRITTEN = re.compile(rf"[^\W_](?:[^\W_]|[{MARKS_ON}])*")
+# accents of the letter before; of more than 30 in a row no script has need, and putting n of them
+# in order takes n squared
+MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\uff9e\uff9f"
+LETTER = r"[^\W_\uff9e\uff9f]"
+WRITTEN = re.compile(rf"{LETTER}++(?:[{MARKS_ON}]{{1,30}}+{LETTER}++)*+[{MARKS_ON}]{{0,30}}+")
 WORD = re.compile(r"[^\W_]+")
 LETTERS_ALONE = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-BREAK = re.compile(r"[-\u2010]\s*\n\s*|\xad\s*")  # within a word, at the end of a line or page
+# within a word, at the end of a line or page
+BREAK = re.compile(r"[-\u2010][^\S\n]*+\n\s*+|\xad\s*+")
 ARTICLES = {"a", "an", "the"}
 NEAR = 40  # words, within which the words of an answer stand near each other
 RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
@@ -190,23 +197,44 @@ def _readings(words: Sequence[Word], text: str) -> list[list[Word]]:
 
 def _rejoined(words: Iterable[Word], text: str) -> list[Word]:
     joined: list[Word] = []
-    for word, start, end in words:
-        before, first, last = joined[-1] if joined else ("", 0, 0)
-        if before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start):
-            joined[-1] = (before + word, first, end)
-        else:
-            joined.append((word, start, end))
-    return joined
+    pieces: list[Word] = []
+    for piece in words:
+        before, _, last = pieces[-1] if pieces else ("", 0, 0)
+        word, start, _ = piece
+        if pieces and not (
+            before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start)
+        ):
+            joined.append(_whole(pieces))
+            pieces = []
+        pieces.append(piece)
+    return [*joined, _whole(pieces)] if pieces else []
+
+
+def _whole(pieces: Sequence[Word]) -> Word:
+    if len(pieces) == 1:
+        return pieces[0]
+    return "".join(word for word, _, _ in pieces), pieces[0][1], pieces[-1][2]
 
 
 def _phrases(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places at which `wanted` stands, word for word."""
-    n, first, wanted = len(wanted), wanted[0], list(wanted)
-    return [
-        (start, words[k + n - 1][2])
-        for k, (word, start, _) in enumerate(words)
-        if word == first and [other for other, _, _ in words[k : k + n]] == wanted
-    ]
+    """Return the places at which `wanted` stands, word for word, in one pass.
+
+    After Knuth, Morris and Pratt: back[k] of the first k + 1 wanted words are their beginning too.
+    """
+    back, k = [0], 0
+    for word in wanted[1:]:
+        while k and word != wanted[k]:
+            k = back[k - 1]
+        k += word == wanted[k]
+        back.append(k)
+    places, k, n = [], 0, len(wanted)
+    for at, (word, _, end) in enumerate(words):
+        while k and (k == n or word != wanted[k]):
+            k = back[k - 1]
+        k += word == wanted[k]
+        if k == n:
+            places.append((words[at - n + 1][1], end))
+    return places
 
 
 def _run_together(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
@@ -273,36 +301,48 @@ Named = tuple[Path, int, Contents]
 """A file's path as it was given, how many of its last parts are its name, and what it says."""
 
 
-def read(paths: Sequence[str | Path]) -> Document:
+def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Document:
     """Read files and folders as one document, in the order in which they are named.
 
     "-" is standard input. A folder gives its files, those of its folders included, in the natural
-    order of their names; what cannot be read of it is left out and named in a remark. UserError:
-    nothing there, nothing to read, or a file that was named and cannot be read.
+    order of their names; what cannot be read of it is left out and named in a remark. Each is read
+    in a child process, which may take so many seconds and MiB of memory (0 = as `ask` by itself).
+    UserError: nothing there, nothing to read, or a file that was named and cannot be read.
     """
     if not paths:
         raise UserError("Name at least one file or folder to read.")
     if [str(path) for path in paths].count(STDIN) > 1:
         raise UserError("Standard input (-) can be read once: name it once.")
+    usual = AskConfig()
+    readers = Readers(seconds or usual.document_s, mib or usual.document_mib)
+    with closing(readers):
+        return _read([str(path) for path in paths], readers)
+
+
+def _read(paths: Sequence[str], readers: Readers) -> Document:
     found: list[Named] = []
     remarks: list[str] = []
-    for path in map(str, paths):
+    for path in paths:
         if path == STDIN:
             content = _limited(sys.stdin.buffer, "standard input")
-            found.append((Path("standard input"), 1, contents(content, "standard input")))
+            found.append((Path("standard input"), 1, _said(readers, content, "standard input")))
         elif path and not is_file(path) and Path(path).is_dir():
-            files, left_out = _folder(Path(path))
+            files, left_out = _folder(Path(path), readers)
             found += files
             remarks += left_out
         elif path and is_file(path):
-            found.append((Path(path), 1, contents(_bytes(Path(path), path), path)))
+            found.append((Path(path), 1, _said(readers, _bytes(Path(path), path), path)))
         elif path and Path(path).exists():  # a pipe, as the shell makes of <(curl ...)
             content = _bytes(Path(path), path)
-            found.append((Path(path), len(Path(path).parts), contents(content, path)))
+            found.append((Path(path), len(Path(path).parts), _said(readers, content, path)))
         else:
             raise UserError(f"No file at {path or repr(path)}.")
     remarks += [file.remark for _, _, file in found if file.remark]
     return together(found, remarks)
+
+
+def _said(readers: Readers, content: bytes, name: str) -> Contents:
+    return readers.start(contents, content, name, name=name).result()
 
 
 def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
@@ -358,7 +398,7 @@ def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:
             shown[k] += 1
 
 
-def _folder(folder: Path) -> tuple[list[Named], list[str]]:
+def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
     """Return the files of a folder, and what is said of those left out."""
     found, left_out = [], []
     for path in _files(folder):
@@ -368,7 +408,7 @@ def _folder(folder: Path) -> tuple[list[Named], list[str]]:
             continue
         try:
             content = _bytes(path, name, regular=True)
-            found.append((path, len(Path(name).parts), contents(content, name)))
+            found.append((path, len(Path(name).parts), _said(readers, content, name)))
         except NotText:
             left_out.append(name)
         except UserError as error:  # its sentence begins with the name

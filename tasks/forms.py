@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 UNPACKED = 1 << 28
 """Most bytes of text that are unpacked from one file."""
 SNIFFED = 1 << 16  # bytes that tell whether the rest is worth loading
+DECLARED = 1 << 13  # bytes in which HTML names its encoding: looking for it in n takes n squared
+LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
 
 Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapter
 
@@ -135,7 +137,7 @@ def decoded(content: bytes, name: str) -> str:
         text = content.decode(encoding)
     except LookupError:
         raise UserError(
-            f"{name} says that it is written in {encoding}, which is unknown."
+            f"{name} says that it is written in {clip(encoding, 50)}, which is unknown."
         ) from None
     except UnicodeError as error:
         if _binary(content) and encoding == "utf-8":
@@ -159,7 +161,7 @@ def _encoding(content: bytes, markup: bool) -> str:
         return "utf-8"
     from bs4.dammit import EncodingDetector
 
-    said = EncodingDetector.find_declared_encoding(content, is_html=True) or "utf-8"
+    said = EncodingDetector.find_declared_encoding(content[:DECLARED], is_html=True) or "utf-8"
     # what could be read up to there has one byte a letter, whatever it says
     return "utf-8" if said.startswith(("utf-16", "utf-32")) else said
 
@@ -208,7 +210,7 @@ def _damage(name: str, what: str) -> Iterator[None]:
     """Turn whatever a library raises on a damaged file into one sentence."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
@@ -271,6 +273,8 @@ def _pages(reader, n: int, name: str) -> tuple[list[Piece], list[int]]:
     for number in range(1, n + 1):
         try:
             text = reader.pages[number - 1].extract_text()
+        except MemoryError:
+            raise
         except Exception:  # a page may break in any way; it must not take the others with it
             text = ""
             damaged.append(number)
@@ -299,6 +303,10 @@ def _counted(numbers: Sequence[int]) -> str:
 
 LEFT_OUT = {"script", "style", "noscript", "template", "nav", "title", "svg", "iframe", "button",
             "select", "dialog"}  # fmt: skip
+UNENDED = (  # what is text behind the last end of its kind: html.parser would look for each one's
+    (re.compile(r"<(?=!--)"), re.compile(r"--\s*>")),
+    (re.compile(r"<(?!!\[)"), re.compile(">")),
+)
 BLOCKS = frozenset(
     (
         "address article aside blockquote caption dd details div dl dt fieldset figcaption figure "
@@ -315,10 +323,14 @@ def text_of_html(markup: str) -> tuple[str, str]:
     """
     soup = _tree(markup)
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
+    return title, _text(soup)
+
+
+def _text(tag: Tag) -> str:
     # a single blank is left of what stood between two tags; lines of a <pre> keep theirs
-    text = "".join(_strings(soup))
+    text = "".join(_strings(tag))
     lines = [re.sub(r"^ (?! )", "", line.rstrip()) for line in text.split("\n")]
-    return title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def _tree(markup: str) -> BeautifulSoup:
@@ -331,12 +343,15 @@ def _tree(markup: str) -> BeautifulSoup:
             """Repair nothing: html.parser only appends, and a look at all ancestors of each tag
             takes minutes where thousands of <p> are left open."""
 
+    for begin, end in UNENDED:
+        last = max((match.end() for match in end.finditer(markup)), default=0)
+        markup = markup[:last] + begin.sub("&lt;", markup[last:])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
         return Tree(markup, "html.parser")
 
 
-def _strings(soup: BeautifulSoup) -> Iterator[str]:
+def _strings(soup: Tag) -> Iterator[str]:
     """Yield the text of a tree and the breaks in it: one walk, however deep the tree is."""
     from bs4 import CData, NavigableString, Tag
 
@@ -472,7 +487,7 @@ def _chapters(members: Members, spine: Sequence[str]) -> tuple[list[Piece], list
     for path in spine:
         try:
             heading, text = _chapter(members.read(path))
-        except UserError:  # too large
+        except (UserError, MemoryError):  # too large
             raise
         except Exception:  # missing or damaged in any way; it must not take the others with it
             left_out.append(path)
@@ -497,9 +512,10 @@ def _chapter(content: bytes) -> tuple[str, str]:
     markup = content.decode(_encoding(content, markup=True))
     if "\0" in markup or _strange(markup):
         raise ValueError("a binary file")
-    _, text = text_of_html(markup)
-    heading = re.search(r"<h[1-3][^>]*>(.*?)</h[1-3]>", markup, re.S | re.I)
-    return (text_of_html(heading[1])[1].replace("\n", " ") if heading else ""), text
+    soup = _tree(markup)
+    heading = soup.find(["h1", "h2", "h3"])
+    name = _text(heading).replace("\n", " ") if heading else ""
+    return name[:LONGEST_NAME], _text(soup)
 
 
 def few(names: Sequence[str], most: int = 6) -> str:

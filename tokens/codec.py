@@ -12,8 +12,10 @@ their own ids are used, so nothing is encoded twice.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,24 +108,27 @@ class LRUCache:
     """The most recently used results, as long as they have at most `max_tokens` tokens together.
 
     For the members of a group, which read the same document. A result that is larger than the
-    budget by itself is not cached.
+    budget by itself is not cached. Any thread may ask.
     """
 
     def __init__(self, max_tokens: int):
         self.max_tokens, self.tokens = max_tokens, 0
+        self._lock = threading.Lock()
         self.entries: OrderedDict[tuple, tuple[int, object]] = OrderedDict()  # key -> (size, value)
 
     def get(self, key: tuple, make: Callable[[], object], size: Callable[[object], int]):
         """Return the result for `key`, made anew if it is not cached."""
-        if key in self.entries:
-            self.entries.move_to_end(key)
-            return self.entries[key][1]
+        with self._lock:
+            if key in self.entries:
+                self.entries.move_to_end(key)
+                return self.entries[key][1]
         value = make()
-        if (n := size(value)) <= self.max_tokens:
-            self.entries[key] = n, value
-            self.tokens += n
-        while self.tokens > self.max_tokens:
-            self.tokens -= self.entries.popitem(last=False)[1][0]
+        with self._lock:
+            if (n := size(value)) <= self.max_tokens and key not in self.entries:
+                self.entries[key] = n, value
+                self.tokens += n
+            while self.tokens > self.max_tokens:
+                self.tokens -= self.entries.popitem(last=False)[1][0]
         return value
 
 
@@ -287,6 +292,19 @@ class Codec:
         identity = (content, self._head, self._tail, sorted(self.eos_ids), *dated)
         return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
+    watch: Callable[[int, int], None] = staticmethod(lambda n, length: None)
+    """Called before each part of a document is encoded, with the ids so far and the characters that
+    come; what it raises ends the cutting."""
+
+    def apart(self) -> Codec:
+        """Return a codec that other threads cut documents with; what it has cut, both have.
+
+        The library's tokenizers change their own settings between texts of different kinds.
+        """
+        other = copy.copy(self)
+        other._inner = copy.deepcopy(self._inner)
+        return other
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of one piece, without special tokens around it or in it.
 
@@ -311,24 +329,30 @@ class Codec:
         """Return what `encode` does, four bytes a token, for a text of any length.
 
         The library takes 250 bytes a token while it encodes, so a long text is encoded in parts.
-        It is cut before a blank or before the first letter of a line, at a place where the text
-        around the cut has the same ids in two parts as in one; if there is none, not at all.
+        It is cut before a blank or before the first letter of a line, at the next place where the
+        text around the cut has the same ids in two parts as in one; if there is none, not at all.
         """
         ids, start = array("I"), 0
         while len(text) - start > 2 * self.PART and not isinstance(text, Text):
-            cuts = self._candidate_cuts(text, start + self.PART)
+            windows = range(start + self.PART, len(text) - self.CONTEXT, self.WINDOW)
+            cuts = (cut for window in windows for cut in self._candidate_cuts(text, window))
             end = next((cut for cut in cuts if self._can_cut(text, cut)), 0)
             if not end:
                 break
+            self.watch(len(ids), end - start)
             ids.extend(self.encode(text[start:end]))
             start = end
+        self.watch(len(ids), len(text) - start)
         ids.extend(self.encode(text if start == 0 else text[start:]))
         return ids
 
-    @staticmethod
-    def _candidate_cuts(text: str, start: int) -> Iterator[int]:
+    WINDOW = 4096
+    """Characters among which a cut is looked for at once."""
+
+    @classmethod
+    def _candidate_cuts(cls, text: str, start: int) -> Iterator[int]:
         """Yield up to eight starts of lines, then up to eight single blanks, from `start` on."""
-        window = text[start : start + 4096]
+        window = text[start : start + cls.WINDOW]
         blanks = [start + m.start() for m in re.finditer(r"(?<=\S) (?=\S)", window)]
         lines = [start + m.start() for m in re.finditer(r"(?<=\n)[^\W_]", window)]
         yield from lines[:8]
@@ -535,17 +559,18 @@ class Characters(Codec):
     """A codec for a model whose tokenizer is not known.
 
     A "token" is a piece of at most four bytes of UTF-8, about the size of a token in today's
-    vocabularies. Lengths are estimates; every text comes back unchanged. There is no chat template:
-    a prompt is its text.
+    vocabularies, and its id is the number that these bytes are. Lengths are estimates; every text
+    comes back unchanged. There is no chat template: a prompt is its text.
 
     >>> codec = Characters()
     >>> ids = codec.encode("Anna met Zoë.")
     >>> ids, str(codec.decode(ids))
-    ((0, 1, 2, 3), 'Anna met Zoë.')
+    ((1097756257, 544040308, 2120303, 12823342), 'Anna met Zoë.')
     """
 
     exact = False
-    PIECE = re.compile("[\0-\x7f]{1,4}|[\0-\u07ff]{1,2}|.", re.DOTALL)
+    # a zero stands alone, so that a number has no leading ones
+    PIECE = re.compile("[\1-\x7f]{1,4}|[\1-\u07ff]{1,2}|.", re.DOTALL)
     fingerprint = "characters"
 
     def __init__(self):
@@ -553,8 +578,6 @@ class Characters(Codec):
         self._inner = self.tokenizer
         self.eos_ids, self.pad_id, self.end_id = frozenset(), None, None
         self._thoughts = Thoughts()
-        self._id_of: dict[str, int] = {}  # pieces are numbered as they first occur
-        self._pieces: list[str] = []
         self._head = self._tail = ""
         self._thinking, self._system, self._date = False, None, TEMPLATE_DATE
         self._frames: dict[tuple, tuple[str, str]] = {}
@@ -564,22 +587,20 @@ class Characters(Codec):
     def encode(self, text: str) -> tuple[int, ...]:
         if isinstance(text, Text):
             return text.ids
-        return tuple(self._id(piece) for piece in self.PIECE.findall(text))
-
-    def _id(self, piece: str) -> int:
-        if piece not in self._id_of:
-            self._id_of[piece] = len(self._pieces)
-            self._pieces.append(piece)
-        return self._id_of[piece]
+        return tuple(self.ids(text))
 
     def ids(self, text: str) -> array:
-        return array("I", self.encode(text))
+        if isinstance(text, Text):
+            return array("I", text.ids)
+        encoded = (found[0].encode("utf-8", "surrogatepass") for found in self.PIECE.finditer(text))
+        return array("I", (int.from_bytes(piece, "big") for piece in encoded))
 
     def _following(self, text: str, constant: bool, begins: bool) -> tuple[int, ...]:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> Text:
-        return Text("".join(self._pieces[i] for i in ids), ids)
+        pieces = (i.to_bytes(4, "big").lstrip(b"\0") or b"\0" for i in ids)
+        return Text("".join(piece.decode("utf-8", "surrogatepass") for piece in pieces), ids)
 
     def response(self, ids: Sequence[int]) -> Text:
         return self.decode(ids)

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import uvicorn
 from conftest import HANG_S, forked, until
 from typer.testing import CliRunner
 
 import cli
+from commands.door import Server
 from commands.serve import API_KEY, Terms, _listen, app
 from config.options import EMBEDDED, ServeConfig
 from data import extract_answer, formed
@@ -36,6 +36,7 @@ from tokens.codec import Codec
 
 AGENT, FULL = tiny.agent("memagent"), tiny.agent("full")
 NAME = "tiny-memagent"
+JSON = {"Content-Type": "application/json"}
 MEMORY = Path("/proc/self/statm")
 
 
@@ -44,9 +45,7 @@ def served(engine, agent=AGENT, terms=None, **service):
     """Serve in a thread; yields the URL and the service."""
     terms, service = terms or Terms(NAME), Service(engine, **service)
     listening = _listen(ServeConfig(port=0))
-    server = uvicorn.Server(
-        uvicorn.Config(app(service, agent, terms), log_level="warning", timeout_graceful_shutdown=1)
-    )
+    server = Server(app(service, agent, terms), 1, service.stop)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -227,7 +226,7 @@ def test_past_a_bound_the_status_says_which(codec):
     terms = Terms(NAME, body_bytes=20_000)
     with (
         served(slow, terms=terms, in_flight=1, waiting=1, most_tokens=200) as (url, service),
-        httpx.Client(base_url=url, timeout=HANG_S) as http,
+        httpx.Client(base_url=url, timeout=HANG_S, headers=JSON) as http,
         ThreadPoolExecutor(4) as pool,
     ):
 
@@ -276,7 +275,8 @@ def test_a_client_that_goes_away_frees_its_place_at_once(codec, stream):
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps(chat(TASK, stream=stream)).encode()
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         with socket.create_connection((host, int(port))) as gone:
             gone.sendall(head.encode() + body)
@@ -369,7 +369,7 @@ def mutated(rng: random.Random) -> bytes:
 
 def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
     rng = random.Random(0)
-    with httpx.Client(base_url=server, timeout=HANG_S) as http:
+    with httpx.Client(base_url=server, timeout=HANG_S, headers=JSON) as http:
         seen = set()
         for _ in range(440):
             reply = http.post("/v1/chat/completions", content=mutated(rng))
@@ -389,7 +389,7 @@ def test_five_hundred_malformed_requests_get_nothing_but_4xx(server, capfd):
             wire.sendall(raw + b"\r\n\r\n")
             wire.shutdown(socket.SHUT_WR)
             first = wire.recv(100)
-            assert not first or first.split()[1] in (b"400", b"404")
+            assert not first or first.split()[1] in (b"400", b"404", b"415")
     assert "Traceback" not in "".join(capfd.readouterr())
     assert httpx.get(f"{server}/health").json()["in_flight"] == 0
 
@@ -488,14 +488,28 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path):
     assert not _healthy(url)
 
 
-def test_past_the_grace_time_the_rest_is_broken_off(tmp_path):
-    process, url, *_ = start(tmp_path, "--grace-s", "0.2")
-    task = worlds.make_task(3, 3000, "one_fact")
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client(url).chat.completions.create, **chat(task))
-        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 1)
+def test_past_the_grace_time_the_rest_is_told_so(tmp_path):
+    process, url, out, _ = start(tmp_path, "--grace-s", "0.2")
+    ask, task = client(url).chat.completions.create, worlds.make_task(3, 3000, "one_fact")
+    host, port = url.removeprefix("http://").split(":")
+    with ThreadPoolExecutor(1) as pool, socket.create_connection((host, int(port))) as half:
+        half.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        asked = pool.submit(ask, **chat(task))
+        chunks = iter(ask(**chat(task, stream=True)))
+        assert next(chunks).choices[0].delta.role == "assistant"
+        until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).json()["in_flight"] == 3)
         os.kill(process.pid, signal.SIGTERM)
-        with pytest.raises(openai.OpenAIError):
+        with pytest.raises(openai.InternalServerError, match="shutting down") as caught:
             asked.result()
+        assert caught.value.status_code == 503
+        with pytest.raises(openai.APIError, match="shutting down"):
+            [*chunks]
+        half.settimeout(HANG_S)
+        assert b" 503 " in half.recv(1 << 16).splitlines()[0]
     process.join()
-    assert process.exitcode == 0
+    said = out.read_text()
+    assert process.exitcode == 0 and "Traceback" not in said
+    assert said.count(" 503: ") == 2 and len(said.splitlines()) <= 6

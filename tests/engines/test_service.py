@@ -94,21 +94,24 @@ def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, polic
 
 
 def test_beyond_what_may_wait_a_reading_is_refused_and_a_place_is_free_again(gated):
-    heard = [Heard(task(k)) for k in range(4)]
-    for h in heard[:3]:
+    heard, places = [Heard(task(k)) for k in range(4)], [gated.place() for _ in range(4)]
+    for h, place in zip(heard[:3], places[:3], strict=True):
+        place.__enter__()
         gated.submit(h.reading)
     assert gated.load == (2, 1)
     with pytest.raises(Busy):
-        gated.submit(heard[3].reading)
+        places[3].__enter__()
     heard[0].begun.wait(HANG_S)
     gated.cancel(heard[0].reading)
-    gated.submit(heard[3].reading)  # at once
+    places[0].__exit__(None, None, None)
+    with gated.place():  # at once
+        gated.submit(heard[3].reading)
     until(lambda: len(gated.engine.dropped) == 1)
     until(heard[2].begun.is_set)  # which had waited
     gated.engine.gate.set()
     assert [h.ended for h in heard[1:]] == [Ended()] * 3
     assert not heard[0].over.is_set()  # it hears no more
-    assert gated.load == (0, 0) and not gated._running
+    assert gated.load == (2, 0) and not gated._running
 
 
 def test_one_that_waits_can_be_given_up_and_is_never_read(gated):

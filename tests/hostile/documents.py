@@ -1,0 +1,448 @@
+"""Documents that cost: each function makes one, of about so many bytes, for a reader of documents.
+
+`FILES` has them by name. None is a file in the repository; what they are written for is in
+tests/hostile/test_hostile_documents.py.
+"""
+
+import io
+import json
+import resource
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+
+from tasks.documents import Document, Part
+
+WORD = "http://schemas.openxmlformats.org"
+KIND = "application/vnd.openxmlformats"
+
+
+def zipped(members: dict[str, str | bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def docx(body: str, head: str = "", **more: str) -> bytes:
+    """Make a docx of the markup of its body; head: before the root element."""
+    types = (
+        f'<Types xmlns="{WORD}/package/2006/content-types">'
+        f'<Default Extension="rels" ContentType="{KIND}-package.relationships+xml"/>'
+        f'<Override PartName="/word/document.xml" ContentType="{KIND}-officedocument.'
+        'wordprocessingml.document.main+xml"/></Types>'
+    )
+    relations = (
+        f'<Relationships xmlns="{WORD}/package/2006/relationships"><Relationship Id="r" Type="'
+        f'{WORD}/officeDocument/2006/relationships/officeDocument" Target="word/document.xml"/>'
+        "</Relationships>"
+    )
+    main = f"{WORD}/wordprocessingml/2006/main"
+    return zipped(
+        {
+            "[Content_Types].xml": types,
+            "_rels/.rels": relations,
+            "word/document.xml": f'{head}<w:document xmlns:w="{main}"><w:body>{body}</w:body>'
+            "</w:document>",
+        }
+        | {name.replace("__", "/"): text for name, text in more.items()}
+    )
+
+
+def epub(chapter: str, package: str = "", times: int = 1, head: str = "") -> bytes:
+    """Make a book of one chapter, which its spine names so many times."""
+    spine = '<itemref idref="i"/>' * times
+    package = package or (
+        f'{head}<package xmlns="http://www.idpf.org/2007/opf"><metadata/><manifest><item id="i" '
+        f'href="c.xhtml"/></manifest><spine>{spine}</spine></package>'
+    )
+    return zipped(
+        {
+            "mimetype": "application/epub+zip",
+            "META-INF/container.xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:'
+            'container"><rootfiles><rootfile full-path="b.opf"/></rootfiles></container>',
+            "b.opf": package,
+            "c.xhtml": chapter,
+        }
+    )
+
+
+def pdf(objects: dict[int, str | bytes], root: int = 1) -> bytes:
+    """Make a PDF of numbered objects, with a table of where they are."""
+    out, offsets = b"%PDF-1.5\n", {}
+    for number, body in objects.items():
+        offsets[number] = len(out)
+        body = body if isinstance(body, bytes) else body.encode()
+        out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
+    size = max(objects) + 1
+    table = "".join(
+        f"{offsets.get(number, 0):010} {'00000 n' if number in offsets else '65535 f'} \n"
+        for number in range(size)
+    )
+    end = f"trailer\n<< /Size {size} /Root {root} 0 R >>\nstartxref\n{len(out)}\n%%EOF"
+    return out + f"xref\n0 {size}\n{table}{end}".encode()
+
+
+def stream(content: bytes | str, more: str = "", filters: int = 1) -> bytes:
+    """Make a stream that is compressed so many times."""
+    content = content if isinstance(content, bytes) else content.encode()
+    for _ in range(filters):
+        content = zlib.compress(content, 9)
+    names = " ".join(["/FlateDecode"] * filters)
+    head = f"<< /Length {len(content)} /Filter [{names}] {more} >>\nstream\n"
+    return head.encode() + content + b"\nendstream"
+
+
+CATALOG = "<< /Type /Catalog /Pages 2 0 R >>"
+PAGE = (
+    "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 5 0 R >> "
+    "/XObject << /X 6 0 R >> >> /Contents 4 0 R >>"
+)
+FONT = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+
+
+def page(content: bytes | str, filters: int = 1, **more: str | bytes) -> bytes:
+    """Make a PDF of one page; more: objects by number, as o5="..."."""
+    objects = {1: CATALOG, 2: "<< /Type /Pages /Count 1 /Kids [3 0 R] >>", 3: PAGE, 5: FONT}
+    objects |= {4: stream(content, filters=filters)}
+    return pdf(objects | {int(name[1:]): body for name, body in more.items()})
+
+
+def html(unit: str, end: str = "", start: str = "") -> Callable[[int], bytes]:
+    """Return what makes a page that repeats a unit."""
+    return lambda n: f"<html>{start}{unit * (n // len(unit))}{end}".encode()
+
+
+def text(unit: str, end: str = "", start: str = "") -> Callable[[int], bytes]:
+    return lambda n: f"{start}{unit * (n // len(unit))}{end}".encode()
+
+
+def chapter(unit: str, end: str = "", start: str = "") -> Callable[[int], bytes]:
+    return lambda n: epub(f"<html>{start}{unit * (n // len(unit))}{end}</html>")
+
+
+def laughs(n: int) -> str:
+    """Make entities of entities that stand for many times the n characters of the first one."""
+    more = "".join(f'<!ENTITY a{k} "{f"&a{k - 1};" * 10}">' for k in range(1, 9))
+    return f'<!DOCTYPE x [<!ENTITY a0 "{"ha" * (n // 2)}">{more}]>'
+
+
+def quadratic_entity(n: int) -> str:
+    """Make one long entity, which is then named many times."""
+    return f'<!DOCTYPE x [<!ENTITY a "{"a" * n}">]>'
+
+
+def form_tree(n: int) -> bytes:
+    """Make a page whose picture draws itself n levels deep, twice at each level."""
+    depth = 40
+    objects = {1: CATALOG, 2: "<< /Type /Pages /Count 1 /Kids [3 0 R] >>", 3: PAGE, 5: FONT}
+    objects |= {4: stream("/X Do")}
+    for k in range(depth):
+        resources = f"/Resources << /XObject << /X {7 + k} 0 R >> /Font << /F1 5 0 R >> >>"
+        objects[6 + k] = stream("/X Do /X Do", f"/Type /XObject /Subtype /Form {resources}")
+    objects[6 + depth] = stream("BT /F1 9 Tf (Anna) Tj ET", "/Type /XObject /Subtype /Form")
+    return pdf(objects)
+
+
+def page_tree(n: int) -> bytes:
+    """Make a tree of pages in which each node names its child a hundred times."""
+    objects: dict[int, str | bytes] = {1: CATALOG}
+    depth = 12
+    for k in range(depth):
+        kids = " ".join([f"{3 + k} 0 R"] * 100)
+        objects[2 + k] = f"<< /Type /Pages /Count 9 /Kids [{kids}] >>"
+    objects[2 + depth] = PAGE
+    return pdf(objects)
+
+
+def page_cycle(n: int) -> bytes:
+    return pdf({1: CATALOG, 2: "<< /Type /Pages /Count 2 /Kids [3 0 R 2 0 R] >>", 3: PAGE})
+
+
+def page_chain(n: int) -> bytes:
+    """Make a tree of pages as deep as the file is long."""
+    objects: dict[int, str | bytes] = {1: CATALOG}
+    depth = n // 80
+    for k in range(depth):
+        objects[2 + k] = f"<< /Type /Pages /Count 1 /Kids [{3 + k} 0 R] /Parent {1 + k} 0 R >>"
+    objects[2 + depth] = PAGE
+    return pdf(objects)
+
+
+def one_page_often(n: int) -> bytes:
+    """Name one page with much on it as often as the file is long."""
+    objects = {1: CATALOG, 2: f"<< /Type /Pages /Count {n // 6} /Kids [{'3 0 R ' * (n // 6)}] >>"}
+    return pdf(objects | {3: PAGE, 4: stream("BT /F1 9 Tf (Anna) Tj ET " * 10_000), 5: FONT})
+
+
+def cmap(unit: str, n: int, **more: str) -> bytes:
+    """Make a page in a font whose map to Unicode repeats a unit."""
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /X /ToUnicode 6 0 R >>"
+    mapped = stream(f"begincmap\n{unit * (n // len(unit))}\nendcmap")
+    return page("BT /F1 9 Tf (Anna) Tj ET", o5=font, o6=mapped)
+
+
+def wide_cmap(n: int) -> bytes:
+    """Make a map with ranges of all characters."""
+    return cmap("1 beginbfrange\n<0000> <FFFFFF> <0041>\nendbfrange\n", n)
+
+
+def objects_in_streams(n: int) -> bytes:
+    """Make streams of objects that are extended by themselves."""
+    count = n // 8
+    heads = " ".join(f"{100 + k} 0" for k in range(count))
+    more = f"/Type /ObjStm /N {count} /First {len(heads) + 1} /Extends 7 0 R"
+    return page("BT /F1 9 Tf (Anna) Tj ET", o7=stream(heads + " " + "null " * count, more))
+
+
+def no_table(n: int) -> bytes:
+    """Make a PDF without the table of its objects, which has to be looked for."""
+    whole = page("BT /F1 9 Tf (Anna) Tj ET")
+    return whole[: whole.index(b"xref")] + b"1 0 obj\n" * (n // 8) + b"%%EOF"
+
+
+def nested(opening: str, closing: str = "") -> Callable[[int], bytes]:
+    """Return what makes a PDF whose catalogue is nested deep."""
+
+    def made(n: int) -> bytes:
+        depth = n // (len(opening) + len(closing))
+        objects = {1: f"<< /Type /Catalog /Pages 2 0 R /X {opening * depth}{closing * depth} >>"}
+        pages = "<< /Type /Pages /Count 1 /Kids [3 0 R] >>"
+        return pdf(objects | {2: pages, 3: PAGE, 4: stream("(Anna) Tj"), 5: FONT})
+
+    return made
+
+
+def chat(n: int) -> bytes:
+    """Make a chat with a message of many blanks."""
+    return b"31.12.23, 21:41 - Ann: Hi\n" + b" " * n + b"x\n31.12.23, 21:42 - Bo: Hi\n"
+
+
+def messages(values: object) -> Callable[[int], bytes]:
+    """Return what makes a JSON list of a message, and then a value many times."""
+    unit = json.dumps(values, separators=(",", ":"))
+    first = '{"date": "2024-01-01", "from": "A", "text": "hi"}'
+    return lambda n: f"[{first}{f',{unit}' * (n // (len(unit) + 1))}]".encode()
+
+
+P = "<w:p><w:r><w:t>Anna</w:t></w:r></w:p>"
+FILES: dict[str, Callable[[int], bytes]] = {
+    # HTML: what is begun and not ended
+    **{
+        f"html {name}": html(unit)
+        for name, unit in {
+            "comments": "<!--", "declarations": "<!", "marked": "<![", "cdata": "<![CDATA[",
+            "instructions": "<?", "ends": "</", "named ends": "</a", "starts": "<a", "lone": "<",
+            "attributes": "<a b=", "quoted": "<a b='", "double": '<a b="', "slashes": "<a/",
+            "doctype": "<!doctype ", "blank": "<a ", "entities": "&", "numbers": "&#9",
+            "hexadecimal": "&#x", "names": "&a", "script": "<script>", "style": "<style><!--",
+            "title": "<title>", "textarea": "<textarea>", "meta": "<meta ", "charset":
+            "<meta charset=", "headings": "<h1", "open headings": "<h1>", "dashes": "--",
+            "comment ends": "<!-- --", "paragraphs": "<p>", "tables": "<table><tr><td>", "bold":
+            "<b>", "pre": "<pre>", "lists": "<ul><li>", "forms": "<form>", "stray": "</p>",
+        }.items()
+    },
+    "html comments, then one end": html("<!--", ">"),
+    "html comments, then an end apart": html("<!--", "x>"),
+    "html cdata, then one end": html("<![CDATA[", ">"),
+    "html instructions, then an end apart": html("<?", "x>"),
+    "html open comments": html("<!--x>"),
+    "html open cdata": html("<![CDATA[x>"),
+    "html open ignored": html("<![ignore x>"),
+    "html open conditions": html("<![if x>"),
+    "html open scripts": html("<script></x>"),
+    "html open declarations": html("<!x '>"),
+    "html open quotes": html("<a b=\"'>x"),
+    "html open quotes in turn": html("<a b='>\">x"),
+    "html starts, then one end": html("<a", ">"),
+    "html quotes, then one end": html("<a b='", ">"),
+    "html attributes of one tag": html(" a=1", ">", "<a"),
+    "html different attributes": lambda n: (
+        "<html><a " + " ".join(f"a{k}=1" for k in range(n // 8)) + ">x"
+    ).encode(),
+    "html one attribute without end": html("a", "", "<a b="),
+    "html slashes of one tag": html("/", "", "<a"),
+    "html blanks of one tag": html(" ", "", "<a"),
+    "html blanks of an end": html(" ", "x", "</a"),
+    "html quotes of one tag": html("'\"", "", "<a "),
+    "html equals of one tag": html("=", "", "<a "),
+    "html divs and stray ends": lambda n: (
+        b"<html>" + b"<div>" * (n // 9) + b"</p>" * (n // 9) + b"Anna"
+    ),
+    "html divs that are closed": lambda n: (
+        b"<html>" + b"<div>" * (n // 11) + b"Anna" + b"</div>" * (n // 11)
+    ),
+    "html mixed and crossed": html("<b><i></b></i>"),
+    "html blanks": html(" ", "x", "<pre>"),
+    "html lines": html("\n", "x"),
+    "html wide table": html("<td colspan=1000000000 rowspan=1000000000>x", "", "<table><tr>"),
+    "html xml heads": text("<?xml ", "<html>"),
+    "html comment in front": text("<!--a-->", "Anna", " "),
+    "html charset in front": html("<meta charset", "<p>Anna"),
+    "html entity": html("&amp;", "Anna"),
+    "html long number": html("9", ";Anna", "&#"),
+    # epub
+    "epub headings": chapter("<h1"),
+    "epub headings with an end": chapter("<h1", ">"),
+    "epub open headings": chapter("<h1>"),
+    "epub unclosed headings": chapter("<h1>a</h2>"),
+    "epub comments": chapter("<!--"),
+    "epub encoding": chapter("<meta charset="),
+    "epub spine": lambda n: epub("<p>" + "Anna. " * 99_999, times=n // 20),
+    "epub long chapter": lambda n: epub("<p>Anna. " * (40 * n)),
+    "epub tags": lambda n: epub("<b>" * (40 * n)),
+    "epub laughs": lambda n: epub(
+        "<p>Anna", f"{laughs(n)}<package><spine>&a8;</spine></package>"
+    ),
+    "epub one entity": lambda n: epub(
+        "<p>Anna", f"{quadratic_entity(n)}<package><spine>{'&a;' * n}</spine></package>"
+    ),
+    "epub deep package": lambda n: epub("<p>Anna", "<package>" + "<a>" * (40 * n)),
+    "epub namespaces": lambda n: epub(
+        "<p>Anna", "<package " + " ".join(f'xmlns:a{k}="u{k}"' for k in range(2 * n)) + "/>"
+    ),
+    "epub attributes": lambda n: epub(
+        "<p>Anna", "<package " + " ".join(f'a{k}="1"' for k in range(2 * n)) + "/>"
+    ),
+    "epub manifest": lambda n: epub(
+        "<p>Anna", '<package><manifest>' + '<item id="i" href="c"/>' * (4 * n) + "</manifest>"
+    ),
+    "epub zeros": lambda n: epub("<p>" + "\x01" * (400 * n)),
+    # docx
+    "docx paragraphs": lambda n: docx(P * (2 * n)),
+    "docx deep": lambda n: docx("<w:p>" * n + "</w:p>" * n),
+    "docx deep table": lambda n: docx(
+        "<w:tbl><w:tr><w:tc>" * (n // 40) + P + "</w:tc></w:tr></w:tbl>" * (n // 40)
+    ),
+    "docx laughs": lambda n: docx("<w:p><w:r><w:t>&a8;</w:t></w:r></w:p>", laughs(n)),
+    "docx one entity": lambda n: docx(
+        f"<w:p><w:r><w:t>{'&a;' * (n // 4)}</w:t></w:r></w:p>", quadratic_entity(n)
+    ),
+    "docx wide cells": lambda n: docx(
+        "<w:tbl><w:tr>" + '<w:tc><w:tcPr><w:gridSpan w:val="999999999"/></w:tcPr>' + P
+        + "</w:tc></w:tr></w:tbl>"
+    ),
+    "docx merged cells": lambda n: docx(
+        "<w:tbl>" + ('<w:tr>' + '<w:tc><w:tcPr><w:vMerge w:val="continue"/></w:tcPr></w:tc>' * 99
+        + "</w:tr>") * (n // 99) + "</w:tbl>"
+    ),
+    "docx styles": lambda n: docx(
+        f"<w:p><w:pPr><w:pStyle w:val='a'/></w:pPr>{'<w:r><w:rPr><w:b/></w:rPr></w:r>' * n}</w:p>"
+    ),
+    "docx fields": lambda n: docx(
+        '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r>' * n
+    ),
+    "docx instruction": lambda n: docx(
+        '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:instrText>'
+        + "HYPERLINK " * n + '</w:instrText></w:r><w:r><w:fldChar w:fldCharType="separate"/>'
+        "</w:r></w:p>"
+    ),
+    "docx notes": lambda n: docx(
+        '<w:p><w:r><w:footnoteReference w:id="1"/></w:r></w:p>' * n + P
+    ),
+    # PDF
+    "pdf long page": lambda n: page("BT /F1 9 Tf (Anna) Tj ET " * (20 * n)),
+    "pdf operators": lambda n: page("q " * (100 * n)),
+    "pdf operands": lambda n: page("1 " * (100 * n)),
+    "pdf strings": lambda n: page("(" * (100 * n)),
+    "pdf escapes": lambda n: page("BT /F1 9 Tf (" + "\\\n" * (50 * n) + ") Tj ET"),
+    "pdf arrays": lambda n: page("[" * (10 * n)),
+    "pdf dictionaries": lambda n: page("<<" * (10 * n)),
+    "pdf hexadecimal": lambda n: page("<" + "41" * (50 * n) + "> Tj"),
+    "pdf names": lambda n: page("/A" * (50 * n)),
+    "pdf comments": lambda n: page("%" * (100 * n)),
+    "pdf inline picture": lambda n: page("BI /W 9 /H 9 ID " + "EI" * (50 * n)),
+    "pdf inline pictures": lambda n: page("BI ID " * (20 * n)),
+    "pdf compressed often": lambda n: page(b"\0" * (1 << 28), filters=3),
+    "pdf moves": lambda n: page("BT /F1 9 Tf " + "1 0 0 1 9 9 Tm (A) Tj " * (10 * n) + "ET"),
+    "pdf forms of forms": form_tree,
+    "pdf form in itself": lambda n: page(
+        "/X Do", o6=stream("/X Do", "/Type /XObject /Subtype /Form /Resources << /XObject << /X "
+        "6 0 R >> >>")
+    ),
+    "pdf page tree": page_tree,
+    "pdf page cycle": page_cycle,
+    "pdf page chain": page_chain,
+    "pdf one page often": one_page_often,
+    "pdf count": lambda n: pdf({1: CATALOG, 2: "<< /Type /Pages /Count 999999999 /Kids [] >>"}),
+    "pdf wide cmap": wide_cmap,
+    "pdf long cmap": lambda n: cmap("1 beginbfchar\n<41> <0041>\nendbfchar\n", 40 * n),
+    "pdf cmap characters": lambda n: cmap("9 beginbfchar ", 40 * n),
+    "pdf cmap ranges": lambda n: cmap("<0000> <FFFF> <0041>\n", 4 * n),
+    "pdf objects in streams": objects_in_streams,
+    "pdf without a table": no_table,
+    "pdf nested arrays": nested("[", "]"),
+    "pdf open arrays": nested("["),
+    "pdf nested dictionaries": nested("<< /X ", " >>"),
+    "pdf open dictionaries": nested("<< /X "),
+    "pdf widths": lambda n: page(
+        "BT /F1 9 Tf (A) Tj ET", o5="<< /Type /Font /Subtype /Type0 /BaseFont /X /Encoding "
+        "/Identity-H /DescendantFonts [<< /Type /Font /Subtype /CIDFontType2 /W [0 999999999 500] "
+        ">>] >>"
+    ),
+    "pdf differences": lambda n: page(
+        "BT /F1 9 Tf (A) Tj ET", o5="<< /Type /Font /Subtype /Type1 /BaseFont /X /Encoding << "
+        f"/Differences [{'999999999 /A ' * (n // 12)}] >> >>"
+    ),
+    "pdf generations": lambda n: b"%PDF-1.5\n" + b"9 9 obj\n" * (n // 8) + b"startxref\n0\n%%EOF",
+    "pdf previous table": lambda n: (
+        b"%PDF-1.5\nxref\n0 1\n0000000000 65535 f \ntrailer\n<< /Size 1 /Root 1 0 R /Prev 9 >>\n"
+        b"startxref\n9\n%%EOF"
+    ),
+    "pdf long table": lambda n: (
+        b"%PDF-1.5\nxref\n0 999999999\n" + b"0000000000 00000 n \n" * (n // 20)
+        + b"trailer\n<< /Size 999999999 /Root 1 0 R >>\nstartxref\n9\n%%EOF"
+    ),
+    "pdf junk": lambda n: b"%PDF-1.5\n" + b"startxref\n" * (n // 10),
+    "pdf blanks": lambda n: b"%PDF-1.5\n" + b" " * n + b"\n",
+    "pdf title": lambda n: pdf({1: f"<< /Type /Catalog /Pages 2 0 R /A ({'(' * n}) >>"}),
+    # texts and chats
+    "text blanks": text(" ", "x"),
+    "text one word": text("a"),
+    "text accents": lambda n: "a{}".format("\u0301\u0316" * (n // 4)).encode(),
+    "text hyphens": text("a-\n"),
+    "chat blanks": chat,
+    "chat colons": text("31.12.23, 21:41 - Ann: ", ": x"),
+    "chat placeholders": text("a.bc (", "", "31.12.23, 21:41 - Ann: "),
+    "chat marks": text("\u200e", "x", "31.12.23, 21:41 - Ann: "),
+    "chat dates": text("31.12.23, 21:41 - Ann: x\n"),
+    "json numbers": messages(0),
+    "json lists": messages([]),
+    "json deep": text("[", "", "[{"),
+    "json objects": text('{"a":', "", ""),
+    "json long number": text("9", "}]", '[{"text": "x", "from": "y", "date": '),
+    "json long date": text("9", '"}]', '[{"text": "x", "from": "y", "date": "'),
+    "json blanks": text(" ", "x", "["),
+    "json blanks twice": text(" \n", "x"),
+    "json escapes": text("\\ud800", '"}]', '[{"text": "'),
+    "json lines": text('{"text": "x", "from": "y", "date": 1}\n'),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- what a child does with a text
+
+MOST_S = 60  # of a processor, for what takes a few: in n squared steps it would be an hour
+
+
+def bounded(function: Callable, *arguments: object) -> object:
+    """Call a function, and end the process when it takes more of a processor than it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MOST_S, hard))
+    return function(*arguments)
+
+
+def passes(function: Callable[[str], object], units: tuple[str, ...], n: int) -> int:
+    """Call a function with many of each unit, and with what fits nothing around them."""
+    for unit in units:
+        many = unit * (n // len(unit))
+        for made in (many + "\0", "-" + many + "("):
+            bounded(function, made)
+    return len(units)
+
+
+def places(written: str, answer: str) -> int:
+    """Return how many places of an answer are found in a text."""
+    found = bounded(Document(written, (Part(0, "a.txt", "file"),), "").find, answer)
+    return len(found[0]) if found else 0

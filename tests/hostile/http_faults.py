@@ -1,0 +1,130 @@
+"""Hostile requests: bodies of a chat, and bytes on the wire. Every one is made when it is asked
+for."""
+
+import base64
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.chat_requests import taken
+
+ASK = {"role": "user", "content": "Where is Anna?"}
+
+
+def chat(*messages, model: str = "m", **fields) -> bytes:
+    """A body with a question behind some messages."""
+    return json.dumps({"model": model, "messages": [*messages, ASK]} | fields).encode()
+
+
+def attached(content: bytes, name: str = "a.txt") -> dict:
+    """A message with a file."""
+    data = base64.b64encode(content).decode()
+    part = {"type": "file", "file": {"filename": name, "file_data": data}}
+    return {"role": "user", "content": [part]}
+
+
+def repeated(before: str, item: str, n: int, after: str) -> bytes:
+    return f"{before}{','.join([item] * n)}{after}".encode()
+
+
+MESSAGES, PARTS = '{"model":"m","messages":[', '{"model":"m","messages":[{"role":"user","content":['
+MESSAGE, PART = json.dumps(ASK), '{"type":"text","text":"a"}'
+
+BODIES: dict[str, Callable[[], bytes]] = {
+    "a number for each message": lambda: repeated(MESSAGES, "0", 3 << 20, "]}"),
+    "an empty message each": lambda: repeated(MESSAGES, "{}", 1 << 20, "]}"),
+    "a number for each part": lambda: repeated(PARTS, "0", 3 << 20, "]}]}"),
+    "an empty part each": lambda: repeated(PARTS, "{}", 1 << 20, "]}]}"),
+    "a million messages": lambda: repeated(MESSAGES, MESSAGE, 10**6, "]}"),
+    "a million parts": lambda: repeated(PARTS, PART, 10**6, "]}]}"),
+    "a number for each stop": lambda: chat(stop=[0] * 10**6),
+    "a million stops": lambda: chat(stop=["a"] * 10**6),
+    "a million tools": lambda: chat(tools=[{}] * 10**6),
+    "a million fields": lambda: chat(**{f"f{k}": 0 for k in range(10**6)}),
+    "a million fields alike": lambda: b'{"a":' + b'0,"a":' * 10**6 + b"0}",
+    "deep arrays": lambda: b"[" * 10**7,
+    "deep objects": lambda: b'{"messages":' * 10**6,
+    "deep in a field that is not heeded": lambda: b'{"x":' + b"[" * 10**6 + b"]" * 10**6 + b"}",
+    "a million digits": lambda: b'{"model":"m","seed":' + b"9" * 10**6 + b',"messages":[0]}',
+    "digits behind a point": lambda: b'{"model":"m","top_p":0.' + b"9" * 10**7 + b"}",
+    "a large exponent": lambda: b'{"model":"m","top_p":1e999999999999,"messages":[0]}',
+    "no UTF-8": lambda: chat({"role": "user", "content": "@"}).replace(b"@", b"\xff\xfe\xc0\x80"),
+    "UTF-16": lambda: chat().decode().encode("utf-16"),
+    "lone surrogates": lambda: chat({"role": "user", "content": "\ud800" * 10**5}),
+    "a surrogate as the model": lambda: chat(model="\udfff"),
+    "zeros": lambda: bytes(10**7),
+    "blanks": lambda: b" " * 10**7,
+    "quotes": lambda: b'"' * 10**7,
+    "escapes": lambda: chat({"role": "user", "content": "\1" * 10**6}),
+    "a long name of the model": lambda: chat(model="m" * 10**7),
+    "a long role": lambda: chat({"role": "u" * 10**7, "content": ""}),
+    "a long type of part": lambda: chat({"role": "user", "content": [{"type": "t" * 10**7}]}),
+    "a long question": lambda: chat({"role": "user", "content": "a"}).replace(
+        b"Where is Anna?", b"a" * 10**7
+    ),
+    "base64 that is none": lambda: chat(attached(b"a" * 10**7)).replace(b"YWFh", b"?" * 4),
+    "gzip in the file": lambda: chat(attached(gzip.compress(bytes(10**7)))),
+    "a file name of paths": lambda: chat(attached(b"Anna", "../" * 10**5 + "etc/passwd")),
+    "a file of zeros": lambda: chat(attached(bytes(10**7))),
+    "a gzipped body": lambda: gzip.compress(chat()),
+    "nothing": lambda: b"",
+}
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+WIRES: dict[str, Callable[[], bytes]] = {
+    "nothing": lambda: b"",
+    "zeros": lambda: bytes(10**5),
+    "a line without end": lambda: b"GET /" + b"a" * 10**6,
+    "a header without end": lambda: HEAD + b"X: " + b"a" * 10**6,
+    "many headers": lambda: HEAD + b"X: a\r\n" * 10**5 + b"\r\n",
+    "a header of zeros": lambda: HEAD + b"X: \0\r\n\r\n",
+    "two hosts": lambda: HEAD + b"Host: other\r\n\r\n",
+    "no host": lambda: b"GET /health HTTP/1.1\r\n\r\n",
+    "HTTP/1.0": lambda: b"GET /health HTTP/1.0\r\n\r\n",
+    "HTTP/0.9": lambda: b"GET /health\r\n\r\n",
+    "HTTP/2": lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": lambda: b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500),
+    "an upgrade": lambda: HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "a length that is none": lambda: HEAD + b"Content-Length: abc\r\n\r\n",
+    "a length below zero": lambda: HEAD + b"Content-Length: -5\r\n\r\n",
+    "a length of many digits": lambda: HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    "a large length": lambda: HEAD + b"Content-Length: 999999999999\r\n\r\n{}",
+    "two lengths": lambda: HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "a length that is too small": lambda: HEAD + b"Content-Length: 5\r\n\r\n" + chat(),
+    "a length and chunks": lambda: CHUNKED[:-2] + b"Content-Length: 2\r\n\r\n0\r\n\r\n",
+    "no size of a chunk": lambda: CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
+    "a large size of a chunk": lambda: CHUNKED + b"f" * 5000 + b"\r\n",
+    "a wrong size of a chunk": lambda: CHUNKED + b"2\r\n{}{}{}\r\n0\r\n\r\n",
+    "no content type, and no size of a chunk": lambda: (
+        CHUNKED.replace(b"application/json", b"text/plain") + b"zz\r\n"
+    ),
+    "tiny chunks": lambda: CHUNKED + b"1\r\n{\r\n" * 10**5 + b"0\r\n\r\n",
+    "long chunk extensions": lambda: CHUNKED + b"1;" + b"a" * 10**5 + b"\r\n{\r\n0\r\n\r\n",
+    "trailers": lambda: CHUNKED + b"0\r\n" + b"X: a\r\n" * 10**4 + b"\r\n",
+    "unknown codings": lambda: HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+    "a gzipped body": lambda: (
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n" + b"\x1f\x8b\x08\0"
+    ),
+    "an expectation": lambda: HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    "pipelined": lambda: b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500,
+    "a request behind another's": lambda: HEAD + b"Content-Length: 2\r\n\r\n{}GET / HTTP/9\r\n\r\n",
+    "a path of zeros": lambda: b"GET /%00%0d%0a/../health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a path of other letters": lambda: b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long query": lambda: b"GET /health?" + b"a=b&" * 3000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a method of many letters": lambda: b"A" * 10_000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+def sleepy(body: bytes, model: str) -> None:
+    """Stand for a body that takes for ever, and write down which process it keeps busy."""
+    if path := json.loads(body).get("sleeps"):
+        Path(path).write_text(str(os.getpid()))
+        time.sleep(10**6)
+    return taken(body, model)

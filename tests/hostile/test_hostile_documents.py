@@ -1,0 +1,235 @@
+"""Documents that cost end in time, in one sentence, and what reads them takes one pass.
+
+Every reading happens in a child process with limits: on code that takes n squared steps the tests
+fail when these are over, and do not hang.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import HANG_S
+from documents import CATALOG, FILES, FONT, PAGE, bounded, passes, places, stream
+from documents import pdf as made_pdf
+from typer.testing import CliRunner
+
+import cli
+import data
+from config import errors
+from config.errors import UserError
+from tasks import chats, conversations, documents, forms
+from tasks.documents import read
+from tasks.forms import Contents, contents
+from tasks.limited import LINUX, OverLimit, Readers
+
+READING = (forms, chats, documents)
+N = 1_000_000  # characters, of which n squared steps take an hour
+
+
+@pytest.fixture(scope="module")
+def readers():
+    pool = Readers(HANG_S, 4096)
+    yield pool
+    pool.close()
+
+
+# ---------------------------------------------------------------- one pass
+
+UNITS = (
+    " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "a.bc (", "(", "<", "<!--",
+    "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ",
+    "\u0301\u0316", "\uff9e\u0301", "日",
+)  # fmt: skip
+"""Of these many stand in a row, and behind them what fits nothing."""
+PASSES: dict[str, Callable[[str], object]] = {
+    "forms.HTML": forms.HTML.match,
+    **{
+        f"forms.UNENDED {pattern.pattern}": pattern.findall
+        for pair in forms.UNENDED
+        for pattern in pair
+    },
+    "chats.STYLES[0]": chats.STYLES[0].match,
+    "chats.STYLES[1]": chats.STYLES[1].match,
+    "chats.DIRECTIONS": chats.DIRECTIONS.search,
+    "chats.SPEAKER": chats.SPEAKER.match,
+    "chats.PLACEHOLDER": chats.PLACEHOLDER.fullmatch,
+    "chats.EDITED": chats.EDITED.search,
+    "chats.TELEGRAM": chats.TELEGRAM.search,
+    "documents.WRITTEN": documents.WRITTEN.findall,
+    "documents.WORD": documents.WORD.findall,
+    "documents.LETTERS_ALONE": documents.LETTERS_ALONE.findall,
+    "documents.BREAK": documents.BREAK.fullmatch,
+    "conversations.CONTROL": conversations.CONTROL.search,
+    "errors.clean": errors.clean,
+    "data.normalize_answer": data.normalize_answer,
+}
+# patterns that are written where they are used: `contents` goes through them
+IN_PLACE = {
+    "forms": {r"^ (?! )", r"\n{3,}", r"\s+"},
+    "chats": {r"\s*(\[\s*)?(?=\{)"},
+    "documents": {r"(\d+)"},  # of a file's name
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_regular_expression_takes_one_pass(readers, name):
+    assert readers.start(passes, PASSES[name], UNITS, N, name=name).result() == len(UNITS)
+
+
+def patterns_in(values: list | tuple) -> Iterator[re.Pattern]:
+    for value in values:
+        if isinstance(value, re.Pattern):
+            yield value
+        elif isinstance(value, tuple):
+            yield from patterns_in(value)
+
+
+def test_there_is_no_other_regular_expression():
+    """A new one over documents has to be put into the list above."""
+    listed = {each.__self__ for each in PASSES.values() if hasattr(each, "__self__")}
+    for module in READING:
+        assert {*patterns_in([*vars(module).values()])} <= listed, module.__name__
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        names = {"sub", "split", "findall", "finditer", "match", "search", "fullmatch"}
+        calls = [
+            node.args[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "re"
+            and node.func.attr in names
+        ]
+        written = {arg.value for arg in calls if isinstance(arg, ast.Constant)}
+        assert written == IN_PLACE[module.__name__.rpartition(".")[2]]
+        others = [ast.unparse(arg) for arg in calls if not isinstance(arg, ast.Constant)]
+        assert set(others) <= {"re.escape(sought)"}  # words as they are: no choice, no repetition
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("a" * N, "anna left"),
+        ("go " * (N // 6), "go " * (N // 12) + "x"),
+        ("go " * (N // 6), "go " * (N // 12)),
+        ("a-\n" * (N // 3), "anna left"),
+        ("a\xad" * (N // 4), "anna left"),
+        ("a-" + "\n" * N + "(b", "anna left"),
+        ("a" + "\u0301\u0316" * (N // 2), "anna left"),
+        ("a" + "\uff9e\u0301" * (N // 2), "anna left"),
+        ("日本" * (N // 8), "日本" * 999 + "x"),
+        ("anna left for lima " * (N // 40), "lima two eight nine anna"),
+    ],
+    ids=["word", "words", "found", "hyphens", "soft", "lines", "accents", "marks", "unspaced",
+         "near"],
+)  # fmt: skip
+def test_an_answer_is_looked_for_in_one_pass(readers, text, answer):
+    assert readers.start(places, text, answer).result() >= 0
+
+
+ONE_PASS = [
+    name
+    for name in FILES
+    if name.split()[0] in ("text", "chat", "json")
+    or name in (
+        "html comments", "html instructions", "html ends", "html starts", "html attributes",
+        "html quoted", "html slashes", "html blank", "html meta", "html headings", "html tables",
+        "html open headings", "html paragraphs", "html blanks", "html lines",
+        "html open comments", "html open quotes", "html comments, then an end apart",
+        "html charset in front", "html xml heads", "html comment in front",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_files_are_read_in_one_pass(readers, name):
+    made = FILES[name](400_000)
+    try:
+        assert readers.start(bounded, contents, made, f"x.{name.split()[0]}").result().pieces
+    except OverLimit:
+        raise
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("unit", ["<h1", "<h1>", "<h1>a</h2>", "<H2 a", "<h3></h3"])
+def test_headings_come_from_the_tree_in_one_pass(readers, unit):
+    chapter = (b"<html>" + unit.encode() * (400_000 // len(unit))) + b"Anna</h1>"
+    name, _ = readers.start(bounded, forms._chapter, chapter).result()
+    assert len(name) <= 200
+
+
+def test_a_heading_in_a_comment_is_none():
+    chapter = b"<html><!-- <h1>No</h1> --><p>Anna.<h2 class='a>b'>One &amp; <i>all</i></h2>"
+    assert forms._chapter(chapter)[0] == "One & all"
+
+
+# ---------------------------------------------------------------- what costs all the same
+
+LONG = ["epub spine", "epub long chapter", "pdf one page often", "pdf long page"]
+"""No processor reads these in a second, for they are some KB that stand for minutes."""
+LARGE = ["epub tags", "epub deep package", "epub long chapter"]
+"""These are some KB that stand for hundreds of MiB."""
+SLOW = {
+    *LONG,
+    "pdf page tree",
+    "pdf forms of forms",
+    "pdf compressed often",
+}  # however few bytes are asked for
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_takes_long_is_one_sentence(name, tmp_path):
+    path = tmp_path / f"x.{name.split()[0]}"
+    path.write_bytes(FILES[name](100_000))
+    assert path.stat().st_size < 400_000
+    result = CliRunner().invoke(cli.app, ["ask", str(path), "Who?", "--document-s", "1"])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert re.search(rf"{path.name} takes more than 1 s to read: .* --document-s\.", said)
+
+
+@pytest.mark.skipif(not LINUX, reason="other systems do not hold a process to its memory")
+@pytest.mark.parametrize("name", LARGE)
+def test_what_takes_much_memory_is_left_out_of_a_folder(name, tmp_path):
+    kind = name.split()[0]
+    (tmp_path / f"a.{kind}").write_bytes(FILES[name](50_000))
+    (tmp_path / "b.txt").write_text("Anna left.")
+    document = read([tmp_path], HANG_S, 64)
+    assert document.text == "Anna left."
+    (remark,) = document.remarks
+    assert f"a.{kind} takes more than 64 MiB of memory to read: " in remark
+    assert "--document-mib" in remark
+
+
+def test_a_thousand_pages_are_within_the_limits_by_default(tmp_path):
+    lines = " ".join("(Anna left for Lima and the old bridge) Tj 0 -12 Td" for _ in range(40))
+    kids = " ".join(f"{k} 0 R" for k in range(10, 1010))
+    objects = {
+        1: CATALOG,
+        2: f"<< /Type /Pages /Count 1000 /Kids [{kids}] >>",
+        4: stream(f"BT /F1 9 Tf {lines} ET"),
+        5: FONT,
+    }
+    (tmp_path / "a.pdf").write_bytes(made_pdf(objects | dict.fromkeys(range(10, 1010), PAGE)))
+    document = read([tmp_path / "a.pdf"])
+    assert len(document.parts) == 1000 and document.text.count("Lima") == 40_000
+
+
+def test_every_file_is_a_text_or_one_sentence():
+    """However few bytes there are, one child reads one after the other, or is replaced."""
+    pool = Readers(HANG_S, 1024)
+    try:
+        for name in FILES:
+            if name not in SLOW:
+                kind = name.split()[0]
+                try:
+                    each = pool.start(contents, FILES[name](500), f"x.{kind}", name=name).result()
+                    assert isinstance(each, Contents)
+                except UserError as error:
+                    assert str(error).startswith((f"x.{kind} ", f"x.{kind},", name)), name
+                    assert "\n" not in str(error) and len(str(error)) < 500
+    finally:
+        pool.close()
