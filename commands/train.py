@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import shlex
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -26,7 +28,7 @@ from agents import find
 from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
-from config import files
+from config import files, stops
 from config.errors import UserError
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
@@ -189,7 +191,12 @@ def run_and_report(
     _check_launch(run)  # a run that torchrun starts has a name, the same on every rank
     run = replace(run, name=run.name or _now())
     page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
-    folder = train(run, config, agent, resume, callbacks=[page, TrainingProgress(config.steps)])
+    try:
+        with stops.stoppable():
+            shown = [page, TrainingProgress(config.steps)]
+            folder = train(run, config, agent, resume, callbacks=shown)
+    except stops.Stopped as stop:
+        raise stops.Stopped(stop.number, _how_to_go_on(run, config)) from None
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
@@ -202,6 +209,23 @@ def run_and_report(
         say(f"Its training is in {report} and the files beside it.")
     else:
         say(f"Neither checkpoint nor policy was kept; see {report}.")
+
+
+def _how_to_go_on(run: RunConfig, config: TrainConfig) -> str:
+    """Say what is whole of a run that was stopped, and by which command it goes on."""
+    folder = files.run_path(run.runs, run.name)
+    words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
+    runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
+    again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))}"
+    if saved := checkpoints(folder):
+        step = max(saved)
+        return f"stopped. Step {step} of {config.steps} is whole in {saved[step]}; {again}"
+    if not run.keep_checkpoints:
+        return "stopped. With --keep-checkpoints 0 nothing is left to go on from."
+    said = "stopped before the end of the first step: nothing was trained yet"
+    if (folder / "metrics.csv").exists():
+        said = "stopped before the first checkpoint: its steps are lost"
+    return f"{said}; {again}" if (folder / "config.yaml").exists() else f"{said}."
 
 
 def train(
@@ -338,8 +362,9 @@ def _fit(
         _make_run_folder(folder, resume)
     try:
         trainer = _trainer(setup, folder, start, callbacks if first else ())
-        trainer.fit(module, Steps(module))
-    except UserError:
+        with stops.waiting():
+            trainer.fit(module, Steps(module))
+    except (UserError, stops.Stopped):
         if first and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise

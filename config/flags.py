@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from config import options
 from config.errors import UserError, clean, clip
+from config.stops import Stopped
 
 # errors by which the operating system rejects a path, wherever in the program it is first used
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
@@ -154,6 +155,9 @@ def errors_shown() -> Iterator[None]:
     except UserError as error:
         typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
         raise typer.Exit(2) from None
+    except Stopped as stop:
+        typer.echo(f"memagent: {clean(stop)}", err=True)
+        raise typer.Exit(128 + stop.number) from None
     except KeyboardInterrupt:
         typer.echo(
             "memagent: stopped. Finished work is kept: the same command goes on "
