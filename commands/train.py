@@ -449,7 +449,8 @@ class TrainingPage(lightning.Callback):
             self.live.refresh()
 
     def on_exception(self, trainer, module, exception) -> None:
-        if self._has_one() and module.done_steps:
+        at_once = isinstance(exception, stops.StoppedNow)
+        if self._has_one() and module.done_steps and not at_once:
             self.live.write()
 
     def _has_one(self) -> bool:

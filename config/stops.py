@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
 
-Holds: `Stopped`, `stoppable`, `heed`, `waiting`, `asked`, `is_stoppable`. Leaves out: what is saved
-(report/runlog.py), what is said (commands/train.py).
+Holds: `Stopped`, `StoppedNow`, `stoppable`, `heed`, `waiting`, `asked`, `is_stoppable`. Leaves out:
+what is saved (report/runlog.py), what is said (commands/train.py).
 Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
 
     signal    while steps go on: noted (`asked`), and told to the ranks; else `Stopped` is raised
@@ -27,6 +27,10 @@ class Stopped(BaseException):
     def __init__(self, number: int, said: str = "stopped."):
         super().__init__(said)
         self.number = number
+
+
+class StoppedNow(Stopped):
+    """It has ended what was not whole, too: nothing is finished any more."""
 
 
 _handlers: dict[int, object] = {}  # of a process that is stoppable
@@ -100,4 +104,4 @@ def _heard(number: int, frame: object) -> None:
     elif first or not os.environ.get("TORCHELASTIC_RUN_ID"):  # torchrun sends it again
         for s in SIGNALS:
             signal.signal(s, signal.SIG_DFL)
-        raise Stopped(_asked)
+        raise StoppedNow(_asked)
