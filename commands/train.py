@@ -29,7 +29,7 @@ from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files, stops
-from config.errors import UserError
+from config.errors import UserError, kept
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
@@ -196,7 +196,7 @@ def run_and_report(
             shown = [page, TrainingProgress(config.steps)]
             folder = train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
-        raise stops.Stopped(stop.number, _how_to_go_on(run, config)) from None
+        raise stops.Stopped(stop.number, f"stopped. {_whole(run, config)}") from None
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
@@ -211,20 +211,20 @@ def run_and_report(
         say(f"Neither checkpoint nor policy was kept; see {report}.")
 
 
-def _how_to_go_on(run: RunConfig, config: TrainConfig) -> str:
-    """Say what is whole of a run that was stopped, and by which command it goes on."""
+def _whole(run: RunConfig, config: TrainConfig) -> str:
+    """Say what is whole of a run that has ended early, and by which command it goes on."""
     folder = files.run_path(run.runs, run.name)
     words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
     runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
     again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))}"
     if saved := checkpoints(folder):
         step = max(saved)
-        return f"stopped. Step {step} of {config.steps} is whole in {saved[step]}; {again}"
+        return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
     if not run.keep_checkpoints:
-        return "stopped. With --keep-checkpoints 0 nothing is left to go on from."
-    said = "stopped before the end of the first step: nothing was trained yet"
+        return "With --keep-checkpoints 0 nothing is left to go on from."
     if (folder / "metrics.csv").exists():
-        said = "stopped before the first checkpoint: its steps are lost"
+        return f"The steps before the first checkpoint are lost; {again}"
+    said = "Before the end of the first step nothing is trained yet"
     return f"{said}; {again}" if (folder / "config.yaml").exists() else f"{said}."
 
 
@@ -313,7 +313,7 @@ def _train(
     steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
-    with alone, group:
+    with kept(lambda: _whole(setup.run, setup.training)), alone, group:
         module = _build(setup, reward)
         with contextlib.closing(module.engine):
             start, damaged = newest_whole(folder)
@@ -333,7 +333,8 @@ def _train(
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        export(folder, steps)
+        with kept(lambda: _whole(setup.run, setup.training)):
+            export(folder, steps)
     return folder
 
 
@@ -364,7 +365,7 @@ def _fit(
         trainer = _trainer(setup, folder, start, callbacks if first else ())
         with stops.waiting():
             trainer.fit(module, Steps(module))
-    except (UserError, stops.Stopped):
+    except (UserError, OSError, stops.Stopped):
         if first and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise

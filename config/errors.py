@@ -1,14 +1,16 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `AgentError`, `Unreachable`, `clean`, `clip`, `first_line`, `loading`.
+Holds: `UserError`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`, `first_line`,
+`loading`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -25,6 +27,34 @@ class AgentError(UserError):
 
 class Unreachable(UserError):
     """A server that gave no answer, also after some tries: what needed it may be begun anew."""
+
+
+NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk has no more room for this user",
+    errno.EFBIG: "no file may be longer",
+    errno.EROFS: "the disk can only be read",
+    errno.EIO: "the disk fails",
+}
+
+
+def no_room(error: OSError) -> str:
+    """Say that a disk takes no more, in a sentence without its end; "" of any other error."""
+    if error.errno not in NO_ROOM:
+        return ""
+    where = f"{clip(clean(error.filename), 200)} cannot be written" if error.filename else ""
+    return f"{where or 'A file cannot be written'}: {NO_ROOM[error.errno]}"
+
+
+@contextmanager
+def kept(what: Callable[[], str]) -> Iterator[None]:
+    """Where a disk takes no more, say that in a UserError, and what is whole nevertheless."""
+    try:
+        yield
+    except OSError as error:
+        if not (why := no_room(error)):
+            raise
+        raise UserError(f"{why}. {what()}") from error
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

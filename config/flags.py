@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from config import options
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clean, clip, no_room
 from config.stops import Stopped
 
 # errors by which the operating system rejects a path, wherever in the program it is first used
@@ -166,13 +166,10 @@ def errors_shown() -> Iterator[None]:
         )
         raise typer.Exit(130) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = (
-                "the disk is full; make room and call again, train with --resume: "
-                "finished work is kept."
-            )
-        elif error.errno in REFUSED and error.filename is not None:
+        if error.errno in REFUSED and error.filename is not None:
             why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
+        elif why := no_room(error):
+            why += "; make room and call again, train with --resume: finished work is kept."
         else:
             raise
         typer.echo(f"memagent: {why}", err=True)

@@ -14,6 +14,7 @@ A checkpoint is a folder `checkpoints/step-N`:
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import pickle
@@ -139,8 +140,8 @@ _UNREADABLE = (
 def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
     """Write trained weights, optimizer state and `state` (plain numbers) to a folder, atomically.
 
-    A collective: each rank writes its shards, and any number of ranks can read them. UserError, on
-    all ranks, where the folder cannot be written.
+    A collective: each rank writes its shards, and any number of ranks can read them. OSError, on
+    all ranks, where the folder cannot be written; the checkpoint before it is whole then.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -164,12 +165,13 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             temporary.rename(path)
             sync(path.parent)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:
-        # torch reports a full disk as a RuntimeError
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"{path} cannot be written, the one before it is kept; --resume when it can: "
-            f"{_reason(error)}."
-        ) from error
+        reason, number = _reason(error), getattr(error, "errno", None) or errno.EIO
+        if "inline_container" in reason:  # so torch calls a file that could not be written
+            number = errno.ENOSPC
+        raise OSError(number, reason, str(path)) from error
+    finally:
+        if ranks.rank() == 0:  # also where a signal has ended it
+            shutil.rmtree(temporary, ignore_errors=True)
     ranks.barrier()
 
 
