@@ -13,6 +13,7 @@ import logging
 import shlex
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -161,6 +162,10 @@ def silence_lightning() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+    # TensorBoard writes in a thread, whose errors are raised in this one as well
+    threading.excepthook = lambda hook: (
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
+    )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 

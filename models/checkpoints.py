@@ -165,10 +165,12 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             temporary.rename(path)
             sync(path.parent)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:
-        reason, number = _reason(error), getattr(error, "errno", None) or errno.EIO
-        if "inline_container" in reason:  # so torch calls a file that could not be written
-            number = errno.ENOSPC
-        raise OSError(number, reason, str(path)) from error
+        cause = _cause(error)
+        if not isinstance(cause, OSError):
+            # a file that is full is one that torch's writer of archives has not got on with
+            full = "inline_container" in str(cause)
+            cause = OSError(errno.ENOSPC if full else errno.EIO, str(cause))
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
     finally:
         if ranks.rank() == 0:  # also where a signal has ended it
             shutil.rmtree(temporary, ignore_errors=True)
@@ -267,8 +269,12 @@ def _set_optimizer_state(model, optimizer, state: dict) -> None:
     set_optimizer_state_dict(model, optimizer, state, options=options)
 
 
+def _cause(error: Exception) -> Exception:
+    """Return one rank's error where several ranks failed."""
+    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
+    return next(iter(failures.values()))[0] if failures else error
+
+
 def _reason(error: Exception) -> str:
     """Return the first line of an error, of one rank's error where several ranks failed."""
-    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
-    cause = next(iter(failures.values()))[0] if failures else error
-    return str(cause).strip().split("\n")[0].rstrip(".") or "it is empty"
+    return str(_cause(error)).strip().split("\n")[0].rstrip(".") or "it is empty"
