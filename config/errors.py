@@ -38,12 +38,15 @@ NO_ROOM = {
 }
 
 
-def no_room(error: OSError) -> str:
+def no_room(error: Exception) -> str:
     """Say that a disk takes no more, in a sentence without its end; "" of any other error."""
-    if error.errno not in NO_ROOM:
+    rust = re.search(r"\(os error (\d+)\)", str(error))  # as of safetensors
+    number = int(rust[1]) if rust else getattr(error, "errno", None)
+    if number not in NO_ROOM:
         return ""
-    where = f"{clip(clean(error.filename), 200)} cannot be written" if error.filename else ""
-    return f"{where or 'A file cannot be written'}: {NO_ROOM[error.errno]}"
+    name = getattr(error, "filename", None)
+    where = clip(clean(name), 200) if name else "A file"
+    return f"{where} cannot be written: {NO_ROOM[number]}"
 
 
 @contextmanager
@@ -51,8 +54,8 @@ def kept(what: Callable[[], str]) -> Iterator[None]:
     """Where a disk takes no more, say that in a UserError, and what is whole nevertheless."""
     try:
         yield
-    except OSError as error:
-        if not (why := no_room(error)):
+    except Exception as error:
+        if isinstance(error, UserError) or not (why := no_room(error)):
             raise
         raise UserError(f"{why}. {what()}") from error
 

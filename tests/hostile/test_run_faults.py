@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import os
+import resource
 import shlex
 import shutil
 import signal
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 import cli
 import memagent
+from commands import export
 from commands.sft import SFT
 from engines.hf import TransformersEngine
 from engines.rehearsed import RehearsedEngine
@@ -149,7 +152,7 @@ def test_one_that_is_stopped_before_its_first_step_says_so_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     words = [*SMALL, "--steps", 2, "--name", "a", "--runs", "my runs"]
-    said = "memagent: stopped before the end of the first step: nothing was trained yet."
+    said = "memagent: stopped. Before the end of the first step nothing is trained yet."
     for where in ((0, TransformersEngine, "__init__"), (0, runlog.RunRecorder, "on_fit_start")):
         twice = 1 if where[1] is TransformersEngine else 2
 
@@ -188,3 +191,89 @@ def test_the_second_signal_ends_a_step_at_once(tmp_path, monkeypatch):
     assert process.exitcode == 130 and "Step 1 of 3 is whole" in said and "goes on" not in said
     run([*words[:1], "--resume", "--name", "a"])
     assert len(numbers("a")[0]) == 3
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+def full(words, most, *where):
+    """Run a command whose files may not be longer than so many bytes, from one place on; returns
+    what it has said last."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+    ours, theirs = os.pipe()  # a pipe has no length
+    with doing(limit, *where):
+        process = forked(words, f"/dev/fd/{theirs}")
+    os.close(theirs)
+    with os.fdopen(ours) as file:
+        said = file.read()
+    process.join()
+    assert process.exitcode == 2 and "Traceback" not in said, said
+    assert not [*Path("runs").rglob("*.tmp")]
+    return said.rstrip("\n").rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("words", [SMALL, SMALL_SFT], ids=["train", "sft"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_where_it_is(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    words = [*words, "--steps", 4, "--save-every", 1, "--keep-trajectories", 1, "--name"]
+    run([*words, "whole"])
+    kept = "Step {} of 4 is whole in runs/a/checkpoints/step-{}; go on with: "
+    again = f"python {sys.argv[0]} {words[0]} --resume --name a"
+    said = full([*words, "a"], 20_000, 1)  # the checkpoint
+    wrong = "runs/a/checkpoints/step-2 cannot be written: the disk is full. "
+    assert said == f"memagent: {wrong}{kept.format(1, 1)}{again}"
+    resume = [words[0], "--resume", "--name", "a"]
+    said = full(resume, 500, 2)  # the table of the metrics
+    assert (
+        said
+        == f"memagent: A file cannot be written: no file may be longer. {kept.format(2, 2)}" + again
+    )
+    said = full(resume, 20_000, 0, export, "_write_export")
+    assert (
+        said
+        == f"memagent: A file cannot be written: no file may be longer. {kept.format(4, 4)}" + again
+    )
+    run(resume)
+    assert numbers("a") == numbers("whole")
+
+
+def test_a_full_disk_before_the_first_step_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = full([*SMALL, "--steps", 2, "--name", "a"], 10, 0, runlog.RunRecorder, "on_fit_start")
+    assert said == (
+        "memagent: A file cannot be written: no file may be longer. Before the end of the first "
+        "step nothing is trained yet."
+    )
+    assert [*Path("runs").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (10_000, "s/rag.db cannot be written (disk I/O error): what it held before is kept; make "),
+        (
+            3_000,
+            "A file cannot be written: no file may be longer. All batches before are whole in ",
+        ),
+    ],
+)
+def test_a_stream_on_a_full_disk_goes_on_from_its_last_batch(tmp_path, monkeypatch, most, said):
+    monkeypatch.chdir(tmp_path)
+    words = "stream --engine rehearsed --epochs 2 --n 20 --batch 8 --arms rag --name".split()
+    told = full([*words, "s"], most, 0, RehearsedEngine, "respond")
+    assert said in told and "make room and call" in told, told
+    run([*words, "s"])
+    run([*words, "whole"])
+    assert Path("runs/s/rag.jsonl").read_bytes() == Path("runs/whole/rag.jsonl").read_bytes()
+
+
+def test_an_evaluation_on_a_full_disk_keeps_its_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "eval --agents memagent --lengths 2 --kinds one_fact --n 10 --name e".split()
+    said = full(words, 2_000, 0, TransformersEngine, "__init__")
+    assert said.endswith("make room and call again, the rows so far are kept.")
+    said = run(words)
+    assert len(Path("runs/e/rows.jsonl").read_text().splitlines()) == 20
