@@ -4,8 +4,8 @@ Holds: `Stopped`, `StoppedNow`, `stoppable`, `heed`, `waiting`, `asked`, `is_sto
 what is saved (report/runlog.py), what is said (commands/train.py).
 Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
 
-    signal    while steps go on: noted (`asked`), and told to the ranks; else `Stopped` is raised
-    another   `Stopped` is raised; from there on a signal ends the process as if there were no Python
+    signal    while steps go on: noted (`asked`), and told to the ranks; else as another
+    another   `StoppedNow` is raised; from there on a signal ends the process without Python
 
 A terminal sends Ctrl-C to the ranks too. They ignore it, for their launcher passes it on.
 """
