@@ -30,7 +30,7 @@ from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files, stops
-from config.errors import UserError, kept
+from config.errors import UserError, kept, no_room
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
@@ -164,7 +164,7 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
     # TensorBoard writes in a thread, whose errors are raised in this one as well
     threading.excepthook = lambda hook: (
-        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
+        None if no_room(hook.exc_value) else threading.__excepthook__(hook)
     )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
