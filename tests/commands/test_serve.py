@@ -506,7 +506,7 @@ def test_past_the_grace_time_the_rest_is_told_so(tmp_path):
             asked.result()
         assert caught.value.status_code == 503
         with pytest.raises(openai.APIError, match="shutting down"):
-            [*chunks]
+            list(chunks)
         half.settimeout(HANG_S)
         assert b" 503 " in half.recv(1 << 16).splitlines()[0]
     process.join()
