@@ -29,6 +29,7 @@ from agents import find
 from agents.demos import Demo, Size
 from config import files
 from config.errors import UserError
+from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from config.terminal import bar, console
 from data import Task
@@ -431,7 +432,8 @@ def _folder(name: str, runs: str) -> Path:
     if folder.exists():
         if not (folder / MARK).exists():
             raise UserError(f"{folder} exists and is not a demo's: give another --name.")
-        shutil.rmtree(folder)
+        with writing(folder, f"The demo {folder}"):
+            shutil.rmtree(folder)
     try:
         (folder / "rows").mkdir(parents=True)
     except OSError as error:

@@ -6,9 +6,9 @@ Exercise it: `python cli.py export RUN`. Read next: models/checkpoints.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-import tempfile
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from agents import find
 from commands.card import write_card
 from config import files
 from config.errors import UserError
+from config.locks import writing
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
 from config.terminal import say
@@ -71,13 +72,10 @@ def export(
     adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
     if existing := [path for path in (out, adapter) if out and path.exists()]:
         raise UserError(f"{existing[0]} is there already: give another --out.")
+    alone = contextlib.nullcontext() if out else writing(folder, f"The run {folder}")
     out = out or folder / "model"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"The folder {out} cannot be made: {error.strerror}.") from error
-    try:
+    files.make_folder(out.parent)
+    with alone, files.making_folder(out) as temporary:
         _write_export(saved[step], stored, temporary, adapter, dtype)
         # the questions of this run, and those that what it started from was trained on before
         run = stored["run"]
@@ -93,11 +91,7 @@ def export(
         if adapter.is_dir():
             _copy_about(temporary, adapter)
             write_card(adapter, stored, folder, step, adapter=True)
-        temporary.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 

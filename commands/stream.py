@@ -15,7 +15,6 @@ appended before that, and cut off again if the batch was not kept.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -35,11 +34,13 @@ from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip
 from config.flags import command
+from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
 from tasks.environments import Environment, Work, open_environment
 
@@ -88,7 +89,9 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
                 # what cannot be read leaves no folder behind
                 open_ones.callback(stream.agent.opened().close)
         files.make_folder(folder)
-        open_ones.enter_context(_alone(folder))
+        open_ones.enter_context(writing(folder, f"The stream {folder}"))
+        hold(folder)
+        open_ones.callback(release, folder)
         for stream in streams:
             # what cannot be used is refused before anything is written
             open_ones.callback(stream.book.close)
@@ -134,9 +137,10 @@ def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
         folder = files.run_path(runs, f"{name}/{environment}")
         if folder.exists() and not (folder / MARK).exists():
             raise UserError(f"{folder} is no demo's: give another --name.")
-        shutil.rmtree(folder, ignore_errors=True)
-        files.make_folder(folder)
-        (folder / MARK).touch()
+        with writing(folder, f"The stream {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)
+            files.make_folder(folder)
+            (folder / MARK).touch()
         console.print(f"[bold]{environment}[/bold]")
         config = StreamConfig(
             name=f"{name}/{environment}", runs=runs, environment=environment, epochs=epochs,
@@ -169,21 +173,6 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
                 f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
                 "give another --name."
             )
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process. UserError: another stream works in it."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise UserError(
-            f"Another stream works in {folder}: wait for it, or give another --name."
-        ) from None
-    finally:
-        os.close(fd)
 
 
 def _keep_settings(folder: Path, config: StreamConfig, settings: dict) -> None:

@@ -28,6 +28,7 @@ from commands.export import export
 from commands.sft import SFT
 from config import files
 from config.errors import UserError
+from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.realmodels import base_of
@@ -287,7 +288,8 @@ def _train(
     silence_lightning()
     steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
-    with group:
+    alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
+    with alone, group:
         module = _build(setup, reward)
         with contextlib.closing(module.engine):
             start, damaged = newest_whole(folder)

@@ -306,7 +306,8 @@ class RunRecorder(lightning.Callback):
         if (own := module.agent.state()) is not None:
             state["agent"] = own
         if ranks.rank() == 0:
-            for written in filter(Path.is_file, self.folder.iterdir()):  # it relies on them
+            # it relies on them; the mark is no such file, and would be given up
+            for written in filter(Path.is_file, self.folder.glob("[!.]*")):
                 sync(written)
         save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:

@@ -6,8 +6,8 @@ No torch. Exercise it: `pytest tests/report/test_status.py`. Read next: report/f
     FOLDER/.running             held, shared, by each process that fills a run's folder
            rows.jsonl.claims    a byte is locked for each row in the making (report/rows.py)
            turns.jsonl.claims   likewise, of a reading
-    FOLDER                      itself, by a stream
 
+Whether another process may fill it too is asked elsewhere (config/locks.py).
 POSIX locks are of a process: a child does not inherit them, and closing any descriptor of the file
 gives them up. So nothing but `hold` opens .running where it is held.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,18 +50,17 @@ def is_running(folder: Path) -> bool:
     its claims would give them up."""
     if folder.resolve() in _held:
         return True
-    posix = any(_is_locked(folder / name, fcntl.lockf) for name in (MARK, *CLAIMS))
-    return posix or _is_locked(folder, fcntl.flock)
+    return any(_is_locked(folder / name) for name in (MARK, *CLAIMS))
 
 
-def _is_locked(path: Path, lock: Callable[[int, int], None]) -> bool:
-    """Try to lock a file or folder; return whether another process had it locked."""
+def _is_locked(path: Path) -> bool:
+    """Try to lock a file; return whether another process had it locked."""
     try:
-        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        fd = os.open(path, os.O_RDWR)
     except OSError:
         return False
     try:
-        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return True
     except OSError:

@@ -92,7 +92,7 @@ def test_tests_mirror_the_rooms():
         for path in (ROOT / "tests").iterdir()
         if path.is_dir() and path.name != "__pycache__"
     }
-    assert folders == {*ROOMS, "bench", "browser"}
+    assert folders == {*ROOMS, "bench", "browser", "hostile"}
 
 
 AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)

@@ -18,8 +18,9 @@ import cli
 from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
-from commands.stream import State, Stream, _alone, _leaks, outcome_of, run_stream
+from commands.stream import State, Stream, _leaks, outcome_of, run_stream
 from config.errors import Unreachable, UserError
+from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
@@ -184,7 +185,8 @@ def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
 def test_two_streams_do_not_share_a_folder(tmp_path):
     folder = run_stream(short(tmp_path, epochs=1), {})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with _alone(folder), pytest.raises(UserError, match=r"Another stream works in .*/s: wait"):
+    words = rf"The stream .*/s is being written by process {os.getpid()} .*: wait"
+    with writing(folder, "It"), pytest.raises(UserError, match=words):
         run_stream(short(tmp_path, epochs=2), {})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     run_stream(short(tmp_path, epochs=2), {})
