@@ -409,7 +409,7 @@ class Bank:
         if self.frozen:
             # `immutable` would pass over what a killed process has left in the write-ahead log
             left = _beside(self.path, "wal")
-            mode = "mode=ro" if left.exists() and left.stat().st_size else "immutable=1"
+            mode = "mode=ro" if left.exists() and left.stat().st_size else "mode=ro&immutable=1"
             uri = f"{self.path.absolute().as_uri()}?{mode}"
             return _connected(uri, self._patience, self.path)
         if not self.path.parent.is_dir():
