@@ -70,7 +70,7 @@ CREATE TABLE event (
     entry_id INTEGER NOT NULL REFERENCES entry (id), sim REAL NOT NULL, q_before REAL NOT NULL,
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
-DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type DESC, name"
 WHOLE = 1 << 40  # a whole number lies below: sums of millions of them are no overflow
 FITS = {  # declared type -> what a value of a column must be; SQLite itself asks for little

@@ -33,7 +33,7 @@ from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 RESTORE = "restore"  # the tool of the record that `Store.restore` makes
 FORMAT, VERSION = "memory store", 1
 MOST_BYTES = 1 << 27  # of a file, unpacked
-MOST_RESTORED = 1 << 22  # entries and operations that all restores of a file look at
+MOST_RESTORED = 1 << 24  # entries and operations that all restores of a file look at
 GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
 
 # ---------------------------------------------------------------- entries

@@ -87,8 +87,9 @@ def _first_value(path: Path) -> object:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:
-            lines = iter(lambda: file.readline(MOST_BYTES), b"")
-            return json.loads(next((line for line in islice(lines, 1000) if line.strip()), b""))
+            lines = islice(iter(lambda: file.readline(MOST_BYTES), b""), 1000)
+            whole = (line for line in lines if line.strip() or len(line) == MOST_BYTES)
+            return json.loads(next(whole, b""))
     except (OSError, EOFError, zlib.error, ValueError, RecursionError):
         return None
 
