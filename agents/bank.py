@@ -434,7 +434,8 @@ class Bank:
             self._set("embedder", mine.as_json() if mine else {})
             self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
+                self._db.execute("ROLLBACK")
             raise
 
     def _identity(self) -> Identity | None:
@@ -553,6 +554,9 @@ class Bank:
             yield
         except sqlite3.OperationalError as error:
             reason = first_line(error)
+            if "disk" in reason:  # is full, or fails: what was written before is whole
+                kept = "what it held before is kept; make room and call again"
+                raise UserError(f"{self.path} cannot be written ({reason}): {kept}.") from error
             if "locked" in reason or "busy" in reason:
                 raise UserError(f"{what} is in use by another process.") from error
             if reason == "interrupted" and self._patience.ticks <= self._patience.most:

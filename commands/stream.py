@@ -32,7 +32,7 @@ import typer
 from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
-from config.errors import Unreachable, UserError, clip
+from config.errors import Unreachable, UserError, clip, kept
 from config.flags import command
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
@@ -74,7 +74,8 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
-    with contextlib.ExitStack() as open_ones:
+    safe = f"All batches before are whole in {folder}; make room and call the same command again."
+    with kept(lambda: safe), contextlib.ExitStack() as open_ones:
         environment = open_environment(config, config.path)
         open_ones.callback(environment.close)
         others = None

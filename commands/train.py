@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import shlex
 import shutil
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -26,8 +29,8 @@ from agents import find
 from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
-from config import files
-from config.errors import UserError
+from config import files, stops
+from config.errors import UserError, kept
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
@@ -159,6 +162,10 @@ def silence_lightning() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+    # TensorBoard writes in a thread, whose errors are raised in this one as well
+    threading.excepthook = lambda hook: (
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
+    )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -189,7 +196,12 @@ def run_and_report(
     _check_launch(run)  # a run that torchrun starts has a name, the same on every rank
     run = replace(run, name=run.name or _now())
     page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
-    folder = train(run, config, agent, resume, callbacks=[page, TrainingProgress(config.steps)])
+    try:
+        with stops.stoppable():
+            shown = [page, TrainingProgress(config.steps)]
+            folder = train(run, config, agent, resume, callbacks=shown)
+    except stops.Stopped as stop:
+        raise stops.Stopped(stop.number, f"stopped. {_whole(run, config)}") from None
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
@@ -202,6 +214,23 @@ def run_and_report(
         say(f"Its training is in {report} and the files beside it.")
     else:
         say(f"Neither checkpoint nor policy was kept; see {report}.")
+
+
+def _whole(run: RunConfig, config: TrainConfig) -> str:
+    """Say what is whole of a run that has ended early, and by which command it goes on."""
+    folder = files.run_path(run.runs, run.name)
+    words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
+    runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
+    again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))}"
+    if saved := checkpoints(folder):
+        step = max(saved)
+        return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
+    if not run.keep_checkpoints:
+        return "With --keep-checkpoints 0 nothing is left to go on from."
+    if (folder / "metrics.csv").exists():
+        return f"The steps before the first checkpoint are lost; {again}"
+    said = "Before the end of the first step nothing is trained yet"
+    return f"{said}; {again}" if (folder / "config.yaml").exists() else f"{said}."
 
 
 def train(
@@ -289,7 +318,7 @@ def _train(
     steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
-    with alone, group:
+    with kept(lambda: _whole(setup.run, setup.training)), alone, group:
         module = _build(setup, reward)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
@@ -311,7 +340,8 @@ def _train(
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        export(folder, steps)
+        with kept(lambda: _whole(setup.run, setup.training)):
+            export(folder, steps)
     return folder
 
 
@@ -340,8 +370,9 @@ def _fit(
         _make_run_folder(folder, resume)
     try:
         trainer = _trainer(setup, folder, start, callbacks if first else ())
-        trainer.fit(module, Steps(module))
-    except UserError:
+        with stops.waiting():
+            trainer.fit(module, Steps(module))
+    except (UserError, OSError, stops.Stopped):
         if first and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise
@@ -426,7 +457,8 @@ class TrainingPage(lightning.Callback):
             self.live.refresh()
 
     def on_exception(self, trainer, module, exception) -> None:
-        if self._has_one() and module.done_steps:
+        at_once = isinstance(exception, stops.StoppedNow)
+        if self._has_one() and module.done_steps and not at_once:
             self.live.write()
 
     def _has_one(self) -> bool:

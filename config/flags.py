@@ -25,7 +25,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from config import options
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clean, clip, no_room
+from config.stops import Stopped
 
 # errors by which the operating system rejects a path, wherever in the program it is first used
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
@@ -154,6 +155,9 @@ def errors_shown() -> Iterator[None]:
     except UserError as error:
         typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
         raise typer.Exit(2) from None
+    except Stopped as stop:
+        typer.echo(f"memagent: {clean(stop)}", err=True)
+        raise typer.Exit(128 + stop.number) from None
     except KeyboardInterrupt:
         typer.echo(
             "memagent: stopped. Finished work is kept: the same command goes on "
@@ -161,14 +165,11 @@ def errors_shown() -> Iterator[None]:
             err=True,
         )
         raise typer.Exit(130) from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = (
-                "the disk is full; make room and call again, train with --resume: "
-                "finished work is kept."
-            )
-        elif error.errno in REFUSED and error.filename is not None:
+    except Exception as error:
+        if getattr(error, "errno", 0) in REFUSED and getattr(error, "filename", None):
             why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
+        elif why := no_room(error):
+            why += "; make room and call again, train and ask with --resume: finished work is kept."
         else:
             raise
         typer.echo(f"memagent: {why}", err=True)

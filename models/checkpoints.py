@@ -14,6 +14,7 @@ A checkpoint is a folder `checkpoints/step-N`:
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import pickle
@@ -139,8 +140,8 @@ _UNREADABLE = (
 def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
     """Write trained weights, optimizer state and `state` (plain numbers) to a folder, atomically.
 
-    A collective: each rank writes its shards, and any number of ranks can read them. UserError, on
-    all ranks, where the folder cannot be written.
+    A collective: each rank writes its shards, and any number of ranks can read them. OSError, on
+    all ranks, where the folder cannot be written; the checkpoint before it is whole then.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -164,12 +165,15 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             temporary.rename(path)
             sync(path.parent)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:
-        # torch reports a full disk as a RuntimeError
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"{path} cannot be written, the one before it is kept; --resume when it can: "
-            f"{_reason(error)}."
-        ) from error
+        cause = _cause(error)
+        if not isinstance(cause, OSError):
+            # a file that is full is one that torch's writer of archives has not got on with
+            full = "inline_container" in str(cause)
+            cause = OSError(errno.ENOSPC if full else errno.EIO, str(cause))
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
+    finally:
+        if ranks.rank() == 0:  # also where a signal has ended it
+            shutil.rmtree(temporary, ignore_errors=True)
     ranks.barrier()
 
 
@@ -265,8 +269,12 @@ def _set_optimizer_state(model, optimizer, state: dict) -> None:
     set_optimizer_state_dict(model, optimizer, state, options=options)
 
 
+def _cause(error: Exception) -> Exception:
+    """Return one rank's error where several ranks failed."""
+    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
+    return next(iter(failures.values()))[0] if failures else error
+
+
 def _reason(error: Exception) -> str:
     """Return the first line of an error, of one rank's error where several ranks failed."""
-    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
-    cause = next(iter(failures.values()))[0] if failures else error
-    return str(cause).strip().split("\n")[0].rstrip(".") or "it is empty"
+    return str(_cause(error)).strip().split("\n")[0].rstrip(".") or "it is empty"

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import count, takewhile
 from multiprocessing import forkserver
@@ -30,6 +30,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from config import stops
 from config.errors import UserError
 from config.files import replacing
 from models.load import inner
@@ -218,15 +219,27 @@ def launch(function: Callable, n: int, *args):
             max_restarts=0,
             start_method=start_method,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
+            **({"signals_to_handle": "SIGHUP,SIGQUIT"} if stops.is_stoppable() else {}),
         )
+        rest = folder, n, stops.is_stoppable(), function, *args
         try:
-            return elastic_launch(config, _run_rank)(folder, n, function, *args)[0]
+            with stops.waiting(_tell_ranks):
+                return elastic_launch(config, _run_rank)(*rest)[0]
         except SignalException as error:  # all processes have ended
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + error.sigval) from None
         except ChildFailedError as error:
-            raise _failure_of(error, folder, n) from None
+            failure = _failure_of(error, folder, n)
+            if stops.asked() and not isinstance(failure, UserError):
+                raise stops.Stopped(stops.asked()) from None
+            raise failure from None
+
+
+def _tell_ranks() -> None:
+    for rank in multiprocessing.active_children():
+        with suppress(ProcessLookupError):
+            os.kill(rank.pid, stops.TOLD)
 
 
 def _start_method() -> str:
@@ -280,30 +293,34 @@ def _failure_of(error, folder: str, n: int) -> Exception:
     return RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {trace}")
 
 
-def _run_rank(folder: str, n: int, function: Callable, *args):
+def _run_rank(folder: str, n: int, stoppable: bool, function: Callable, *args):
     """Run one rank's share of `launch`; a UserError is left in folder/RANK for the parent."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ending = signal.SIGTERM if stoppable else signal.SIGINT
+    threading.Thread(target=_end_with_parent, args=(ending,), daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
-        return function(*args)
+        with stops.stoppable(rank=True) if stoppable else nullcontext():
+            return function(*args)
     except UserError as error:
         with replacing(Path(folder, os.environ["RANK"])) as path:
             path.write_text(str(error), encoding="utf-8")
         raise SystemExit(2) from None
+    except stops.Stopped:
+        return None  # so does every rank, and `launch` knows why
     except (KeyboardInterrupt, SystemExit):
         # Files are closed by now. The signal arrives twice, from the terminal and from `launch`,
         # and the second one may interrupt Python's own shutdown.
         os._exit(130)
 
 
-def _end_with_parent() -> None:
-    """Interrupt this process when the one that called `launch` has ended, in whatever way.
+def _end_with_parent(ending: int) -> None:
+    """End this process when the one that called `launch` has ended, in whatever way.
 
     torch asks the system for that, but the parent that the system knows may be the one forked from.
     """
     multiprocessing.parent_process().join()
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), ending)
 
 
 @contextmanager

@@ -140,7 +140,10 @@ class Rows:
         try:
             yield
         except OSError as error:
-            problem = f"{self.path} cannot be locked or written: {error.strerror}."
+            problem = (
+                f"{self.path} cannot be locked or written: {error.strerror}; make room and call "
+            )
+            problem += "again, the rows so far are kept."
             raise UserError(problem) from error
 
     @contextmanager

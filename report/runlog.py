@@ -41,6 +41,7 @@ import lightning
 from lightning.pytorch.loggers.logger import Logger
 
 from agents.find import STATE
+from config import stops
 from config.errors import clip
 from config.files import replacing, sync
 from config.terminal import say
@@ -180,7 +181,7 @@ class RunRecorder(lightning.Callback):
         trajectories   every `keep_trajectories` steps
         questions      of a file of tasks: which were trained on
         validation     every `save_every` steps, and after the last one
-        checkpoint     likewise, unless `keep_checkpoints` is 0
+        checkpoint     likewise, and when the run is asked to stop, unless `keep_checkpoints` is 0
 
     The checkpoint comes last because it relies on all files before it. Rank 0 writes everything but
     the weights.
@@ -218,6 +219,9 @@ class RunRecorder(lightning.Callback):
             hold(self.folder)
             self._keep_state(module)
             self._cut_back(position, module.done_steps)
+
+    def on_train_start(self, trainer, module) -> None:
+        stops.heed()  # Lightning has a handler of SIGTERM, which would end no step as a whole
 
     def on_fit_end(self, trainer, module) -> None:
         if ranks.rank() == 0:
@@ -264,11 +268,14 @@ class RunRecorder(lightning.Callback):
             self._write_trajectories(module)
         if self.questions:
             self._write_questions(module)
-        if done % self.save_every == 0 or done == self.steps:
-            if module.validation:
-                self._validate(trainer, module)
-            if self.keep_checkpoints:
-                self._save(module)
+        due = done % self.save_every == 0 or done == self.steps
+        if due and module.validation:
+            self._validate(trainer, module)
+        stop = int(ranks.all_reduce_max(stops.asked()))  # no rank goes on without the others
+        if (due or stop) and self.keep_checkpoints:
+            self._save(module)
+        if stop:
+            raise stops.Stopped(stop)
 
     def _write_trajectories(self, module) -> None:
         """Append the step's trajectories of all ranks, in the order of the ranks."""

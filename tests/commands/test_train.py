@@ -403,9 +403,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_pa
         run_config(model, tmp_path, "a", save_every=1, keep_trajectories=0),
         replace(GRPO, steps=2),
     )
+    whole = r"Step 1 of 2 is whole in .*/a/checkpoints/step-1; go on with: python .* --resume"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(UserError, match=r"step-2 cannot be written, the one before it is kept"):
+        with pytest.raises(
+            UserError, match=r"step-2 cannot be written: the disk is full\. " + whole
+        ):
             train.train(run, config, reader(), callbacks=[Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,107 @@
+"""Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
+
+Holds: `Stopped`, `StoppedNow`, `stoppable`, `heed`, `waiting`, `asked`, `is_stoppable`. Leaves out:
+what is saved (report/runlog.py), what is said (commands/train.py).
+Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
+
+    signal    while steps go on: noted (`asked`), and told to the ranks; else `Stopped` is raised
+    another   `Stopped` is raised; from there on a signal ends the process as if there were no Python
+
+A terminal sends Ctrl-C to the ranks too. They ignore it, for their launcher passes it on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOLD = signal.SIGUSR1  # by the launcher, to its ranks
+
+
+class Stopped(BaseException):
+    """A signal has ended the work; said: what is kept, and how to go on."""
+
+    def __init__(self, number: int, said: str = "stopped."):
+        super().__init__(said)
+        self.number = number
+
+
+class StoppedNow(Stopped):
+    """It has ended what was not whole, too: nothing is finished any more."""
+
+
+_handlers: dict[int, object] = {}  # of a process that is stoppable
+_asked = 0  # the first signal
+_tell: Callable[[], None] | None = None  # while steps go on
+
+
+@contextmanager
+def stoppable(rank: bool = False) -> Iterator[None]:
+    """Let signals stop what this process does in the block; one that is ignored stays so.
+
+    rank: of a launcher, which tells it.
+    """
+    global _asked
+    handlers = {s: _heard for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN}
+    if rank:
+        handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL, TOLD: _heard}
+    before = {s: signal.getsignal(s) for s in handlers}
+    _asked = 0
+    _handlers.update(handlers)
+    heed()
+    try:
+        yield
+    finally:
+        _asked = 0
+        _handlers.clear()
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def heed() -> None:
+    """Take the signals back from a library that has taken them meanwhile."""
+    for s, handler in _handlers.items():
+        signal.signal(s, handler)
+
+
+def is_stoppable() -> bool:
+    return bool(_handlers)
+
+
+def asked() -> int:
+    """Return the signal that has asked for an end, 0 if none has."""
+    return _asked
+
+
+@contextmanager
+def waiting(tell: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Note the first signal in the block and `tell` it: whoever does the steps looks at `asked`.
+    One that came too late for that ends the work with the block."""
+    global _tell
+    _tell = tell
+    try:
+        yield
+    finally:
+        _tell = None
+    if _asked:
+        raise Stopped(_asked)
+
+
+def _heard(number: int, frame: object) -> None:
+    global _asked
+    first, _asked = not _asked, _asked or number
+    if first and _tell:
+        if number != TOLD:
+            # the stream that is printed to may be in the middle of a line, and takes no second one
+            with suppress(OSError):
+                os.write(2, b"\nStopping after this step; once more ends it at once.\n")
+        _tell()
+    elif number == TOLD:
+        os._exit(130)  # the others may be in a step that needs this rank, which ends them too
+    elif first or not os.environ.get("TORCHELASTIC_RUN_ID"):  # torchrun sends it again
+        for s in SIGNALS:
+            signal.signal(s, signal.SIG_DFL)
+        raise StoppedNow(_asked)
