@@ -34,7 +34,6 @@ import typer
 from config.errors import UserError, clean, clip, first_line
 from config.files import is_file
 from config.flags import command
-from config.locks import writing
 
 if TYPE_CHECKING:
     from agents.store import Diff, Entry, Op, Store
@@ -569,6 +568,8 @@ def _output(out: Path, inputs: Sequence[Path], force: bool) -> Iterator[None]:
 
     UserError: it cannot be written, or has a writer.
     """
+    from config.locks import writing
+
     if not out.parent.is_dir():
         raise UserError(f"{out} cannot be written: there is no folder {out.parent}.")
     with writing(out, f"The store {out}"):

@@ -25,14 +25,30 @@ ENTRY = (
     "0 AS wins, 't' AS task_id, 0 AS epoch, 1 AS created, '[]' AS parents, '{}' AS meta, 0 AS dead"
 )
 LARGE = "printf('%.*c', 100000000, 'x')"
+ALTER = "PRAGMA writable_schema = ON; UPDATE sqlite_master SET "
 LAYOUTS = {
-    "endless view of entries": f"DROP TABLE entry; CREATE VIEW entry AS {COUNTING} SELECT {ENTRY} FROM c",
-    "endless view of notes": f"DROP TABLE info; CREATE VIEW info AS {COUNTING} SELECT 'k' || x AS key, '1' AS value FROM c",
-    "endless view of intents": f"DROP TABLE intent; CREATE VIEW intent AS {COUNTING} SELECT x AS id, 'default' AS ns, 'q' AS text, x'' AS vec FROM c",
-    "view that never has a row": f"DROP TABLE entry; CREATE VIEW entry AS {COUNTING} SELECT {ENTRY} FROM c WHERE x < 0",
-    "view of a large text": f"DROP TABLE event; CREATE VIEW event AS SELECT 1 AS t, {LARGE} AS task_id",
+    "endless view of entries": (
+        f"DROP TABLE entry; CREATE VIEW entry AS {COUNTING} SELECT {ENTRY} FROM c"
+    ),
+    "endless view of notes": (
+        f"DROP TABLE info; CREATE VIEW info AS {COUNTING} SELECT 'k' || x AS key, '1' AS value "
+        "FROM c"
+    ),
+    "endless view of intents": (
+        f"DROP TABLE intent; CREATE VIEW intent AS {COUNTING} SELECT x AS id, 'default' AS ns, "
+        "'q' AS text, x'' AS vec FROM c"
+    ),
+    "view that never has a row": (
+        f"DROP TABLE entry; CREATE VIEW entry AS {COUNTING} SELECT {ENTRY} FROM c WHERE x < 0"
+    ),
+    "view of a large text": (
+        f"DROP TABLE event; CREATE VIEW event AS SELECT 1 AS t, {LARGE} AS task_id"
+    ),
     "endless view beside": f"CREATE VIEW other AS {COUNTING} SELECT x FROM c",
-    "endless trigger": f"CREATE TRIGGER tr AFTER UPDATE ON entry BEGIN INSERT INTO info {COUNTING} SELECT 'k' || x, '1' FROM c; END",
+    "endless trigger": (
+        "CREATE TRIGGER tr AFTER UPDATE ON entry BEGIN INSERT INTO info "
+        f"{COUNTING} SELECT 'k' || x, '1' FROM c; END"
+    ),
     "trigger that deletes": "CREATE TRIGGER tr AFTER INSERT ON info BEGIN DELETE FROM entry; END",
     "generated column": "ALTER TABLE entry ADD COLUMN g AS (zeroblob(1000000000))",
     "index of an expression": "CREATE INDEX ix ON entry (abs(q))",
@@ -47,33 +63,34 @@ LAYOUTS = {
     "virtual table": "CREATE VIRTUAL TABLE words USING fts5 (x)",
     "virtual table of a name": "DROP TABLE event; CREATE VIRTUAL TABLE event USING fts5 (x)",
     "check of a constraint": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = replace(sql, 'q REAL NOT NULL,', "
+        f"{ALTER}sql = replace(sql, 'q REAL NOT NULL,', "
         "'q REAL NOT NULL CHECK (abs(random()) > q),') WHERE name = 'entry'"
     ),
     "another type": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = replace(sql, 'q REAL', 'q TEXT')"
+        f"{ALTER}sql = replace(sql, 'q REAL', 'q TEXT')"
         " WHERE name = 'entry'"
     ),
-    "no SQL": "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'noise' WHERE name = 'entry'",
+    "no SQL": f"{ALTER}sql = 'noise' WHERE name = 'entry'",
     "SQL of another kind": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE TABLE ' || name || ' (x)'"
+        f"{ALTER}sql = 'CREATE TABLE ' || name || ' (x)'"
     ),
     "table whose pages are the schema's": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET rootpage = 1 WHERE name = 'intent'"
+        f"{ALTER}rootpage = 1 WHERE name = 'intent'"
     ),
     "table without pages": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET rootpage = 0 WHERE name = 'event'"
+        f"{ALTER}rootpage = 0 WHERE name = 'event'"
     ),
     "table beyond the end": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET rootpage = 99999 WHERE name = 'entry'"
+        f"{ALTER}rootpage = 99999 WHERE name = 'entry'"
     ),
     "two tables of the same pages": (
-        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM "
+        f"{ALTER}rootpage = (SELECT rootpage FROM "
         "sqlite_master WHERE name = 'event') WHERE name = 'entry'"
     ),
     "5,000 views": (
-        "PRAGMA writable_schema = ON; WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c "
-        "LIMIT 5000) INSERT INTO sqlite_master SELECT 'view', 'v' || x, 'v' || x, 0, "
+        "PRAGMA writable_schema = ON; "
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 5000) "
+        "INSERT INTO sqlite_master SELECT 'view', 'v' || x, 'v' || x, 0, "
         "'CREATE VIEW v' || x || ' AS SELECT 1' FROM c"
     ),
 }  # fmt: skip
