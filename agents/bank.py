@@ -27,7 +27,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -1011,17 +1011,6 @@ class Bank:
                 )
         return len(ids)
 
-    def copy_to(self, path: Path) -> None:
-        """Write a copy of the whole bank to a file. UserError: it is there, or cannot be."""
-        if path.exists():
-            raise UserError(f"{path} is there already.")
-        with self._sentences():
-            other = sqlite3.connect(path)
-            try:
-                self._db.backup(other)
-            finally:
-                other.close()
-
     def dump(self) -> dict:
         """Return all rows as JSON can hold them, for `load`."""
         found = {}
@@ -1052,11 +1041,6 @@ class Bank:
             self._check_rows()
             self._check_embedder()
             self._buried = True  # the index is built anew
-
-    def rows(self) -> Iterator[dict]:
-        """Yield every entry as JSON can hold it."""
-        for entry in self.entries():
-            yield asdict(entry)
 
 
 def _z(values: Sequence[float]) -> list[float]:
