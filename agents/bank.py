@@ -12,6 +12,9 @@ Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. Everything that a ban
 file; the index of similarities is built when it is opened. What a batch of tasks teaches, feedback
 and new entries, is one transaction: a process that is killed leaves all of it or nothing. There is
 no clock and no global random state in it, so the same tasks leave the same rows.
+
+A file may be a stranger's. When it is opened, its tables must be ours to the letter, its pages must
+hang together, and its rows must hold what a bank writes: whatever reads it later relies on that.
 """
 
 from __future__ import annotations
@@ -23,15 +26,18 @@ import random
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from agents.likeness import Identity, Likeness, Row, likeness_of
-from config.errors import UserError, first_line
+from config.errors import UserError, clip, first_line
+from config.files import is_file
+from config.locks import writing
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
 from data import seed_of
 from memagent import ReadConfig
@@ -42,6 +48,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 APPLICATION = 0x6D656D62  # in the file's header: a bank of ours
 BUSY_S = 5.0  # how long another process may hold the file
+MOST_BYTES = 1 << 32  # of a file
+MOST_VALUE = 1 << 26  # bytes of a text, an embedding or a statement
+TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
+STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
 TABLES = """
@@ -60,6 +70,15 @@ CREATE TABLE event (
     entry_id INTEGER NOT NULL REFERENCES entry (id), sim REAL NOT NULL, q_before REAL NOT NULL,
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type DESC, name"
+WHOLE = 1 << 40  # a whole number lies below: sums of millions of them are no overflow
+FITS = {  # declared type -> what a value of a column must be; SQLite itself asks for little
+    "INTEGER": f"typeof({{0}}) = 'integer' AND {{0}} BETWEEN -{WHOLE} AND {WHOLE}",
+    "REAL": "typeof({0}) = 'real' AND {0} BETWEEN -1e100 AND 1e100",
+    "TEXT": "typeof({0}) = 'text'",
+    "BLOB": "typeof({0}) = 'blob'",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +249,92 @@ FROM = f"SELECT {COLUMNS} FROM entry JOIN intent ON intent.id = intent_id"
 def _entry(row: Sequence) -> Entry:
     *plain, parents, meta = row
     plain[4] = bool(plain[4])
-    return Entry(*plain, tuple(json.loads(parents)), json.loads(meta))
+    try:
+        parents, meta = json.loads(parents), json.loads(meta)
+        ids = all(type(p) is int and abs(p) <= WHOLE for p in [*parents])
+        flat = not any(isinstance(value, dict | list) for value in meta.values())
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        ids = flat = False
+    if not (ids and flat and isinstance(parents, list)):
+        raise sqlite3.DataError(f"row {plain[0]} of entry: parents or meta are no bank's")
+    return Entry(*plain, tuple(parents), meta)
 
+
+def _whole(text: str) -> int:
+    """Read a whole number of JSON; ValueError: it is too large, or NaN, which Python takes too."""
+    if not abs(float(text)) < WHOLE:
+        raise ValueError(f"{clip(text, 40)} is no number of a bank")
+    return int(text)
+
+
+# ---------------------------------------------------------------- the door
+
+
+@cache
+def _ours() -> tuple[list[tuple], dict[str, dict[str, str]]]:
+    """Return the layout of a bank, and table -> column -> what its values must be."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES)
+        layout = db.execute(LAYOUT).fetchall()
+        return layout, {
+            name: {
+                column: f"({FITS[kind].format(column)})"
+                for _, column, kind, *_ in db.execute(f"PRAGMA table_info({name})")
+            }
+            for type, name, *_ in layout
+            if type == "table"
+        }
+
+
+class _Patience:
+    """Ends a statement of SQLite on Ctrl-C, whose handler runs where Python does, or after too many
+    steps: a damaged tree of pages has no end."""
+
+    def __init__(self):
+        self.ticks, self.most = 0, math.inf
+
+    def __call__(self) -> bool:
+        self.ticks += 1
+        return self.ticks > self.most
+
+
+def _connected(path: str | Path, patience: _Patience, of: Path | None = None) -> sqlite3.Connection:
+    """Open a database that is not to be trusted. of: the file that it is, if any."""
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=str(path)[:5] == "file:")
+    db.execute("PRAGMA trusted_schema = OFF")
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+    db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
+    db.set_progress_handler(patience, TICK)
+    if of is not None:
+        try:
+            there = sum(each.stat().st_size for each in (of, _beside(of, "wal")) if each.exists())
+            (pages,), (size,) = (
+                db.execute(f"PRAGMA page_{what}").fetchone() for what in ("count", "size")
+            )
+            if pages * size > min(there, MOST_BYTES):
+                raise sqlite3.DataError(f"{pages * size} bytes are too many for it")
+        except BaseException:
+            db.close()
+            raise
+        patience.most = (STEPS[0] + STEPS[1] * pages * size) / TICK
+    return db
+
+
+def _beside(path: Path, what: str) -> Path:
+    """Return the file that SQLite keeps beside one."""
+    return Path(f"{path.resolve()}-{what}")
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a rollback journal that no bank has left. A bank has one only while it is made, from
+    nothing; by a stranger's SQLite would remove any file that it names at its end."""
+    journal = _beside(path, "journal")
+    raw = journal.read_bytes() if journal.exists() and journal.stat().st_size <= 1 << 16 else None
+    if journal.exists() and (raw is None or any(raw[16:20]) or raw.endswith(SUPER)):
+        raise UserError(f"{journal} is not of a bank: remove it, and then open {path} again.")
+
+
+SUPER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal: it names another file
 
 # ---------------------------------------------------------------- the bank
 
@@ -264,18 +367,28 @@ class Bank:
         self._buried = False  # it has let go of entries
         self._own_delta = -1, 0.0  # batches so far, and delta then
         self.likeness: Likeness = likeness_of(config.retrieve, embedder)
-        with self._sentences():
-            self._db = self._open()
-            try:
+        self._open_ones, self._patience = ExitStack(), _Patience()
+        try:
+            with self._sentences():
+                self._db = self._open_ones.enter_context(closing(self._open()))
                 self._begin()
-            except BaseException:
-                self._db.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         """Check the file before anything is written to it; make the tables of a new one."""
         if not (new := self._is_new()):
-            self._check_header()
+            self._check_layout()
+            self._check_pages()
+            if self.frozen:  # neither the file nor what lies beside it is written
+                copy = self._open_ones.enter_context(
+                    closing(_connected(":memory:", self._patience))
+                )
+                self._db.backup(copy)
+                self._db.close()
+                self._db = copy
+            self._check_rows()
             self._check_embedder()
         if self.path and not self.frozen:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -284,19 +397,26 @@ class Bank:
         if new:
             self._make()
         self._load()
+        self._patience.most = math.inf  # what is in order is read to its end
 
     # ---- the file
 
     def _open(self) -> sqlite3.Connection:
         if self.path is None:
-            db = sqlite3.connect(":memory:", isolation_level=None)
-        elif self.frozen:
-            db = _in_memory(self.path)
-        else:
-            if not self.path.parent.is_dir():
-                raise UserError(f"There is no folder {self.path.parent} for a bank.")
-            db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-        return db
+            return _connected(":memory:", self._patience)
+        if not is_file(self.path) and (self.frozen or self.path.exists()):
+            raise UserError(f"There is no bank at {self.path}.")
+        if self.frozen:
+            # `immutable` would pass over what a killed process has left in the write-ahead log
+            left = _beside(self.path, "wal")
+            mode = "mode=ro" if left.exists() and left.stat().st_size else "mode=ro&immutable=1"
+            uri = f"{self.path.absolute().as_uri()}?{mode}"
+            return _connected(uri, self._patience, self.path)
+        if not self.path.parent.is_dir():
+            raise UserError(f"There is no folder {self.path.parent} for a bank.")
+        self._open_ones.enter_context(writing(self.path, f"The bank {self.path}"))
+        _check_journal(self.path)
+        return _connected(self.path, self._patience, self.path)
 
     def _is_new(self) -> bool:
         one = self._one
@@ -321,48 +441,93 @@ class Bank:
     def _identity(self) -> Identity | None:
         return Identity.of(self.embedder) if self.likeness.needs_vectors else None
 
-    def _check_header(self) -> None:
-        """Refuse another file and another version."""
+    def _check_layout(self) -> None:
+        """Refuse another file and another version; nothing is read from a table before."""
         if self._one("PRAGMA application_id") != APPLICATION:
             raise UserError(f"{self.path} is a database, but no bank.")
+        ours, theirs = _ours()[0], self._rows(LAYOUT)
+        if theirs != ours:
+            (_, name, *_), *_ = [row for row in theirs if row not in ours] or [
+                row for row in ours if row not in theirs
+            ] or theirs  # fmt: skip
+            raise UserError(
+                f"{self.path} is no bank of version {SCHEMA}, or damaged: its layout differs in "
+                f"{clip(repr(name), 80)}."
+            )
+
+    def _check_pages(self) -> None:
+        """Refuse trees of pages that are too deep or without end, then pages that are in two."""
+        for type, name, table, _ in _ours()[0]:
+            how = "NOT INDEXED" if type == "table" else f"INDEXED BY {name}"
+            self._rows(f"SELECT total(1) FROM {table} {how}")
+        if (said := self._one("PRAGMA quick_check(1)")) != "ok":
+            raise sqlite3.DataError(clip(" ".join(said.split()), 200))
+
+    def _check_rows(self) -> None:
+        """Refuse values that no bank writes, with their row."""
+        for table, columns in _ours()[1].items():
+            key, fits = next(iter(columns)), [*columns.values()]
+            wrong = self._rows(
+                f"SELECT {key}, {', '.join(fits)} FROM {table} "
+                f"WHERE NOT ({' AND '.join(fits)}) LIMIT 1"
+            )
+            for row, *each in wrong:
+                names = ", ".join(name for name, fit in zip(columns, each, strict=True) if not fit)
+                raise sqlite3.DataError(f"row {clip(repr(row), 40)} of {table}: {names}")
+        for (value,) in self._rows("SELECT value FROM info"):
+            json.loads(value, parse_constant=_whole, parse_int=_whole)
         if (version := self.noted("schema")) != SCHEMA:
             raise UserError(
-                f"{self.path} is a bank of version {version}, this is version {SCHEMA}."
+                f"{self.path} is a bank of version {clip(repr(version), 40)}, this is version "
+                f"{SCHEMA}."
             )
 
     def _check_embedder(self) -> None:
         """Refuse another embedder than that the bank was made with."""
-        mine, kept = self._identity(), self.noted("embedder")
-        if not isinstance(kept, dict):
+        mine, kept = self._identity(), self.noted("embedder", dict)
+        if kept is None:
             raise UserError(f"{self.path} is damaged (it does not say which embedder made it).")
-        if mine and not kept:
+        made = Identity(**kept) if kept else None
+        if made and not (isinstance(made.name, str) and len(made.row) == made.dim):
+            raise ValueError("the embedding by which its embedder is told has another size")
+        size = 4 * made.dim if made else 0  # bytes
+        for id, n in self._rows(
+            "SELECT id, length(vec) FROM intent WHERE length(vec) != ? LIMIT 1", size
+        ):
+            raise ValueError(f"the embedding of intent {id} has {n} bytes, not {size}")
+        if mine and not made:
             raise UserError(
                 f"{self.path} was made without an embedder: search it by bm25, or make another."
             )
-        elif mine and not mine.same(Identity(**kept)):
+        elif mine and not mine.same(made):
             raise UserError(
-                f"{self.path} was made with the embedder {kept['name']} ({kept['dim']} numbers), "
-                f"not with {mine.name} ({mine.dim}): name that one."
+                f"{self.path} was made with the embedder {clip(made.name, 80)} ({made.dim} "
+                f"numbers), not with {mine.name} ({mine.dim}): name that one."
             )
         elif kept and not mine and not (self.frozen or self.upkeep):
             raise UserError(
-                f"{self.path} holds embeddings of {kept['name']}, and new intents need them too: "
-                "name that embedder, or open it frozen."
+                f"{self.path} holds embeddings of {clip(made.name, 80)}, and new intents need them "
+                "too: name that embedder, or open it frozen."
             )
 
     def _load(self) -> None:
         """Build the index of the intents that have entries."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT DISTINCT intent.id, text, vec FROM intent JOIN entry ON intent_id = intent.id "
             "WHERE ns = ? AND NOT dead ORDER BY intent.id",
-            (self.namespace,),
-        ).fetchall()
+            self.namespace,
+        )
         self._indexed = {id for id, *_ in rows}
         self.likeness.begin(rows)
 
     def _one(self, query: str, *values: object) -> object:
-        row = self._db.execute(query, values).fetchone()
-        return row[0] if row else None
+        rows = self._rows(query, *values)
+        return rows[0][0] if rows else None
+
+    def _rows(self, query: str, *values: object) -> list[tuple]:
+        """Return what a query finds: the one way in which the file is read."""
+        with self._sentences():
+            return self._db.execute(query, values).fetchall()
 
     def _set(self, key: str, value: object) -> None:
         self._db.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (key, json.dumps(value)))
@@ -372,32 +537,40 @@ class Bank:
         with self.batch():
             self._set(key, value)
 
-    def noted(self, key: str) -> object:
-        """Return a value that was kept; None: there is none."""
+    def noted(self, key: str, kind: type = object) -> object:
+        """Return a value that was kept; None: there is none. UserError: it is of another kind."""
         text = self._one("SELECT value FROM info WHERE key = ?", key)
-        return None if text is None else json.loads(text)
+        value = None if text is None else json.loads(text)
+        value = float(value) if kind is float and type(value) is int else value
+        if text is not None and not isinstance(value, kind):
+            raise UserError(f"{self.path} is damaged: {key} is {clip(repr(value), 80)}.")
+        return value
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
         """Turn errors of the file into one sentence."""
+        what = self.path or "The bank that a model or a run holds"
         try:
             yield
-        except sqlite3.IntegrityError:
-            raise
         except sqlite3.OperationalError as error:
             reason = first_line(error)
             if "disk" in reason:  # is full, or fails: what was written before is whole
                 kept = "what it held before is kept; make room and call again"
                 raise UserError(f"{self.path} cannot be written ({reason}): {kept}.") from error
             if "locked" in reason or "busy" in reason:
-                raise UserError(f"{self.path} is in use by another process.") from error
-            raise UserError(f"{self.path} cannot be used: {reason}.") from error
+                raise UserError(f"{what} is in use by another process.") from error
+            if reason == "interrupted" and self._patience.ticks <= self._patience.most:
+                raise KeyboardInterrupt from None
+            reason = "its pages have no end" if reason == "interrupted" else reason
+            raise UserError(f"{what} cannot be used: {reason}.") from error
         except sqlite3.DatabaseError as error:
-            raise UserError(f"{self.path} is no bank, or damaged ({first_line(error)}).") from error
-        except (ValueError, TypeError, KeyError) as error:
-            if self._depth or isinstance(error, UserError):
+            raise UserError(f"{what} is no bank, or damaged ({first_line(error)}).") from error
+        except OSError as error:
+            raise UserError(f"{what} cannot be used: {error.strerror}.") from error
+        except DAMAGE as error:
+            if self._depth:
                 raise
-            raise UserError(f"{self.path} is damaged ({first_line(error)}).") from error
+            raise UserError(f"{what} is damaged ({first_line(error)}).") from error
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -437,10 +610,10 @@ class Bank:
 
     @property
     def batches(self) -> int:
-        return self.noted("batches") or 0
+        return self.noted("batches", int) or 0
 
     def close(self) -> None:
-        self._db.close()
+        self._open_ones.close()
 
     # ---- finding
 
@@ -456,7 +629,7 @@ class Bank:
         """
         if self.config.delta is not None:
             return self.config.delta
-        if (known := self.noted(self._delta_key)) is not None:
+        if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
             texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
@@ -488,8 +661,7 @@ class Bank:
         best = near[0][1] if near else 0.0
         delta = self.delta if near else 0.0
         near = [(i, s) for i, s in near if s > delta or (c.at_delta and s == delta)]
-        with self._sentences():
-            pool = self._candidates(dict(near), task_id)
+        pool = self._candidates(dict(near), task_id)
         if not pool:
             return Retrieved((), 0, best)
         scored, pool_size = self._scored(pool)
@@ -500,11 +672,9 @@ class Bank:
     def _candidates(self, near: Mapping[int, float], task_id: str) -> list[tuple[Entry, float]]:
         """Return the entries of intents with their similarity, by id."""
         c, marks = self.config, ", ".join("?" * len(near))
-        rows = self._db.execute(
-            f"{FROM} WHERE intent_id IN ({marks}) AND NOT dead ORDER BY entry.id", [*near]
-        ).fetchall()
+        entries = self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
         of = {text: near[id] for id, text in self._texts(near)}
-        pool = [(entry, of[entry.intent]) for entry in map(_entry, rows)]
+        pool = [(entry, of[entry.intent]) for entry in entries]
         if c.exclude_same_task and task_id:
             pool = [(entry, sim) for entry, sim in pool if entry.task_id != task_id]
         if c.rank == "entries":
@@ -513,9 +683,7 @@ class Bank:
 
     def _texts(self, ids: Mapping[int, float]) -> list[tuple[int, str]]:
         marks = ", ".join("?" * len(ids))
-        return self._db.execute(
-            f"SELECT id, text FROM intent WHERE id IN ({marks})", [*ids]
-        ).fetchall()
+        return self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *ids)
 
     def _scored(self, pool: list[tuple[Entry, float]]) -> tuple[list[Found], int]:
         """Return the candidates with their scores, the best first (Eq. 7), and their number."""
@@ -694,9 +862,10 @@ class Bank:
 
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
-        row = self._db.execute(
-            "SELECT id, vec FROM intent WHERE ns = ? AND text = ?", (self.namespace, text)
-        ).fetchone()
+        known = self._rows(
+            "SELECT id, vec FROM intent WHERE ns = ? AND text = ?", self.namespace, text
+        )
+        row = known[0] if known else None
         if row is None:
             near = self.similar(text, 1)
             if near and near[0][1] >= self.config.same_intent:
@@ -719,10 +888,10 @@ class Bank:
         n = self._one("SELECT count(*) FROM entry JOIN intent ON intent.id = intent_id "
                       "WHERE NOT dead AND ns = ?", self.namespace)  # fmt: skip
         if n > most:
-            ids = [id for (id,) in self._db.execute(
+            ids = [id for (id,) in self._rows(
                 "SELECT entry.id FROM entry JOIN intent ON intent.id = intent_id "
                 "WHERE NOT dead AND ns = ? AND created < ? ORDER BY q, visits, entry.id LIMIT ?",
-                (self.namespace, now, n - most),
+                self.namespace, now, n - most,
             )]  # fmt: skip
             self._bury(ids)
 
@@ -735,17 +904,18 @@ class Bank:
     def entries(self, where: Filter = Filter()) -> list[Entry]:
         """Return the entries that a filter lets through, by id."""
         clause, values = where.clause
-        rows = self._db.execute(
-            f"{FROM} WHERE ns = ? AND {clause} ORDER BY entry.id", [self.namespace, *values]
-        )
-        return [*map(_entry, rows)]
+        return self._entries(f"ns = ? AND {clause}", self.namespace, *values)
+
+    def _entries(self, clause: str, *values: object) -> list[Entry]:
+        rows = self._rows(f"{FROM} WHERE {clause} ORDER BY entry.id", *values)
+        with self._sentences():
+            return [*map(_entry, rows)]
 
     def entry(self, id: int) -> Entry:
         """Return an entry, also one that was let go of. ValueError: there was never one."""
-        row = self._db.execute(f"{FROM} WHERE entry.id = ?", (id,)).fetchone()
-        if row is None:
-            raise ValueError(f"the bank has no entry {id}")
-        return _entry(row)
+        for entry in self._entries("entry.id = ?", id):
+            return entry
+        raise ValueError(f"the bank has no entry {id}")
 
     def entries_of(self, task_id: str) -> list[Entry]:
         """Return the entries that a task has left, the oldest first."""
@@ -792,38 +962,26 @@ class Bank:
 
     def events(self) -> list[tuple]:
         """Return (epoch, task id, entry id, similarity, Q before, score, reward, Q after)."""
-        return self._db.execute(
+        return self._rows(
             "SELECT epoch, task_id, entry_id, sim, q_before, score, reward, q_after FROM event "
             "ORDER BY t"
-        ).fetchall()
+        )
 
     @property
     def digest(self) -> str:
         """Return a hex fingerprint of all rows: intents, entries and events."""
         found = blake2b(digest_size=16)
         for table in ("intent", "entry", "event"):
-            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY 1"):
+            for row in self._rows(f"SELECT * FROM {table} ORDER BY 1"):
                 found.update(repr(row).encode(errors="surrogatepass"))
         return found.hexdigest()
 
     def check(self) -> list[str]:
         """Return what is wrong with the file; [] = nothing."""
-        with self._sentences():
-            said = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
-            broken = self._db.execute("PRAGMA foreign_key_check").fetchall()
-        wrong = [line for line in said if line != "ok"]
+        wrong = [line for (line,) in self._rows("PRAGMA integrity_check") if line != "ok"]
+        broken = self._rows("PRAGMA foreign_key_check")
         wrong += [f"{table} {row} points to nothing" for table, row, *_ in broken]
-        kept = self.noted("embedder")
-        if kept and len(Identity(**kept).row) != kept["dim"]:
-            wrong.append("the embedding by which its embedder is told has another size")
-        size = 4 * kept["dim"] if kept else 0  # bytes
-        wrong += [
-            f"the embedding of intent {id} has {n} bytes, not {size}"
-            for id, n in self._db.execute(
-                "SELECT id, length(vec) FROM intent WHERE length(vec) != ?", (size,)
-            )
-        ]
-        known = {id for (id,) in self._db.execute("SELECT id FROM entry")}
+        known = {id for (id,) in self._rows("SELECT id FROM entry")}
         for entry in self.entries():
             if not math.isfinite(entry.q):
                 wrong.append(f"entry {entry.id} has the utility {entry.q}")
@@ -853,22 +1011,11 @@ class Bank:
                 )
         return len(ids)
 
-    def copy_to(self, path: Path) -> None:
-        """Write a copy of the whole bank to a file. UserError: it is there, or cannot be."""
-        if path.exists():
-            raise UserError(f"{path} is there already.")
-        with self._sentences():
-            other = sqlite3.connect(path)
-            try:
-                self._db.backup(other)
-            finally:
-                other.close()
-
     def dump(self) -> dict:
         """Return all rows as JSON can hold them, for `load`."""
         found = {}
         for table in ("info", "intent", "entry", "event"):
-            rows = self._db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
+            rows = self._rows(f"SELECT * FROM {table} ORDER BY 1")
             found[table] = [
                 [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in row]
                 for row in rows
@@ -877,10 +1024,11 @@ class Bank:
 
     def load(self, dumped: dict) -> None:
         """Become what `dump` returned. UserError: it is of another version or embedder."""
-        info = {key: json.loads(value) for key, value in dumped["info"]}
+        with self._sentences():
+            info = {key: json.loads(value) for key, value in dumped["info"]}
         if any(info.get(key) != self.noted(key) for key in ("schema", "embedder")):
             raise UserError(f"{self.path or 'The bank'} is of another version or embedder.")
-        with self.batch():
+        with self._sentences(), self.batch():
             for table in ("event", "entry", "intent", "info"):
                 self._db.execute(f"DELETE FROM {table}")
             for table in ("info", "intent", "entry", "event"):
@@ -890,28 +1038,9 @@ class Bank:
                     self._db.execute(
                         f"INSERT INTO {table} VALUES ({marks})", [*row[:3], *vec, *row[4:]]
                     )
+            self._check_rows()
+            self._check_embedder()
             self._buried = True  # the index is built anew
-
-    def rows(self) -> Iterator[dict]:
-        """Yield every entry as JSON can hold it."""
-        for entry in self.entries():
-            yield asdict(entry)
-
-
-def _in_memory(path: Path) -> sqlite3.Connection:
-    """Return a copy of a file in memory; neither it nor what lies beside it is written."""
-    if not path.is_file():
-        raise UserError(f"There is no bank at {path}.")
-    # `immutable` would pass over what a killed process has left in the write-ahead log
-    left = Path(f"{path}-wal")
-    mode = "mode=ro" if left.exists() and left.stat().st_size else "immutable=1"
-    file = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S)
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        file.backup(db)
-    finally:
-        file.close()
-    return db
 
 
 def _z(values: Sequence[float]) -> list[float]:

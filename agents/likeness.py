@@ -179,6 +179,8 @@ class Meanings:
             return
         matrix = np.frombuffer(b"".join(vec for *_, vec in rows), np.float32)
         matrix = matrix.reshape(len(rows), self.embedder.dim)  # [N, D]
+        if not (fits := np.abs(matrix).max(1) <= 2).all():  # NaN is not
+            raise ValueError(f"the embedding of intent {rows[fits.argmin()][0]} has no length of 1")
         self._index.add(np.array([id for id, *_ in rows], np.int64), matrix)
         self._known |= {text: row for (_, text, _), row in zip(rows, matrix, strict=True)}
 

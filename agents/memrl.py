@@ -274,6 +274,11 @@ class MemRL(Agent):
                 there.close()
         return self.bank
 
+    def close(self) -> None:
+        """Give up the bank's file, which has one writer; who drives the agent has no more tasks."""
+        if self.bank is not None:
+            self.bank.close()
+
     def check(self, task: Task) -> None:
         """Refuse a bank that cannot be read."""
         if self.frozen and self.config.recall != "none":

@@ -33,6 +33,8 @@ from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 
 RESTORE = "restore"  # the tool of the record that `Store.restore` makes
 FORMAT, VERSION = "memory store", 1
+MOST_BYTES = 1 << 27  # of a file, unpacked
+MOST_RESTORED = 1 << 24  # entries and operations that all restores of a file look at
 GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
 
 # ---------------------------------------------------------------- entries
@@ -342,10 +344,13 @@ class Store:
             counted = f"{_brief(n)} entries and {_brief(operations)} operations"
             raise UserError(f"{path} is not whole: {counted} must follow the first line.")
         known = tuple(field.name for field in fields(Entry))
-        store = cls(_entries(path, lines[:n], known))
+        store, looked_at = cls(_entries(path, lines[:n], known)), 0
         for line, values in lines[n:]:
             with _place(path, line):
-                store._redo(_op(values))
+                store._redo(op := _op(values))
+                looked_at += (len(store._latest) + op.n) * (op.tool == RESTORE)
+                if looked_at > MOST_RESTORED:
+                    raise ValueError("restores follow one another that take too long to do again")
         return store
 
 
@@ -420,7 +425,9 @@ def _objects(path: str | Path) -> list[tuple[int, dict]]:
     if not is_file(path):
         raise UserError(f"No file at {path}.")
     try:
-        data = read_data(Path(path))
+        data = read_data(Path(path), MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for a store.")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
     lines = enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from config.errors import UserError, clean, clip
-from config.files import replacing_output
+from config.files import is_file, replacing_output
 from config.flags import command
 from config.options import NOT_NEGATIVE, check_fields
 
@@ -73,7 +73,7 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
     """Open a bank that is there; without an embedder it can be looked at."""
     from agents.bank import Bank, BankConfig
 
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"There is no bank at {path}.")
     if not embedder:
         return Bank(path, BankConfig(), namespace=namespace, **how)

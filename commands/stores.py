@@ -22,8 +22,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -80,10 +81,14 @@ def _first_value(path: Path) -> object:
     """Return the value of a file's first line; None if it has none, whose reader then says why."""
     if not is_file(path):
         return None
+    from agents.store import MOST_BYTES
+
     try:
         with path.open("rb") as file:
-            lines = unpacked(file, path) if path.suffix == ".gz" else file
-            return from_json(next((line for line in lines if line.strip()), b""))
+            data = unpacked(file, path) if path.suffix == ".gz" else file
+            lines = islice(iter(lambda: data.readline(MOST_BYTES), b""), 1000)
+            whole = (line for line in lines if line.strip() or len(line) == MOST_BYTES)
+            return from_json(next(whole, b""))
     except (OSError, EOFError, zlib.error, ValueError):
         return None
 
@@ -550,17 +555,29 @@ def restore(
 ):
     """Write a store whose entries are those after an operation, with the whole history before."""
     (store,) = stores_of([source], Choice(task, step, sample))
-    _check_output(out, [source], force)
-    op = store.restore(n)
-    store.to_jsonl(out)
+    with _output(out, [source], force):
+        op = store.restore(n)
+        store.to_jsonl(out)
     _say(("same", op.message))
     _say_saved(store, out)
 
 
-def _check_output(out: Path, inputs: Sequence[Path], force: bool) -> None:
-    """Refuse a path before anything is done that would be lost; UserError: it cannot be written."""
+@contextmanager
+def _output(out: Path, inputs: Sequence[Path], force: bool) -> Iterator[None]:
+    """Be the one writer of a path, which is refused before anything is done that would be lost.
+
+    UserError: it cannot be written, or has a writer.
+    """
+    from config.locks import writing
+
     if not out.parent.is_dir():
         raise UserError(f"{out} cannot be written: there is no folder {out.parent}.")
+    with writing(out, f"The store {out}"):
+        _check_output(out, inputs, force)
+        yield
+
+
+def _check_output(out: Path, inputs: Sequence[Path], force: bool) -> None:
     if not out.exists():
         return
     read = [path for one in inputs for path in (one.iterdir() if one.is_dir() else [one])]
@@ -601,13 +618,12 @@ def play(
 
     inputs = [path for path in (source, script) if path is not None]
     store, *_ = [*stores_of([source] if source else [], Choice(task, step, sample)), Store()]
-    if out is not None:
-        _check_output(out, inputs, force)
-    with suppress(KeyboardInterrupt):  # an end like any other: what was done is saved
-        _run(store, _scripted(script) if script else _typed(), whole=script is not None)
-    if out is None:
-        return _say(("note", "Nothing is saved: that takes --out FILE."))
-    store.to_jsonl(out)
+    with _output(out, inputs, force) if out else nullcontext():
+        with suppress(KeyboardInterrupt):  # an end like any other: what was done is saved
+            _run(store, _scripted(script) if script else _typed(), whole=script is not None)
+        if out is None:
+            return _say(("note", "Nothing is saved: that takes --out FILE."))
+        store.to_jsonl(out)
     _say_saved(store, out)
 
 

@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -300,7 +300,7 @@ class Stream:
                 done = at + len(batch)
                 whole = done >= n
                 now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
-                seconds = (book.noted(clock) or 0.0) + time.perf_counter() - begun
+                seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - begun
                 with book.batch():
                     if lessons:
                         agent.learn(lessons)
@@ -317,7 +317,10 @@ class Stream:
     def _begun(self) -> State:
         """Return where the stream stands; begin it if it is new."""
         book = self.book
-        if (noted := book.noted(STATE)) is not None:
+        if (noted := book.noted(STATE, dict)) is not None:
+            kinds = {name: type(value).__name__ for name, value in noted.items()}
+            if kinds != {field.name: field.type for field in fields(State)}:
+                raise UserError(f"{book.path} is damaged: it does not say where its stream stands.")
             state = State(**noted)
             if state.settings != self.settings:
                 raise UserError(
@@ -399,7 +402,7 @@ class Stream:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen, rows = bank.noted(FROZEN) or {}, [*_read(folder / f"{arm}.jsonl")]
+    frozen, rows = bank.noted(FROZEN, dict) or {}, [*_read(folder / f"{arm}.jsonl")]
     return {
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
@@ -407,8 +410,8 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "rows": rows,
         "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
-        "stats": [bank.noted(f"epoch {epoch}") for epoch in numbers],
-        "seconds": [bank.noted(f"seconds {epoch}") for epoch in numbers],
+        "stats": [bank.noted(f"epoch {epoch}", dict) for epoch in numbers],
+        "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
         "bank": _shown(rows) if frozen else [
             {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,

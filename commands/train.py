@@ -320,7 +320,9 @@ def _train(
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
     with kept(lambda: _whole(setup.run, setup.training)), alone, group:
         module = _build(setup, reward)
-        with contextlib.closing(module.engine):
+        with contextlib.ExitStack() as open_ones:
+            open_ones.callback(module.engine.close)
+            open_ones.callback(getattr(module.agent, "close", lambda: None))
             start, damaged = newest_whole(folder)
             if start > steps:
                 raise UserError(

@@ -91,11 +91,15 @@ def test_a_stream_that_was_killed(stream, tmp_path):
 
 
 def test_the_banks_of_a_stream_are_copied_and_not_opened_to_be_written(stream, monkeypatch):
-    copied, copy = [], bank._in_memory
-    monkeypatch.setattr(bank, "_in_memory", lambda path: copied.append(path.name) or copy(path))
+    opened, connected = [], bank._connected
+    monkeypatch.setattr(
+        bank, "_connected", lambda path, *rest: opened.append(str(path)) or connected(path, *rest)
+    )
     before = {path.name: path.read_bytes() for path in stream.glob("*.db*")}
     report(stream)
-    assert copied == ["none.db", "rag.db"]
+    read = [path.partition("?mode=ro")[0][-7:] for path in opened if path != ":memory:"]
+    assert read == ["none.db", "/rag.db"] and len(opened) == 4 and "rwc" not in str(opened)
+    assert all("?mode=ro" in path for path in opened[::2])
     assert before == {path.name: path.read_bytes() for path in stream.glob("*.db*")}
 
 

@@ -1,0 +1,99 @@
+"""Files of strangers given as stores: what is unpacked and done again has a bound; one writer."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from conftest import HANG_S, calls_of, killed_in_child
+from test_bank_files import ROOT, in_child
+from typer.testing import CliRunner
+
+import cli
+from agents import store as stores
+from agents.store import Entry, Store
+from commands.stores import Choice, stores_of
+from config.errors import UserError
+
+
+def said(*words, code=0) -> str:
+    result = CliRunner().invoke(cli.app, ["memory", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("head", ["", '{"text": "', '{"format": "memory store", "version": 1}\n'])
+@pytest.mark.parametrize("filling", [b" ", b"\n", b"x"])
+def test_four_gigabytes_in_a_small_file_are_refused(tmp_path, head, filling):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(head.encode()) + gzip.compress(filling * (1 << 26)) * 64)
+
+    def look():
+        with pytest.raises(UserError, match="more than 128 MiB"):
+            stores_of([path], Choice())
+        return "refused"
+
+    assert in_child(look, 1 << 30) == "refused"
+
+
+def test_restores_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "MOST_RESTORED", 10_000)
+    store = Store(Entry("", f"text {k}") for k in range(10))
+    for _ in range(50):
+        store.restore(0)
+    store.to_jsonl(tmp_path / "s.jsonl")
+    assert len(Store.from_jsonl(tmp_path / "s.jsonl").journal) == 50
+    for _ in range(150):
+        store.restore(0)
+    store.to_jsonl(tmp_path / "s.jsonl")
+    assert "restores follow one another" in said("show", tmp_path / "s.jsonl", code=2)
+
+
+def test_a_second_writer_of_a_store_is_told_who_the_first_one_is(tmp_path):
+    path = tmp_path / "s.jsonl"
+    Store([Entry("", "It rains.")]).to_jsonl(path)
+    before, other = path.read_bytes(), tmp_path / "o.jsonl"
+    other.write_bytes(before)
+    words = [sys.executable, "cli.py", "memory", "play", "--out", str(path), "--force"]
+    writer = subprocess.Popen(
+        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        writer.stdin.write("create It snows.\n")
+        writer.stdin.flush()
+        assert "Created m1" in writer.stdout.readline()
+        for command in (["restore", other, 0], ["play", other, "--script", os.devnull]):
+            told = said(*command, "--out", path, "--force", code=2)
+            assert f"written by process {writer.pid} " in told and " since 2" in told
+    finally:
+        writer.kill()
+        writer.wait(HANG_S)
+    assert path.read_bytes() == before
+    said("restore", other, 0, "--out", path, "--force")
+    assert path.read_bytes() != before
+
+
+def test_killed_at_any_time_a_store_is_the_one_before_or_the_one_after(tmp_path):
+    path, rng = tmp_path / "s.jsonl", random.Random(0)
+    done = Store(Entry("", f"text {k}") for k in range(20))
+
+    def add() -> None:
+        store = Store.from_jsonl(path)
+        (id,) = store.new_ids(1)
+        store.record("add", {}, "added", after=[Entry(id, f"more {len(store.journal)}")])
+        store.to_jsonl(path)
+
+    done.to_jsonl(path)
+    calls = calls_of(add)
+    done.to_jsonl(path)
+    for _ in range(10):
+        n = len(Store.from_jsonl(path).journal)
+        assert killed_in_child(add, rng.randrange(calls // 2, calls))
+        assert len(Store.from_jsonl(path).journal) in (n, n + 1)
+    while len(Store.from_jsonl(path).journal) < 12:
+        add()
+    texts = [json.loads(line)["after"][0]["text"] for line in path.read_text().splitlines()[21:]]
+    assert texts == [f"more {k}" for k in range(12)]
