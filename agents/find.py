@@ -1,7 +1,7 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
 Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
-`stored_settings`, `check_reach`: what a file that came with data may not name.
+`stored_settings`, `reach`, `check_reach`: what a file that came with data may not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -266,36 +267,48 @@ PROGRAMS = {"reward", "logger", "interpreter"}  # settings whose every value is 
 AGENTS = {"agent", "agents", "also"}
 
 
+def reach(fields: Mapping, loaded: bool = False) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the settings that have code run, or an address asked: name, flag, value, whether it is
+    code.
+
+    loaded: with the agents of files that this process has loaded already.
+    """
+    for name, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')} {shlex.quote(','.join(map(str, values)))}"
+        for one in values:
+            if not one or not isinstance(one, str | bool):
+                continue
+            text = str(one)
+            # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
+            names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
+            code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
+            if code or any(_is_path(agent) and (loaded or not known(agent)) for agent in names):
+                yield name, "--trust-remote-code" if one is True else flag, text, True
+            if "://" in text or name == "bank":
+                yield name, flag, text, False
+
+
 def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> None:
     """Refuse settings of a file that would have code run, or an address asked.
 
     The file may have come with data: what it says of these counts for nothing. given: the flags of
     this call, which go before the file; with trust_remote_code among them its code may run.
     """
-    for name, value in fields.items():
-        values = value if isinstance(value, tuple) else (value,)
-        flag = f"--{name.replace('_', '-')} {','.join(map(str, values))}"
-        for one in values:
-            if name in given or not one or not isinstance(one, str | bool):
-                continue
-            text = str(one)
-            # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
-            names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
-            code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
-            if code or any(_is_path(agent) and not known(agent) for agent in names):
-                again = "" if one is True else f"{flag} or "
-                if given.get("trust_remote_code", False) is False:
-                    raise UserError(
-                        f"{path} names code, {name} {text}, and may have come with data: nothing "
-                        f"of it is run unless you give {again}--trust-remote-code."
-                    )
-            if "://" in text or name == "bank":
-                what = "a file to write to" if name == "bank" else "an address"
-                said = (
-                    f"{path} names {what}, {name} {text}, and may have come with data: nothing "
-                    f"goes there unless you give {flag}."
-                )
-                raise UserError(re.sub("//[^/@ ]*@", "//***@", said))  # a password is not shown
+    trusted = given.get("trust_remote_code", False) is not False
+    for name, flag, text, code in reach(fields):
+        if name in given or (code and trusted):
+            continue
+        if code:
+            what, never = "code", "of it is run"
+            flag = " or ".join(dict.fromkeys([flag, "--trust-remote-code"]))
+        else:
+            what, never = "a file to write to" if name == "bank" else "an address", "goes there"
+        message = (
+            f"{path} names {what}, {name} {text}, and may have come with data: nothing {never} "
+            f"unless you give {flag}."
+        )
+        raise UserError(re.sub("//[^/@ ]*@", "//***@", message))  # a password is not shown
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:

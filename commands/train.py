@@ -201,7 +201,7 @@ def run_and_report(
             shown = [page, TrainingProgress(config.steps)]
             folder = train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
-        raise stops.Stopped(stop.number, f"stopped. {_whole(run, config)}") from None
+        raise stops.Stopped(stop.number, f"stopped. {_whole(run, config, agent)}") from None
     if not ranks.is_first():  # one of torchrun's other processes
         return
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
@@ -216,12 +216,17 @@ def run_and_report(
         say(f"Neither checkpoint nor policy was kept; see {report}.")
 
 
-def _whole(run: RunConfig, config: TrainConfig) -> str:
-    """Say what is whole of a run that has ended early, and by which command it goes on."""
+def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
+    """Say what is whole of a run that has ended early, and by which command it goes on.
+
+    The command repeats what no file may name (`find.check_reach`).
+    """
     folder = files.run_path(run.runs, run.name)
     words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
     runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
-    again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))}"
+    settings = asdict(run) | asdict(config) | asdict(agent.config) | {"bank": ""}
+    reach = " ".join(dict.fromkeys(flag for _, flag, _, _ in find.reach(settings, loaded=True)))
+    again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))} {reach}".rstrip()
     if saved := checkpoints(folder):
         step = max(saved)
         return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
@@ -318,7 +323,7 @@ def _train(
     steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
-    with kept(lambda: _whole(setup.run, setup.training)), alone, group:
+    with kept(lambda: _whole(setup.run, setup.training, setup.agent)), alone, group:
         module = _build(setup, reward)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
@@ -340,7 +345,7 @@ def _train(
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
     if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        with kept(lambda: _whole(setup.run, setup.training)):
+        with kept(lambda: _whole(setup.run, setup.training, setup.agent)):
             export(folder, steps, trusted=True)
     return folder
 

@@ -248,3 +248,18 @@ def test_templates_lie_in_the_models_folder(where):
     Path("m/link").symlink_to("../secret")
     out = said(*ASK, "--model", "m")
     assert "names templates outside the model's folder" in out and "1234" not in out
+
+
+def test_the_command_that_goes_on_with_a_training_repeats_what_no_file_may_name(tmp_path):
+    from commands import train
+    from config.options import GRPOConfig, RunConfig
+
+    Path("my agent.py").write_text("from memagent import MemAgent\nclass Mine(MemAgent): pass\n")
+    agent = find.make("my agent.py", {})
+    run = RunConfig(name="a", agent="my agent.py", reward="r.py:f", data=("d.py:t", "e.jsonl"))
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/config.yaml").touch()
+    command = train._whole(run, GRPOConfig(), agent).partition("go on with: ")[2]
+    assert command.endswith(
+        "train --resume --name a --data d.py:t,e.jsonl --agent 'my agent.py' --reward r.py:f"
+    )
