@@ -214,6 +214,9 @@ def _sources(path: Path) -> Iterator[tuple[Path, AbstractContextManager]]:
         raise UserError(f"No file at {path}.")
 
 
+LARGEST = 1 << 30
+"""Most bytes of a line, and of a file that is one value: HotpotQA's training split has .6 GB."""
+BLANK = re.compile(rb"[\xef\xbb\xbf \t\r\n]*+")
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -242,18 +245,30 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
         else:
             stream = io.BufferedReader(file)
         lines = (
-            (n, line) for n, line in enumerate(stream, 1) if line.strip(b"\xef\xbb\xbf \t\r\n")
+            (n, _bounded(line, path, f", line {n},"))
+            for n, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
+            if not BLANK.fullmatch(line)
         )
         n, line = next(lines, (0, b""))
         begins = line.strip(b"\xef\xbb\xbf \t\r\n")
         # A line that ends so goes on in the next one; any other is JSON lines', or all of the file
         if begins.startswith(b"[") or begins.endswith((b"{", b"[", b",")):
-            yield from _members(_parse(b"\n" * (n - 1) + line + stream.read(), path), path)
+            rest = stream.read(LARGEST + 1 - len(line))
+            whole = _bounded(b"\n" * (n - 1) + line + rest, path, "")
+            yield from _members(_parse(whole, path), path)
         elif n:
             first, second = _parse(line, path, n), next(lines, None)
             yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
             for n, line in chain([second] if second else (), lines):
                 yield f"line {n}", _parse(line, path, n)
+
+
+def _bounded(value: bytes, path: Path, place: str) -> bytes:
+    if len(value) > LARGEST:
+        raise UserError(
+            f"{path}{place} has a value of more than {LARGEST >> 20:,} MiB: save one record a line."
+        )
+    return value
 
 
 def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, object]]:

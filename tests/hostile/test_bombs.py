@@ -16,10 +16,13 @@ import bombs
 import pytest
 
 from config.errors import UserError
-from config.files import SETTINGS, evaluation_folder
+from config.files import SETTINGS
 from config.foreign import FREE, from_json, read_data
+from config.options import EvalConfig
+from report.evaluation import evaluation_folder
 from report.folder import settings_of
 from report.records import read_records
+from tasks import readers
 from tasks.readers import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +99,7 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
     (tmp_path / "run" / "config.yaml").write_text(bomb)
     assert settings_of(bomb) == {}
     with pytest.raises(UserError, match="no evaluation"):
-        evaluation_folder(str(tmp_path), "run")
+        evaluation_folder(EvalConfig(runs=str(tmp_path), name="run"))
     sources = [p for p in SOURCES if p.parts[-2] != "dev"]
     loads = [path for path in sources if "yaml.safe_load" in path.read_text(encoding="utf-8")]
     assert loads == [ROOT / "config" / "files.py"]
@@ -271,3 +274,16 @@ def test_a_chat_template_that_costs_much_for_one_message_is_a_sentence(tokenizer
 def test_every_chat_template_is_rendered_by_that_door():
     calls = [p for p in SOURCES if ".apply_chat_template(" in p.read_text(encoding="utf-8")]
     assert calls == [ROOT / "tokens" / "chat_templates.py"]
+
+
+@pytest.mark.parametrize("text", ["x" * 101, '{"a": 1}\n' + "x" * 101, "[" + "1,\n" * 40 + "1]"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
+def test_a_value_that_is_too_large_to_be_held_is_refused(pack, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST", 100)
+    monkeypatch.setattr(
+        readers, "_parse", lambda *_: {"question": "?", "context": ".", "answer": "."}
+    )
+    path = tmp_path / ("a.jsonl.gz" if pack is gzip.compress else "a.jsonl")
+    path.write_bytes(pack(text.encode()))
+    with pytest.raises(UserError, match="a value of more than"):
+        [*readers.records_of(path)]
