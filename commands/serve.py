@@ -71,7 +71,7 @@ class Terms:
     body_bytes: int = 64 << 20
     bodies_bytes: int = 512 << 20  # of all requests in flight
     body_s: float = 60.0  # to come
-    document_s: float = 300.0  # to be read
+    document_s: float = 120.0  # to be read
     document_mib: int = 1024
     origins: tuple[str, ...] = ()  # of web pages that may ask
     timeout_s: float = 3600.0

@@ -661,15 +661,9 @@ class AnsweringConfig:
     cache_tokens: Annotated[int, COUNT] = 1 << 16
     """transformers: tokens of sections that stay in memory, so that another question about a
     document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
-    document_s: Annotated[float, POSITIVE] = 300.0
+    document_s: Annotated[float, POSITIVE] = 120.0
     """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
-    take a minute"""
-    document_mib: Annotated[int, COUNT] = 1024
-    """most memory that this may take beyond the file, in MiB; on Linux alone"""
-
-    document_s: Annotated[float, POSITIVE] = 300.0
-    """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
-    take a minute"""
+    take half a minute"""
     document_mib: Annotated[int, COUNT] = 1024
     """most memory that this may take beyond the file, in MiB; on Linux alone"""
 
