@@ -92,11 +92,11 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
                 open_ones.callback(stream.agent.opened().close)
         files.make_folder(folder)
         open_ones.enter_context(writing(folder, f"The stream {folder}"))
-        hold(folder)
-        open_ones.callback(release, folder)
         for stream in streams:
             # what cannot be used is refused before anything is written
             open_ones.callback(stream.book.close)
+        hold(folder)
+        open_ones.callback(release, folder)
         _keep_settings(folder, config, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:

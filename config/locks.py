@@ -16,7 +16,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -39,11 +39,13 @@ os.register_at_fork(after_in_child=_close_all)
 def writing(path: Path, what: str) -> Iterator[None]:
     """Be the only writer of a file or a folder, there already or not, to the end of the block.
 
-    what: its name at the beginning of a sentence, such as "The run runs/a". UserError, with the
-    process and since when: it has a writer. OSError: the lock's file cannot be written. Where a
-    file system knows no locks, that is said, and the block goes on.
+    what: its name at the beginning of a sentence, such as "The run runs/a". Where nothing is
+    written, no folder is left. UserError, with the process and since when: it has a writer.
+    OSError: the lock's file cannot be written. Where a file system knows no locks, that is said,
+    and the block goes on.
     """
     path = path.resolve()
+    new = [folder for folder in path.parents if not folder.exists()]
     make_folder(path.parent)
     mark = path.with_name(f".{path.name}.writing")
     fd = _locked(mark, what)
@@ -57,6 +59,9 @@ def writing(path: Path, what: str) -> Iterator[None]:
             mark.unlink(missing_ok=True)
             _held.remove(fd)
             os.close(fd)
+            with suppress(OSError):  # something is in it
+                for folder in new:
+                    folder.rmdir()
 
 
 def _locked(mark: Path, what: str) -> int:

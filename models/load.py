@@ -185,8 +185,9 @@ def _checked(path: str | Path, config):
     held = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     if layers > LAYERS or (held and weights > 8 * held):
         raise UserError(
-            f"The config.json of {path} is another model's or wrong: it declares {layers:,} layers "
-            f"and {weights:,} weights or more, and the files beside it hold {held:,} bytes."
+            f"{path} does not hold what its config.json declares, {layers:,} layers and "
+            f"{weights:,} weights or more: its .safetensors files, which are damaged or another "
+            f"model's, have {held:,} bytes."
         )
     return config
 

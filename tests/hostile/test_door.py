@@ -163,7 +163,9 @@ def test_a_models_folder_has_no_address_asked(words, command):
         spec = f"openai:{url}#m"
         door.model(Path("m"), **SEARCHED, agent={"embedder": spec})
         out = said(*command, "--model", "m", *words)
-        assert "names an address, embedder" in out and f"unless you give --embedder {spec}" in out
+        assert (
+            "names an address, embedder" in out and f"unless you give --embedder '{spec}'." in out
+        )
         assert keys == []
         said(*command, "--model", "m", *words, "--embedder", spec)  # it answers 404
         assert keys and {*keys} == {f"Bearer {KEY}"}
