@@ -206,7 +206,7 @@ def _eval(
     _, agent = _merged(config, theirs, eval=evaluation, agent=agent)
     settings = {"max_sections": None} | agent  # a preset's cap is one of training
     agents = {
-        name: find.with_state(find.resolve(preset, model, {}, settings, name)[1], model)
+        name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
         for name in names
     }
     for reader in agents.values():

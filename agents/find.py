@@ -484,10 +484,19 @@ def resumed(
 
 
 def resolve(
-    preset: str, model: str | Path | None, grpo: dict, settings: dict, agent: str = ""
+    preset: str,
+    model: str | Path | None,
+    grpo: dict,
+    settings: dict,
+    agent: str = "",
+    asked: bool = False,
 ) -> tuple[GRPOConfig, Agent]:
     """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the
-    agent's `training`, single fields. agent: "" = the preset's, the model's or memagent."""
+    agent's `training`, single fields.
+
+    agent: "" = the preset's, the model's or memagent. asked: it is asked and not trained, so that a
+    bank of the model's folder stands for the file that it names.
+    """
     agent = agent or agent_of(preset, model)
     fields, known = preset_of(preset, agent), agent_hints([agent])
     if unknown := next((field for field in settings if field not in known), ""):
@@ -498,7 +507,8 @@ def resolve(
         trained = GRPOConfig(**fields["grpo"] | find(agent).training)
         theirs, fields = of_model(model), fields["agent"] | settings
         used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
-        check_reach(_yaml_of(model), used, fields)
+        kept = asked and model and (settings_folder(model) / STATE).exists()
+        check_reach(_yaml_of(model), used, fields | ({"bank": ""} if kept else {}))
         return replace(trained, **grpo), make(agent, theirs | fields)
     except TypeError as error:
         raise UserError(f"The settings do not fit: {error}.") from error

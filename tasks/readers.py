@@ -243,7 +243,7 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
         if packing := PACKED.get(path.suffix):
             stream = unpacked(file, path, pa.input_stream(file, compression=packing))
         else:
-            stream = io.BufferedReader(file)
+            stream = io.BufferedReader(pa.input_stream(file, compression=None))
         lines = (
             (n, _bounded(line, path, f", line {n},"))
             for n, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)

@@ -164,7 +164,7 @@ def test_one_that_is_stopped_before_its_first_step_says_so_and_leaves_nothing(
             process = forked(words, "said")
         process.join()
         assert process.exitcode == 143 and Path("said").read_text().endswith(f"{said}\n")
-        assert [*Path("my runs").iterdir()] == []
+        assert not Path("my runs").exists()
     run([*words, "--save-every", 1])
     again = [*words[:1], "--resume", "--name", "a", "--runs", "my runs", "--steps", 5]
     status, said = stopped_by(signal.SIGINT, again, 0, TransformersEngine, "__init__")
@@ -247,7 +247,7 @@ def test_a_full_disk_before_the_first_step_leaves_nothing(tmp_path, monkeypatch)
         "memagent: A file cannot be written: no file may be longer. Before the end of the first "
         "step nothing is trained yet."
     )
-    assert [*Path("runs").iterdir()] == []
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
