@@ -104,6 +104,10 @@ class Sections(Sequence[Text]):
         return self._decoded[k]
 
 
+ENTRY = 256
+"""Tokens that a cached text or document counts for beside its own: what holds them takes memory."""
+
+
 class LRUCache:
     """The most recently used results, as long as they have at most `max_tokens` tokens together.
 
@@ -368,7 +372,7 @@ class Codec:
         if isinstance(text, Text):
             return text
         return self._recent.get(
-            (text,), lambda: Text(text, self.encode(text)), lambda made: len(made.ids)
+            (text,), lambda: Text(text, self.encode(text)), lambda made: len(made.ids) + ENTRY
         )
 
     def after_thinking(self, response: Text) -> Text:
@@ -550,7 +554,7 @@ class Codec:
         key = (digest, own_ids, n_tokens, max_sections, over)
         sections = self._alive.get(key)
         if not sections:
-            sections = self._recent.get(key, make, lambda sections: len(sections.ids))
+            sections = self._recent.get(key, make, lambda sections: len(sections.ids) + ENTRY)
         self._alive[key] = sections
         return sections
 
