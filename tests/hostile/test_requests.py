@@ -207,7 +207,8 @@ def ended(pid: int) -> bool:
 
 def test_a_body_whose_client_is_gone_is_read_no_further(codec, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "taken", faults.sleepy)
-    with served(codec) as (address, service):
+    monkeypatch.setattr(serve, "SWIFT_S", HANG_S * 10)  # no limit of time may end it instead
+    with served(codec, Terms("m", document_s=HANG_S * 10)) as (address, service):
         path = tmp_path / "pid"
         with socket.create_connection(address[:2]) as wire:
             wire.sendall(head_of(sleeps(path)))
