@@ -13,7 +13,7 @@ from pathlib import Path
 
 import escapes
 import pytest
-from conftest import HANG_S
+from conftest import HANG_S, until
 
 from tasks import sandbox
 from tasks.llb_db import LLBDB
@@ -88,6 +88,19 @@ def test_programs_that_a_model_has_replaced_run_with_no_right_of_ours():
         assert system.run("echo on; perl; setpriv", HANG_S).output.count("mounted") == 0
         adjusted = system.run("cat /proc/self/oom_score_adj", HANG_S).output
         assert adjusted == "1000\n"  # the kernel takes it first
+
+
+@needs["system"]
+def test_what_enters_a_system_is_held_by_nobody_in_it():
+    """It has rights in the system until it is the model's program, which a loop waits for."""
+    with closing(sandbox.System()) as system:
+        system.run(f"perl -e '{escapes.HUNTER}' > /dev/null 2>&1 & disown", HANG_S)
+        until(lambda: system.run("test -e /tmp/ready", HANG_S).code == 0)
+        for _ in range(20):
+            system.run("true", HANG_S)
+        until(lambda: system.run("touch /tmp/over", HANG_S).code == 0)
+        until(lambda: (found := system.run("cat /tmp/found", HANG_S)).code == 0 and found.output)
+        assert system.run("cat /tmp/found", HANG_S).output == "nothing\n"
 
 
 # ---------------------------------------------------------------- MariaDB
