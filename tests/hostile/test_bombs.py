@@ -16,7 +16,7 @@ import bombs
 import pytest
 
 from config.errors import UserError
-from config.files import SETTINGS
+from config.files import NESTED, SETTINGS
 from config.foreign import FREE, from_json, read_data
 from config.options import EvalConfig
 from report.evaluation import evaluation_folder
@@ -83,7 +83,8 @@ def test_settings_that_cost_much_are_refused_before_they_do(tmp_path):
     found = refused(lines, paths)
     for name in ("lists of lists", "maps of maps", "merged", "itself", "as a key"):
         assert "may not refer to other settings (*a)" in found[name]
-    assert "deep" in found["deep lists"] and "deep" in found["deep blocks"]
+    for name in ("deep lists", "deep blocks"):
+        assert f"at most {NESTED} lists and sections deep" in found[name]
     assert f"{SETTINGS:,} bytes" in found["long"] and f"{SETTINGS:,} bytes" in found["wide"]
     assert "64 bits" in found["large number"] and "64 bits" in found["large key"]
 
@@ -239,6 +240,9 @@ def test_a_config_that_declares_more_than_the_files_hold_is_a_sentence(tmp_path)
         assert "does not hold what its config.json declares" in line
     call = "geometry(path)"
     given = {"num_hidden_layers": paths["num_hidden_layers"]}
+    (
+        given["num_hidden_layers"] / "model.safetensors"
+    ).unlink()  # as of one that is to be downloaded
     lines = said("from models.plan import geometry", call, given.values(), HEAVY, 60)
     assert "declares, 1,000,000,000 layers" in refused(lines, given)["num_hidden_layers"]
 

@@ -96,8 +96,10 @@ FIELDS = [
     ("run", "trust_remote_code", True),
     ("sft", "also", ["m/notes.py=0.2"]),
     ("sft", "also", ["full", "m/notes.py"]),
+    ("sft", "also", ["notes.py=0.2"]),
     ("eval", "agents", ["bm25", "m/notes.py"]),
     ("eval", "agents", ["m/notes.py@untrained"]),
+    ("eval", "agents", ["notes.py@untrained"]),
     ("eval", "agents", ["bm25@/notes.py"]),
     ("eval", "data", ["world", "m/notes.py:tasks"]),
     ("eval", "filler", ["m/notes.py:tasks"]),
@@ -120,7 +122,7 @@ def test_the_settings_of_a_run_run_no_code(way, section, name, value):
     sections = {"eval": {"n": 1, "lengths": [2]}} if section == "eval" else {"run": {}} | training
     sections[section] = sections[section] | {name: value}
     door.run(Path("runs/x"), **sections, agent={})
-    marks = [door.code(Path(at)) for at in ("m/notes.py", "bm25@/notes.py")]
+    marks = [door.code(Path(at)) for at in ("notes.py", "m/notes.py", "bm25@/notes.py")]
     words = ("--config", "runs/x/config.yaml", "--name", "y")
     words = ("--resume", "--name", "x") if way == "--resume" else words
     out = said(command, *words)

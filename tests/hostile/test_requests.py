@@ -259,6 +259,7 @@ def test_an_answer_that_is_not_taken_in_is_given_up(monkeypatch):
 
 def test_where_connections_are_too_many_an_idle_one_makes_room(codec, monkeypatch):
     monkeypatch.setattr(door, "CONNECTIONS", 4)
+    monkeypatch.setattr(door, "HEADERS_S", HANG_S)  # no limit of time makes the room
     with served(codec) as (address, _), ExitStack() as wires:
         idle = [wires.enter_context(socket.create_connection(address[:2])) for _ in range(12)]
         with client(address) as http:

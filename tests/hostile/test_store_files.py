@@ -39,6 +39,20 @@ def test_four_gigabytes_in_a_small_file_are_refused(tmp_path, head, filling):
     assert in_child(look, 1 << 30) == "refused"
 
 
+@pytest.mark.parametrize("text", ["", '{"text": "It rains."}\n'])
+def test_a_store_of_eight_gigabytes_is_read_no_further_than_it_may_be(tmp_path, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    os.truncate(path, 1 << 33)
+
+    def look():
+        with pytest.raises(UserError, match="holds more than 128 MiB, too much for a store"):
+            stores_of([path], Choice())
+        return "refused"
+
+    assert in_child(look) == "refused"
+
+
 def test_restores_without_end_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "MOST_RESTORED", 10_000)
     store = Store(Entry("", f"text {k}") for k in range(10))
