@@ -5,7 +5,7 @@ Each code says on a line what it has got hold of, `nothing` if nothing.
 
 from __future__ import annotations
 
-from tasks.sandbox import KEYS, PROCESSOR
+from tasks.sandbox import CLONE, KEYS, PROCESSOR, UNSHARE
 
 SECRET = "secret of the caller"
 
@@ -41,8 +41,15 @@ SOCKETS_TO_THE_HOST = "print socket(my $s, 40, 1, 0) ? qq(made\\n) : qq(nothing\
 
 RINGS = "my $x = qq(\\0) x 256; print syscall(425, 8, $x) >= 0 ? qq(made\\n) : qq(nothing\\n)"
 
-NAMESPACES = """
-for my $flags (0x10000000, 0x10020000) { print "unshared\\n" if syscall({unshare}, $flags) == 0 }
+NAMESPACES = f"""
+for my $flags (0x10000000, 0x10020000) {{
+    print "unshared\\n" if syscall({UNSHARE}, $flags) == 0;
+    my $wanted = pack "Q8", $flags, 0, 0, 0, 17, 0, 0, 0;
+    for my $child (syscall({CLONE}, $flags | 17, 0, 0, 0, 0), syscall(435, $wanted, 64)) {{
+        exit unless $child;
+        print "cloned\\n" if $child > 0;
+    }}
+}}
 print "nothing\\n"
 """
 
