@@ -156,7 +156,11 @@ def test_the_export_of_a_run_runs_no_code(fields):
 SEARCHED = {"run": {"agent": "hybrid"}}
 
 
-@pytest.mark.parametrize("words", [(), ("--agent", "hybrid"), ("--agent", "memrl")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--agent", "hybrid"), ("--agent", "memrl"), ("--trust-remote-code",)],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("command", [ASK, ("eval", "--n", 1, "--lengths", 2, "--name", "e")])
 def test_a_models_folder_has_no_address_asked(words, command):
     if command[0] == "eval":
