@@ -156,11 +156,7 @@ def test_the_export_of_a_run_runs_no_code(fields):
 SEARCHED = {"run": {"agent": "hybrid"}}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(), ("--agent", "hybrid"), ("--agent", "memrl"), ("--trust-remote-code",)],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [(), ("--agent", "hybrid"), ("--agent", "memrl")], ids=" ".join)
 @pytest.mark.parametrize("command", [ASK, ("eval", "--n", 1, "--lengths", 2, "--name", "e")])
 def test_a_models_folder_has_no_address_asked(words, command):
     if command[0] == "eval":
@@ -206,9 +202,11 @@ def test_the_settings_of_a_run_have_no_address_asked(section, fields):
         door.run(Path("runs/x"), **{section: fields})
         agent = ("--agent", "hybrid") if section == "agent" else ()
         command = "eval" if section == "eval" else "train"
-        out = said(command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
-        assert "names an address, " in out and "may have come with data" in out and keys == []
-        assert "secret" not in out
+        words = (command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
+        for trust in ((), ("--trust-remote-code",)):  # in code, which is none in addresses
+            out = said(*words, *trust)
+            assert "names an address, " in out and "may have come with data" in out and keys == []
+            assert "secret" not in out
 
 
 def test_an_embedders_folder_runs_no_code_and_nobody_is_asked_whether_it_may(monkeypatch):
