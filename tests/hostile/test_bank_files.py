@@ -194,6 +194,12 @@ def test_every_command_says_it_in_one_sentence(path, tmp_path, sound):
     ):  # fmt: skip
         result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
         assert result.exit_code == 2 and "its layout differs in" in " ".join(result.output.split())
+    for command in ("show", "stats", "forget", "calibrate"):
+        words = ["bank", command, str(tmp_path / "none.db")]
+        words += ["--task", "t1"] if command == "forget" else []
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 2 and "There is no bank at" in " ".join(result.output.split())
+        assert not (tmp_path / "none.db").exists()
     for name in ("folder", "fifo", "loop", "a\0b", "x" * 300):
         if name == "folder":
             (tmp_path / name).mkdir()

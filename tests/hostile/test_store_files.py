@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import cli
 from agents import store as stores
 from agents.store import Entry, Store
-from commands.stores import Choice, stores_of
+from commands.stores import Choice, _first_value, stores_of
 from config.errors import UserError
 
 
@@ -37,6 +37,28 @@ def test_four_gigabytes_in_a_small_file_are_refused(tmp_path, head, filling):
         return "refused"
 
     assert in_child(look, 1 << 30) == "refused"
+
+
+@pytest.mark.parametrize("text", ["", '{"text": "It rains."}\n'])
+def test_a_store_of_eight_gigabytes_is_read_no_further_than_it_may_be(tmp_path, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    os.truncate(path, 1 << 33)
+
+    def look():
+        with pytest.raises(UserError, match="holds more than 128 MiB, too much for a store"):
+            stores_of([path], Choice())
+        return "refused"
+
+    assert in_child(look) == "refused"
+
+
+def test_a_first_value_is_not_looked_for_behind_blank_lines_without_end(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n" * 500 + b"{}")
+    assert _first_value(path) == {}
+    path.write_bytes(b"\n" * 2000 + b"{}")
+    assert _first_value(path) is None
 
 
 def test_restores_without_end_are_refused(tmp_path, monkeypatch):
