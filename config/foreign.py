@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -84,7 +83,7 @@ def check_parts(paths: Iterable[Path]) -> None:
     """Raise a UserError for a pipe or a device, whose reading may never end, or a part of a model,
     of those with names as in `PARTS`, that is larger than one can be."""
     for path in paths:
-        if os.path.exists(path) and not (path.is_file() or path.is_dir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{path} is a pipe or a device and no file: remove it.")
         if path.name.startswith(PARTS) and path.is_file() and path.stat().st_size > PART:
             raise UserError(f"{path} has more than {PART >> 20} MiB: give another --model.")

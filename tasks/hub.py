@@ -200,7 +200,9 @@ def _here(url: str, **options: object):
     from fsspec.core import url_to_fs
 
     if "://" in url.removeprefix("file://") or "::" in url:
-        raise UserError(f"The data set's card refers to {url}, of which nothing is asked: remove it.")
+        raise UserError(
+            f"The data set's card refers to {url}, of which nothing is asked: remove it."
+        )
     return url_to_fs(url, **options)
 
 
