@@ -26,9 +26,10 @@ from agents.search import Embedder, tokens
 from config.errors import UserError, loading
 from config.files import make_folder, making_folder
 from config.foreign import from_json
-from config.realmodels import Packaged
+from config.realmodels import Packaged, named_folder
 from models.packaged import _downloaded, _installed, _locked, _say, _sha256
 from tasks.served import Served, address
+from tokens.chat_templates import check_tokenizer
 
 FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
 SETTINGS = "hf:FOLDER#pooling=last,tokens=512,query=TEXT"
@@ -79,7 +80,7 @@ def embedder_of(
         return _Served(spec, what, prefix or "")
     what, _, words = what.partition("#")
     own = {"pooling": pooling, "prefix": prefix, "max_tokens": max_tokens} | _told(spec, words)
-    folder = Path(what).expanduser()
+    folder = named_folder(Path(what).expanduser())
     if not (folder / "config.json").is_file():
         raise UserError(
             f"No embedder at {folder}: a folder with config.json and weights is needed."
@@ -221,6 +222,7 @@ class _Local(Embedder):
             # without the first, transformers asks at the terminal whether to run a folder's code
             here = {"trust_remote_code": False, "local_files_only": True}
             self.tokenizer = AutoTokenizer.from_pretrained(folder, **here)
+            check_tokenizer(self.tokenizer, folder)
             model, report = AutoModel.from_pretrained(
                 folder,
                 dtype=torch.float32,
