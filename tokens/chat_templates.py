@@ -34,7 +34,7 @@ ADDED = 1 << 18
 """Most characters that it may write beside eight times what it is given."""
 COSTLY = ("Regex", "Replace", "Prepend", "Precompiled", "Split")
 """Kinds of a tokenizer's parts whose cost is for its folder to say."""
-RUN, LENGTH = 2000, 1 << 17
+RUN, LENGTH = 1000, 1 << 16
 """Characters of the same letter, and of words, that a tokenizer is tried with."""
 WORDS = "It's 12,345.67 o'clock; Anna (b. 1994-05-01) wrote: \"naïve, 你好 мир\"!\n\n"
 
