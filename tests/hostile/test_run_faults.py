@@ -277,3 +277,26 @@ def test_an_evaluation_on_a_full_disk_keeps_its_rows(tmp_path, monkeypatch):
     assert said.endswith("make room and call again, the rows so far are kept.")
     said = run(words)
     assert len(Path("runs/e/rows.jsonl").read_text().splitlines()) == 20
+
+
+def test_an_evaluation_whose_page_alone_finds_no_room_says_what_is_safe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "eval --agents memagent --lengths 2 --kinds one_fact --n 4 --name e".split()
+    run(words)
+    rows = Path("runs/e/rows.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = Path("runs/e/report.html").stat().st_size - 1
+    assert most > max(
+        path.stat().st_size for path in Path("runs/e").glob("*.*") if path.suffix != ".html"
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        said = run(words, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "memagent" in said and said.endswith(
+        "no file may be longer). All answers are in runs/e/rows.jsonl, and summary.json beside; "
+        "once that is mended, python cli.py report runs/e writes it."
+    )
+    assert Path("runs/e/rows.jsonl").read_bytes() == rows
+    run(["report", "runs/e"])

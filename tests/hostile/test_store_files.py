@@ -125,12 +125,12 @@ def branches(n: int) -> Store:
 
 def test_a_difference_follows_no_chain_from_every_link(tmp_path, monkeypatch):
     path, looked_at = tmp_path / "s.jsonl", []
-    chain(500, 2_000).to_jsonl(path)
+    chain(20, 1_000).to_jsonl(path)
     real = Snapshot.get
     monkeypatch.setattr(Snapshot, "get", lambda *of: looked_at.append(of) or real(*of))
     told = said("diff", path)
-    assert told.startswith("added 1999, removed 0, changed 0, merged 1, split 0")
-    assert len(looked_at) < 50_000
+    assert told.startswith("added 999, removed 0, changed 0, merged 1, split 0")
+    assert len(looked_at) < 20_000
     monkeypatch.undo()
     # what would be shown is too long
     monkeypatch.setattr(stores, "MOST_FOLLOWED", 1_000_000)
