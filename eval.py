@@ -447,5 +447,5 @@ class _Suite:
         console.print(table(summary, console.width))
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
-        self.page.finish(f"All answers are in {self.folder / 'rows.jsonl'}, and summary.json beside")
+        self.page.finish(f"All answers are in {self.folder / 'rows.jsonl'}, summary.json beside")
         return self.folder
