@@ -420,13 +420,15 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
     return best
 
 
-def trained_agent(model: str | Path | None, given: Mapping[str, object] = {}) -> str:
+def trained_agent(
+    model: str | Path | None, given: Mapping[str, object] = {}, flag: str = "agent"
+) -> str:
     """Return the agent that a model was trained with, "" if its folder does not say.
 
-    given: the flags of this call, see `check_reach`.
+    given: the flags of this call, see `check_reach`. flag: the one that names agents here.
     """
     agent = _agent_yaml(model).get("run", {}).get("agent", "")
-    check_reach(_yaml_of(model), {"agent": agent}, given)
+    check_reach(_yaml_of(model), {flag: agent}, given)
     return agent
 
 
@@ -455,9 +457,11 @@ def starting_point(run: dict) -> str | Path:
     return adapter if adapter and _yaml_of(adapter).exists() else run.get("model") or EMBEDDED
 
 
-def agent_of(preset: str, model: str | Path | None, given: Mapping[str, object] = {}) -> str:
+def agent_of(
+    preset: str, model: str | Path | None, given: Mapping[str, object] = {}, flag: str = "agent"
+) -> str:
     """Return the default agent: the preset's, else the model's, else memagent."""
-    return preset_of(preset)["run"].get("agent") or trained_agent(model, given) or DEFAULT
+    return preset_of(preset)["run"].get("agent") or trained_agent(model, given, flag) or DEFAULT
 
 
 def resumed(
@@ -562,7 +566,7 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 Panels = list[tuple[str, type]]  # (title, settings class)
 
 
-def agents_of(arguments: Sequence[str]) -> list[str]:
+def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     """Return the agents that a command line is about, before its flags are known.
 
     Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
@@ -585,18 +589,20 @@ def agents_of(arguments: Sequence[str]) -> list[str]:
         check_reach(path, {"agents": agents}, given)
         names = agents
     elif agent := stored.get("run", {}).get("agent"):
-        check_reach(path, {"agent": agent}, given)
+        check_reach(path, {flag: agent}, given)
         names = [agent]
     else:
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
-        names = [agent_of(given.get("preset", "default"), model, given)]
+        names = [agent_of(given.get("preset", "default"), model, given, flag)]
     return [plain for name in names if (plain := name.partition("@")[0])]
 
 
-def own_flags(arguments: list[str]) -> Panels:
+def own_flags(arguments: list[str], flag: str = "agent") -> Panels:
     """Return the settings classes of the agents of a command line, each with the title of its
     panel."""
-    return [(f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments)]
+    return [
+        (f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments, flag)
+    ]
 
 
 def flags_of_evaluation(arguments: list[str]) -> Panels:
@@ -605,4 +611,4 @@ def flags_of_evaluation(arguments: list[str]) -> Panels:
     named = any(word.partition("=")[0] == "--agents" for word in arguments)
     defaults = () if named else EvalConfig().agents[1:]
     titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]
-    return [*own_flags(arguments), *titled]
+    return [*own_flags(arguments, "agents"), *titled]

@@ -16,18 +16,20 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents import find
 from agents.demos import Demo, Size
-from config import files
+from config import files, stops
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig
@@ -298,6 +300,10 @@ class Workers:
 
             self.context = multiprocessing.get_context("forkserver")
             self.context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
+            # a terminal sends Ctrl-C to all of them, and this process alone heeds it
+            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            forkserver.ensure_running()
+            signal.signal(signal.SIGINT, handler)
         self.idle: list[ProcessPoolExecutor] = []
         self.busy: dict[Future, tuple[Work, ProcessPoolExecutor]] = {}
         self.waiting: list[Work] = []
@@ -341,6 +347,7 @@ class Workers:
             worker.shutdown(cancel_futures=True)
 
 
+@stops.saying("A demo does not go on: the same command begins it anew.")
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
     if getattr(find.find(agent), "arms", None):

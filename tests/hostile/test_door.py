@@ -55,7 +55,8 @@ def test_a_models_folder_runs_no_code(words, name, tmp_path):
     door.model(Path("m"), run={"agent": name})
     marks = [door.code(Path(at)) for at in ("notes.py", "m/notes.py", "bm25@/notes.py")]
     out = said(*words)
-    assert f"names code, agent {name}," in out and f"unless you give --agent {name} or" in out
+    flag = "agents" if words[0] == "eval" else "agent"
+    assert f"names code, {flag} {name}," in out and f"unless you give --{flag} {name} or" in out
     assert not any(mark.exists() for mark in marks)
 
 
