@@ -10,7 +10,7 @@ made more likely than those without (GRPO), in all of their turns.
 It trains the policy that ships with the repository, which can read, but forgets. The product does
 the same (`cli.py train --preset demo`) with fast engines, shared prefixes computed once, several
 GPUs, checkpoints, other agents and data; tests/test_minimal.py holds the two together: the same
-trajectories, advantages, loss and gradient. Read next: data.py.
+trajectories, advantages, loss and gradient. Read next: memagent.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -38,16 +39,12 @@ class Settings:
     chunk_tokens: int = 24  # of a section: six sentences
     memory_tokens: int = 13  # most tokens of a memory, its end included: three sentences
     answer_tokens: int = 24
-    # (steps, sections of the documents, sampling temperature): the longer the documents, the rarer
-    # are failures, which are the signal, and sampling hotter brings them back
+    # (steps, sections, temperature): failures, which are the signal, get rare; heat brings them back
     stages: tuple[tuple[int, int, float], ...] = ((25, 2, 1.3), (20, 4, 1.6), (10, 8, 1.9))
     tasks_per_step: int = 8
     group_size: int = 16  # readings of one document
     lr: float = 4e-4
     warmup: int = 5  # steps
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    grad_clip: float = 1.0
     rows_per_pass: int = 256  # turns that one forward and backward pass computes
 
 
@@ -62,8 +59,8 @@ UPDATE = (
     "\n</memory>\n\nUpdated memory:\n",
 )
 FINAL = (
-    "Solve the problem with the help of the memory alone. Give the answer inside \\boxed{}."
-    "\n\n<problem>\n",
+    "Solve the problem with the help of the memory alone. Give the answer inside \\boxed{}.\n\n"
+    "<problem>\n",
     "\n</problem>\n\n<memory>\n",
     "\n</memory>\n\nYour answer:\n",
 )
@@ -71,18 +68,13 @@ NO_MEMORY = "No previous memory"
 
 
 def read(task: Task, tokenizer, s: Settings) -> Generator[tuple[list[int], int] | None, list[int]]:
-    """Yield each prompt with the most tokens of its response, None at the end; be sent the ids of
-    the response.
-
-    Tokens in, tokens out: a section is a slice of the document's ids, and a memory is passed on as
-    the ids that were sampled, so that what is trained on is what was read.
-    """
+    """Yield each prompt with the most tokens of its response, and None at the end; be sent the ids
+    of the response. Tokens in, tokens out: a section is a slice of the document's ids, a memory the
+    ids that were sampled, and so what is trained on is what was read."""
 
     def prompt(pieces: Sequence[str], *slots: list[int]) -> list[int]:
-        ids: list[int] = []
-        for k, piece in enumerate(pieces):
-            ids += tokenizer.encode(piece) + (slots[k] if k < len(slots) else [])
-        return ids
+        parts = zip_longest(map(tokenizer.encode, pieces), slots, fillvalue=[])
+        return [token for piece, slot in parts for token in (*piece, *slot)]
 
     document, problem = tokenizer.encode(task.document), tokenizer.encode(task.question)
     memory = nothing = tokenizer.encode(NO_MEMORY)
@@ -127,10 +119,8 @@ def log_probs(model, ids: torch.Tensor, temperature: float, last=None) -> torch.
 def respond(
     model, prompts: Sequence[list[int]], most: int, temperature: float, seeds: Sequence[int]
 ) -> list[tuple[list[int], list[float]]]:
-    """Return a response to each prompt and the log-probs of its ids, the end's included.
-
-    Every token costs a pass over all before it: this is what an engine's cache saves.
-    """
+    """Return a response to each prompt and the log-probs of its ids, the end's included. Every
+    token costs a pass over all before it: this is what an engine's cache saves."""
     rows, out = [[*prompt] for prompt in prompts], [([], []) for _ in prompts]
     running = list(range(len(prompts)))
     for position in range(most):
@@ -170,7 +160,7 @@ def rollout(
 ) -> list[Trajectory]:
     """Let the agent read every task several times, all readings side by side, and reward them."""
     done = [Trajectory(task, k) for task in tasks for k in range(samples)]
-    agents = [read(trajectory.task, tokenizer, s) for trajectory in done]
+    agents = [read(t.task, tokenizer, s) for t in done]
     seeds = [seed_of(seed, t.task.id, t.sample) for t in done]
     prompts = [next(agent) for agent in agents]
     while prompts[0]:  # the documents are equally long: all readings end together
@@ -199,21 +189,17 @@ def training_rows(trajectories: Sequence[Trajectory], group_size: int) -> list[t
     rows = []
     for start in range(0, len(trajectories), group_size):
         group = trajectories[start : start + group_size]
-        mean = sum(trajectory.reward for trajectory in group) / group_size
+        mean = sum(t.reward for t in group) / group_size
         if 0 < mean < 1:
-            rows += [
-                (turn, trajectory.reward - mean)
-                for trajectory in group
-                for turn in trajectory.turns
-            ]
+            rows += [(turn, t.reward - mean) for t in group for turn in t.turns]
     return rows
 
 
 def losses(model, rows: list[tuple[Turn, float]], temperature: float, s) -> Iterator[torch.Tensor]:
     """Yield the loss in parts, one forward pass each; their sum is the mean over all tokens.
 
-    The weights are those that have sampled, so the ratio is 1: clipping matters where one rollout
-    serves several updates. Its gradient is that of the log-prob times the advantage.
+    ratio: to the weights that have sampled. It is 1, and its gradient that of the log-prob; where
+    one rollout serves several updates it leaves 1, and is clipped (grpo.py).
     """
     n_tokens = sum(len(turn.response) for turn, _ in rows)
     rows = sorted(rows, key=lambda row: len(row[0].prompt) + len(row[0].response))
@@ -226,8 +212,7 @@ def losses(model, rows: list[tuple[Turn, float]], temperature: float, s) -> Iter
             written[k, len(turn.prompt) - 1 : len(turn.prompt) + len(turn.response) - 1] = True
         advantage = torch.tensor([a for _, a in part])[:, None].expand_as(logp)[written]
         ratio = (logp[written] - logp[written].detach()).exp()
-        clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
-        yield -torch.minimum(ratio * advantage, clipped * advantage).sum() / n_tokens
+        yield -(ratio * advantage).sum() / n_tokens
 
 
 def train(model, tokenizer, s: Settings) -> None:
@@ -242,7 +227,7 @@ def train(model, tokenizer, s: Settings) -> None:
         if rows := training_rows(trajectories, s.group_size):
             for loss in losses(model, rows, temperature, s):
                 loss.backward()
-            clip_grad_norm_(model.parameters(), s.grad_clip)
+            clip_grad_norm_(model.parameters(), 1.0)
             optimizer.param_groups[0]["lr"] = s.lr * min(1.0, (step + 1) / s.warmup)
             optimizer.step()
             optimizer.zero_grad()
