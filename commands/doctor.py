@@ -179,7 +179,7 @@ def environments() -> Iterator[Finding]:
     from tasks.alf import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
-    yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_mariadb())
+    yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_server())
     for name, system in (("llb-os", True), ("bcb", False)):
         missing = lacking(system)
         what = ", ".join(what for what, _ in missing)
@@ -194,18 +194,12 @@ def environments() -> Iterator[Finding]:
     yield Finding("environment hle", "needs a judge", "ok", "--judge openai:URL#MODEL")
 
 
-def _for_mariadb() -> str:
-    """Return the commands that bring what MariaDB lacks; that it is there if that is nothing."""
-    missing = []
-    if not (shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()):
-        packages = "mariadb-server-core mariadb-client-core"
-        missing.append(f"apt-get install --no-install-recommends {packages}")
-    if importlib.util.find_spec("pymysql") is None:
-        pins = pinned_versions(ROOT / "requirements.txt")
-        missing.append(f"pip install PyMySQL=={pins['PyMySQL']}")
-    if missing:
-        return f"for MariaDB: {'; '.join(missing)}"
-    return "MariaDB is there: --db-backend mariadb"
+def _for_server() -> str:
+    """Return what a database server of the user needs: its address and, unless it is installed,
+    PyMySQL."""
+    install = "pip install PyMySQL -c requirements-environments.txt"
+    there = importlib.util.find_spec("pymysql") is not None
+    return "MariaDB or MySQL: --db-backend mysql://USER@HOST" + ("" if there else f", {install}")
 
 
 def findings() -> list[Finding]:

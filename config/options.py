@@ -493,7 +493,7 @@ class EvalConfig:
     """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
     LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
     db_backend: str = "sqlite"
-    """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
+    """llb-db: sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
     interpreter: str = ""
     """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
     leave_out: bool = False
@@ -740,7 +740,7 @@ class StreamConfig:
     """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
     LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
     db_backend: str = "sqlite"
-    """llb-db: sqlite; mariadb = a server of its own, started for the run; or mysql://USER@HOST"""
+    """llb-db: sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
     interpreter: str = ""
     """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
     leave_out: bool = False

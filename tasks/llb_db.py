@@ -724,7 +724,7 @@ class LLBDB:
         """Read the items and start the backend.
 
         path: a file of the release (JSON, or .gz of it); None: eight items of our own.
-        backend: "sqlite", "mariadb" (a server of our own, until `close`) or mysql://USER@HOST.
+        backend: "sqlite", or a server of yours at mysql://USER@HOST.
         rules: by which answers are judged and episodes end. most_steps: responses of an episode;
         None: as many as the rules have. UserError: the file is none of these, or what the backend
         needs is missing.
@@ -798,13 +798,12 @@ class LLBDB:
 def _backend(name: str) -> Backend:
     if name == "sqlite":
         return SQLiteBackend()
-    if name != "mariadb" and not name.startswith("mysql://"):
-        raise UserError(
-            f"The database must be sqlite, mariadb or mysql://USER:PASSWORD@HOST, not {name!r}."
-        )
+    if not name.startswith("mysql://"):
+        form = "mysql://USER:PASSWORD@HOST, a MariaDB or MySQL of yours"
+        raise UserError(f"The database must be sqlite or {form}, not {name!r}.")
     from tasks.sql_server import Server
 
-    return Server(None if name == "mariadb" else name)
+    return Server(name)
 
 
 # ---------------------------------------------------------------- items of our own

@@ -1,32 +1,24 @@
-"""MariaDB or MySQL beneath the tasks of tasks/llb_db.py.
+"""The user's own MariaDB or MySQL beneath the tasks of tasks/llb_db.py.
 
 Holds: `Server`, `ServerDatabase`.
 Leaves out: the tasks and SQLite (tasks/llb_db.py).
-Exercise it: `pytest tests/tasks/test_llb_db.py`. Read next: tasks/environments.py.
+Exercise it: `LLB_SERVER=mysql://USER@HOST pytest tests/tasks/test_llb_db.py`.
+Read next: tasks/environments.py.
 
-A server of our own runs as an ordinary user in a temporary folder, on a socket in it, without a
-network port; it ends with `close`, and with this process, however that ends. Each episode has a
-database and an account that may use this database only: no files, no other episode.
+Each episode has a database and an account that may use this database only: no files, no other
+episode. What bounds its memory, its disk and where its tables lie is the server's own settings
+(docs/streams.md).
 """
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 import secrets
-import shutil
-import signal
-import subprocess
-import tempfile
 import threading
-import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from itertools import count
-from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from config.errors import UserError, first_line
@@ -44,41 +36,8 @@ from tasks.llb_db import (
     taken,
 )
 
-START_SECONDS = 60.0
-END_SECONDS = 30.0
-# Without InnoDB: 4 MB instead of 113; nothing of it has to survive. Its own logs stay small
-OPTIONS = (
-    "--innodb=OFF",
-    "--default-storage-engine=MyISAM",
-    "--character-set-server=utf8mb4",
-    "--aria-log-file-size=8M",
-    "--aria-log-purge-type=immediate",
-)
-LIMITS = (
-    "--skip-networking",
-    "--skip-name-resolve",
-    "--enforce-storage-engine=MyISAM",
-    "--myisam-data-pointer-size=3",  # a table is 16 MB at most
-    "--tmp-disk-table-size=64M",
-    "--tmp-memory-table-size=0",  # there, ties of a sort come by address: 346 to 349 gold answers
-    "--local-infile=OFF",
-    "--skip-symbolic-links",  # DATA DIRECTORY would write tables anywhere
-    "--max-session-mem-used=256M",
-    "--maximum-max-session-mem-used=256M",  # these: what a session may set for itself
-    "--maximum-tmp-disk-table-size=64M",
-    "--maximum-tmp-memory-table-size=16M",
-    "--maximum-max-heap-table-size=16M",
-    "--maximum-sort-buffer-size=16M",
-    "--maximum-join-buffer-size=16M",
-)
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE VIEW, SHOW VIEW"
 KILLED, DENIED = 1927, 1045  # numbers of errors
-# The pipe to `read` closes when this process ends in whatever way. Then the server has to go too
-KEEPER = """
-"$@" > server.log 2>&1 < /dev/null & server=$!
-echo "$server"; read -r _
-kill "$server"; wait "$server"; cd /; rm -rf -- "$FOLDER"
-"""
 
 
 def _library():
@@ -86,9 +45,8 @@ def _library():
     try:
         import pymysql
     except ImportError as error:
-        raise UserError(
-            "MariaDB and MySQL need PyMySQL: pip install -r requirements.txt."
-        ) from error
+        install = "pip install PyMySQL -c requirements-environments.txt"
+        raise UserError(f"MariaDB and MySQL need PyMySQL: {install}.") from error
     import pymysql.cursors
 
     return pymysql
@@ -98,27 +56,22 @@ def _library():
 
 
 class Server:
-    """A MariaDB of our own, or the server at a URL; see `tasks.llb_db.Backend`."""
+    """The server at a URL; see `tasks.llb_db.Backend`."""
 
-    def __init__(self, url: str | None = None) -> None:
-        """Start a server, or log on to the one at mysql://USER:PASSWORD@HOST:PORT.
+    def __init__(self, url: str) -> None:
+        """Log on to the server at mysql://USER:PASSWORD@HOST:PORT.
 
         The account at the URL must be allowed to create databases and users. `?unix_socket=PATH`
         instead of a host: a server on this machine.
         UserError: what is missing, or why the server cannot be reached.
         """
-        self.library = _library()
-        self._close = lambda: None
+        self.where, self.library = _address(url), _library()
         self._lock, self._numbers = threading.Lock(), count(1)
         self._names = f"llb_{secrets.token_hex(4)}"  # of this object's databases and accounts
-        self.pid: int | None = None  # of a server of our own, which works in `folder`
-        self.folder: Path | None = None
-        self.where = self._start() if url is None else _address(url)
         try:
-            self.admin = self._log_on() if url is None else self.connect(**self.where)
+            self.admin = self.connect(**self.where)
             version = self.admin.get_server_info()
         except (self.library.MySQLError, RuntimeError, OSError) as error:
-            self._close()
             raise UserError(f"The database server cannot be reached ({_said(error)}).") from error
         maria = re.search(r"([\d.]+)-MariaDB", version)
         self.name = f"MariaDB {maria[1]}" if maria else f"MySQL {version}"
@@ -140,65 +93,6 @@ class Server:
             read_timeout=3 * SECONDS,  # should the server not end a statement when it is told to
             conv=encode | decode,  # all else stays as the server prints it
         )
-
-    def _start(self) -> dict[str, object]:
-        path = os.environ.get("PATH", os.defpath) + os.pathsep + "/usr/sbin"
-        server, installer = (shutil.which(x, path=path) for x in ("mariadbd", "mariadb-install-db"))
-        if not server or not installer:
-            raise UserError(
-                "MariaDB's server is not installed: apt-get install --no-install-recommends "
-                "mariadb-server-core mariadb-client-core."
-            )
-        folder = Path(tempfile.mkdtemp(prefix="memagent-mariadb-", dir=_memory_folder()))
-        self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        how: dict = {"cwd": folder, "start_new_session": True, "umask": 0o077}
-        if os.geteuid() == 0:  # mariadbd refuses to be root, with good reason
-            user, group = _ordinary()
-            os.chown(folder, user, group)
-            how |= {"user": user, "group": group, "extra_groups": []}
-        common = ("--no-defaults", f"--datadir={folder / 'data'}", f"--tmpdir={folder}", *OPTIONS)
-        own = ("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
-        log = folder / "install.log"
-        with log.open("wb") as out:
-            out_to = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
-            install = subprocess.Popen([installer, *common, *own], **out_to, **how)
-            try:
-                failed = install.wait(START_SECONDS)
-            except BaseException as error:
-                os.killpg(install.pid, signal.SIGKILL)
-                install.wait()
-                self._close()
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                failed = 1
-        if failed:
-            reason = _last_error(log)
-            self._close()
-            raise UserError(f"MariaDB's tables could not be made ({reason}).")
-        socket = folder / "socket"
-        run = (server, *common, f"--socket={socket}", *LIMITS)
-        keeper = subprocess.Popen(
-            ["/bin/sh", "-c", KEEPER, "sh", *run],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "FOLDER": str(folder)},
-            **how,
-        )
-        self._close.detach()
-        self._close = weakref.finalize(self, _end, keeper, folder)
-        self.pid = int(keeper.stdout.readline())
-        self.folder = folder
-        return {"unix_socket": str(socket), "user": "root"}
-
-    def _log_on(self):
-        """Wait until a server of our own answers."""
-        until, log = time.monotonic() + START_SECONDS, self.folder / "server.log"
-        while not Path(self.where["unix_socket"]).is_socket():  # made when it is ready
-            if time.monotonic() > until or _aborted(log):
-                raise OSError(_last_error(log))
-            time.sleep(0.02)
-        return self.connect(**self.where)
 
     def open(self, item: Item) -> ServerDatabase:
         name, password = f"{self._names}_{next(self._numbers)}", secrets.token_hex(16)
@@ -235,7 +129,6 @@ class Server:
     def close(self) -> None:
         with suppress(self.library.MySQLError):  # it may be closed already
             self.admin.close()
-        self._close()
 
 
 def _address(url: str) -> dict[str, object]:
@@ -254,47 +147,6 @@ def _address(url: str) -> dict[str, object]:
             "mysql://USER:PASSWORD@/?unix_socket=PATH, without a database."
         )
     return where | {"user": unquote(parts.username), "password": unquote(parts.password or "")}
-
-
-def _memory_folder() -> str | None:
-    """Return a folder in memory with room for a server, for every table that is made is forced to
-    the disk; None: where temporary files are, if there is none or TMPDIR is set."""
-    memory = Path("/dev/shm")
-    if "TMPDIR" in os.environ or not (memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)):
-        return None
-    return str(memory) if shutil.disk_usage(memory).free > 256 * 2**20 else None
-
-
-def _ordinary() -> tuple[int, int]:
-    """Return user and group of nobody, of whom there is one on every Unix."""
-    try:
-        nobody = pwd.getpwnam("nobody")
-        return nobody.pw_uid, nobody.pw_gid
-    except KeyError:
-        return 65534, 65534
-
-
-def _end(keeper: subprocess.Popen, folder: Path) -> None:
-    """End a server of our own, and remove its folder."""
-    keeper.stdin.close()
-    try:
-        keeper.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(keeper.pid, signal.SIGKILL)  # our own session: the shell and its server
-        keeper.wait()
-    keeper.stdout.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _aborted(log: Path) -> bool:
-    return log.is_file() and "[ERROR] Aborting" in log.read_text(errors="replace")
-
-
-def _last_error(log: Path) -> str:
-    """Return the first error of a log, else its last line."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    errors = [line for line in lines if "ERROR" in line]
-    return (errors or lines[-1:] or ["it said nothing"])[0].rstrip(". ")
 
 
 def _said(error: BaseException) -> str:

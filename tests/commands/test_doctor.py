@@ -1,6 +1,8 @@
 import importlib.metadata
 import importlib.util
 
+import pytest
+
 from commands import doctor
 from commands.doctor import ROOT, findings, packages, pinned_versions
 from models.packaged import MADE_BY
@@ -90,13 +92,10 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
         importlib.util, "find_spec",
         lambda name: None if name in gone else True if name in alf.PACKAGES else find(name),
     )  # fmt: skip
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor.Path, "exists", lambda path: False)
     rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
     assert {*rows} == {*ENVIRONMENTS} - {"bandit"}
-    server = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
     pip = "pip install -r requirements-environments.txt"
-    assert rows["llb-db"].state == "ok" and server in rows["llb-db"].advice
+    assert rows["llb-db"].state == "ok" and "mysql://USER@HOST" in rows["llb-db"].advice
     assert (rows["llb-os"].state, rows["llb-os"].value, rows["llb-os"].advice) == (
         "limit", "missing: bwrap, a range of ids", "; ".join(command for _, command in two),
     )  # fmt: skip
@@ -107,21 +106,9 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
     assert "--judge" in rows["hle"].advice
 
 
-def test_what_mariadb_lacks_is_told_with_its_command(monkeypatch):
-    apt = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
-    pip = "pip install PyMySQL==1.2.4"
-
-    def said(server: bool, library: bool) -> str:
-        with monkeypatch.context() as patch:
-            patch.setattr(doctor.shutil, "which", lambda name: "/x/mariadbd" if server else None)
-            patch.setattr(doctor.Path, "exists", lambda self: False)
-            patch.setattr(
-                doctor.importlib.util, "find_spec", lambda name: object() if library else None
-            )
-            return doctor._for_mariadb()
-
-    assert said(True, True) == "MariaDB is there: --db-backend mariadb"
-    assert said(True, False) == f"for MariaDB: {pip}"
-    assert said(False, True) == f"for MariaDB: {apt}"
-    assert said(False, False) == f"for MariaDB: {apt}; {pip}"
-    assert "PyMySQL" not in pinned_versions(ROOT / "requirements-environments.txt")
+@pytest.mark.parametrize("found", [None, object()])
+def test_what_a_database_server_needs_is_told_with_its_command(monkeypatch, found):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: found)
+    said = doctor._for_server()
+    assert "mysql://" in said and ("pip install PyMySQL" in said) is (found is None)
+    assert "PyMySQL" in pinned_versions(ROOT / "requirements-environments.txt")

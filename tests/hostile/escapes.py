@@ -100,28 +100,9 @@ mv /usr/bin/choom.new /usr/bin/choom; echo replaced
 """
 
 
-def tables_outside(folder: str) -> list[str]:
-    """Return statements that make or move tables into a folder outside, one at a time."""
-    where = f"DATA DIRECTORY = '{folder}' INDEX DIRECTORY = '{folder}'"
-    return [
-        f"CREATE TABLE out1 (a INT, KEY (a)) {where}",
-        f"CREATE TABLE out2 (a INT) DATA DIRECTORY = '{folder}'",
-        f"CREATE TABLE out3 (a INT, KEY (a)) INDEX DIRECTORY = '{folder}'",
-        f"CREATE TABLE out4 (a INT) PARTITION BY HASH (a) (PARTITION p0 {where}, PARTITION p1)",
-        f"CREATE TABLE out5 {where} AS SELECT * FROM boats",
-        f"ALTER TABLE boats {where}",
-        f"CREATE OR REPLACE TABLE out1 (a INT) {where}",
-    ]
-
-
 ENDLESS_LOOPS = [
     "BEGIN NOT ATOMIC DECLARE i INT DEFAULT 0; WHILE TRUE DO EXECUTE IMMEDIATE "
     "CONCAT('CREATE TABLE f', i, ' (a INT)'); SET i = i + 1; END WHILE; END",
     "BEGIN NOT ATOMIC DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; "
     "WHILE TRUE DO DO SLEEP(100); END WHILE; END",
 ]
-
-BUFFERS = [
-    "max_session_mem_used", "tmp_disk_table_size", "tmp_memory_table_size", "max_heap_table_size",
-    "sort_buffer_size", "join_buffer_size",
-]  # fmt: skip

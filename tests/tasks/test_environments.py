@@ -25,7 +25,7 @@ def test_every_environment_has_a_name_an_opener_and_its_own_options():
     [
         (dict(environment="moon"), "", "Unknown environment 'moon'"),
         (dict(judge="openai:http://h#m"), "", "--judge is for hle alone"),
-        (dict(environment="hle", db_backend="mariadb"), "", "--db-backend is for llb-db alone"),
+        (dict(environment="hle", db_backend="mysql://u@h"), "", "--db-backend is for llb-db alone"),
         (dict(environment="hle", rules="released"), "", "--rules is for llb-db and llb-os alone"),
         (dict(), "x.json", "leave --path out"),
         (dict(environment="llb-os"), "", "llb-os has no tasks of its own: give --path FILE"),

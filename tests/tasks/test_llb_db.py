@@ -1,15 +1,12 @@
-"""LLB-DB: its file, its score, SQLite and MariaDB beneath it, hostile statements, the counts."""
+"""LLB-DB: its file, its score, SQLite and a server beneath it, hostile statements, the counts."""
 
 from __future__ import annotations
 
 import copy
 import gzip
-import importlib.util
 import json
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -18,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import HANG_S, until
+from conftest import HANG_S
 
 from config.errors import UserError
 from tasks import llb_db
@@ -42,18 +39,8 @@ TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
 published = pytest.mark.skipif(not TRAIN.is_file(), reason=f"needs {TRAIN}, which is not there")
 FDS = Path("/proc/self/fd")
 SECONDS = llb_db.SECONDS
-MISSING = [
-    name
-    for name, there in (
-        ("PyMySQL", importlib.util.find_spec("pymysql")),
-        ("mariadbd", shutil.which("mariadbd") or shutil.which("/usr/sbin/mariadbd")),
-    )
-    if not there
-]
-with_mariadb = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {' and '.join(MISSING)}: pip install -r requirements.txt, "
-    "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core",
-)  # fmt: skip
+SERVER = os.environ.get("LLB_SERVER", "")
+with_server = pytest.mark.skipif(not SERVER, reason="LLB_SERVER=mysql://USER@HOST is not set")
 
 
 @pytest.fixture(autouse=True)
@@ -777,76 +764,66 @@ def test_answers_of_other_items_of_the_published_file_are_wrong():
             assert episode.step(other.solution[1]).reward == -1.0, (task.id, other.id)
 
 
-# ---------------------------------------------------------------- MariaDB
+# ---------------------------------------------------------------- a server of the user's
 
 
-def test_what_is_missing_for_mariadb_is_said(monkeypatch):
-    from tasks import sql_server
+@pytest.mark.parametrize("name", ["mariadb", "postgres", "mysql:/x", ""])
+def test_a_database_is_named_by_its_address(name):
+    with pytest.raises(UserError, match="mysql://USER"):
+        LLBDB(backend=name)
 
-    for name in ("postgres", "mysql:/x", ""):
-        with pytest.raises(UserError, match="must be sqlite, mariadb or mysql://"):
-            LLBDB(backend=name)
+
+def test_what_is_missing_for_a_server_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymysql", None)
-    with pytest.raises(UserError, match=r"pip install -r requirements\.txt"):
-        LLBDB(backend="mariadb")
-    monkeypatch.setattr(sql_server, "_library", lambda: None)
-    monkeypatch.setattr(sql_server.shutil, "which", lambda *args, **named: None)
-    with pytest.raises(UserError, match="apt-get install --no-install-recommends mariadb-server"):
-        LLBDB(backend="mariadb")
+    with pytest.raises(UserError, match=r"PyMySQL.*requirements-environments\.txt"):
+        LLBDB(backend="mysql://u@h")
 
 
 @pytest.mark.parametrize(
     "url", ["mysql://", "mysql://host", "mysql://u@h:port", "mysql://u@h/base", "mysql://u@h?a=b"]
 )
 def test_an_address_that_is_none_is_one_sentence(url):
-    from tasks import sql_server
-
     with pytest.raises(UserError, match="The database's address"):
-        sql_server._address(url)
+        LLBDB(backend=url)
+
+
+def test_a_server_that_does_not_answer_is_one_sentence():
+    pytest.importorskip("pymysql")
+    with pytest.raises(UserError, match="cannot be reached"):
+        LLBDB(backend="mysql://root@/?unix_socket=/nowhere/socket")
 
 
 @pytest.fixture(scope="module")
 def maria():
-    env = LLBDB(backend="mariadb")
+    env = LLBDB(backend=SERVER)
     yield env
     env.close()
 
 
 def accounts(env: LLBDB) -> tuple[set, set]:
-    """Return the names of a server's databases and accounts that are of episodes."""
+    """Return the names of a server's databases and accounts that are of its episodes."""
     with env.backend.admin.cursor() as cursor:
-        cursor.execute("SHOW DATABASES LIKE 'llb%'")
+        cursor.execute(f"SHOW DATABASES LIKE '{env.backend._names}%'")
         databases = {*cursor.fetchall()}
-        cursor.execute("SELECT user FROM mysql.user WHERE user LIKE 'llb%'")
+        cursor.execute(f"SELECT user FROM mysql.user WHERE user LIKE '{env.backend._names}%'")
         return databases, {*cursor.fetchall()}
 
 
-@with_mariadb
-def test_our_own_items_on_mariadb(maria):
-    assert maria.skip_list() == [] and maria.instructions.count("MariaDB 1") == 1
+@with_server
+def test_our_own_items_on_a_server(maria):
+    assert maria.skip_list() == [] and maria.instructions.count(maria.backend.name) == 1
     assert accounts(maria) == (set(), set())
 
 
-@with_mariadb
+@with_server
 @published
-def test_gold_answers_of_the_published_file_on_mariadb(maria):
+def test_gold_answers_of_the_published_file_on_a_server(maria):
     env = LLBDB(TRAIN)
     env.backend = maria.backend
     assert 361 - len(env.skip_list()) >= 346
 
 
-@with_mariadb
-def test_mariadb_is_an_ordinary_user_without_a_network(maria):
-    status = Path(f"/proc/{maria.backend.pid}/status").read_text()
-    users = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
-    assert "0" not in users
-    with maria.backend.admin.cursor() as cursor:
-        cursor.execute("SELECT @@skip_networking, @@port")
-        assert cursor.fetchone()[0] == 1
-    assert maria.backend.folder.stat().st_mode & 0o077 == 0
-
-
-MARIA_HOSTILE = [
+SERVER_HOSTILE = [
     ("SELECT 1; DROP TABLE boats", "syntax"),
     ("SELECT * FROM boats a, boats b, boats c, boats d, boats e, boats f, boats g", "500 rows"),
     (ENDLESS + "SELECT x FROM c", "500 rows"),
@@ -866,9 +843,9 @@ MARIA_HOSTILE = [
 ]
 
 
-@with_mariadb
-@pytest.mark.parametrize(("sql", "reason"), MARIA_HOSTILE, ids=range(len(MARIA_HOSTILE)))
-def test_a_hostile_statement_is_an_error_reply_of_mariadb(maria, sql, reason):
+@with_server
+@pytest.mark.parametrize(("sql", "reason"), SERVER_HOSTILE, ids=range(len(SERVER_HOSTILE)))
+def test_a_hostile_statement_is_an_error_reply_of_a_server(maria, sql, reason):
     with closing(maria.reset("own-1")) as episode:
         step = episode.step(block(sql))  # what is too long is not received to its end
         assert step.observation.startswith("Error: ") and reason in step.observation
@@ -876,7 +853,7 @@ def test_a_hostile_statement_is_an_error_reply_of_mariadb(maria, sql, reason):
         assert episode.step('Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]').reward == 1.0
 
 
-@with_mariadb
+@with_server
 @pytest.mark.parametrize(
     "sql",
     [
@@ -885,7 +862,7 @@ def test_a_hostile_statement_is_an_error_reply_of_mariadb(maria, sql, reason):
         "BEGIN NOT ATOMIC WHILE TRUE DO SELECT 1; END WHILE; END",
     ],
 )
-def test_mariadb_ends_an_endless_statement(maria, monkeypatch, sql):
+def test_a_server_ends_an_endless_statement(maria, monkeypatch, sql):
     from tasks import sql_server
 
     with closing(maria.reset("own-1")) as episode:
@@ -895,7 +872,7 @@ def test_mariadb_ends_an_endless_statement(maria, monkeypatch, sql):
         assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
 
 
-@with_mariadb
+@with_server
 def test_a_changed_password_changes_nothing(maria):
     with closing(maria.reset("own-1")) as episode:
         episode.step(block("SET PASSWORD = PASSWORD('x')"))
@@ -903,8 +880,8 @@ def test_a_changed_password_changes_nothing(maria):
         assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
 
 
-@with_mariadb
-def test_two_episodes_of_mariadb_share_nothing(maria):
+@with_server
+def test_two_episodes_of_a_server_share_nothing(maria):
     with closing(maria.reset("own-5")) as one, closing(maria.reset("own-5")) as other:
         one.step(block("DELETE FROM loans"))
         assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
@@ -917,8 +894,8 @@ def test_two_episodes_of_mariadb_share_nothing(maria):
     assert accounts(maria) == (set(), set())
 
 
-@with_mariadb
-def test_random_hostile_statements_never_raise_on_mariadb(maria, monkeypatch):
+@with_server
+def test_random_hostile_statements_never_raise_on_a_server(maria, monkeypatch):
     from tasks import sql_server
 
     monkeypatch.setattr(sql_server, "SECONDS", 0.5)
@@ -930,69 +907,12 @@ def test_random_hostile_statements_never_raise_on_mariadb(maria, monkeypatch):
         assert episode.database.execute("SELECT 1").rows == [(1,)]
 
 
-@with_mariadb
-def test_a_server_of_the_users_by_its_address(maria):
-    url = f"mysql://root@/?unix_socket={maria.backend.folder / 'socket'}"
-    env = LLBDB(backend=url)
-    assert env.skip_list() == [] and env.backend.pid is None
+@with_server
+def test_a_server_goes_on_when_it_is_closed_here(maria):
+    env = LLBDB(backend=SERVER)
+    assert env.skip_list() == []
     env.close()
-    assert maria.skip_list() == []  # it goes on
-    with pytest.raises(UserError, match="cannot be reached"):
-        LLBDB(backend=url.replace("root", "nobody"))
-    with pytest.raises(UserError, match="cannot be reached"):
-        LLBDB(backend="mysql://root@/?unix_socket=/nowhere/socket")
-
-
-def gone(pid: int, folder: Path) -> bool:
-    return not Path(f"/proc/{pid}").exists() and not folder.exists()
-
-
-@with_mariadb
-def test_after_close_nothing_is_left():
-    env = LLBDB(backend="mariadb")
-    episode = env.reset("own-1")
-    env.close()
-    assert gone(env.backend.pid, env.backend.folder)
-    step = episode.step(block("SELECT 1"))
-    assert step.done and step.reward == -1.0 and step.failure.startswith("database lost")
-    episode.close()
     env.close()
     with pytest.raises(UserError, match="cannot be made"):
         env.reset("own-1")
-
-
-@with_mariadb
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit()", "1 / 0"])
-def test_the_server_ends_with_its_process(end):
-    code = f"""
-        import os, sys
-        from tasks.llb_db import LLBDB
-        env = LLBDB(backend="mariadb")
-        print(env.backend.pid, env.backend.folder, flush=True)
-        {end}
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout, done.stderr  # the server did not start
-    pid, folder = done.stdout.split()
-    until(lambda: gone(int(pid), Path(folder)))
-
-
-@with_mariadb
-def test_a_server_that_does_not_end_is_killed_and_a_folder_of_ones_own(
-    monkeypatch, tmp_path_factory
-):
-    base = Path("/tmp") / f"llb-{os.getpid()}"
-    base.mkdir(mode=0o755)
-    monkeypatch.setenv("TMPDIR", str(base))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    try:
-        env = LLBDB(backend="mariadb")
-        assert env.backend.folder.parent == base
-        os.kill(env.backend.pid, signal.SIGSTOP)
-        monkeypatch.setattr("tasks.sql_server.END_SECONDS", 1.0)
-        env.close()
-        until(lambda: gone(env.backend.pid, env.backend.folder))
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+    assert maria.skip_list() == []
