@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import calls_of, killed_in_child
 
-from agents.bank import Bank, BankConfig, Entry, Filter, Found, Retrieved
+from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
 from agents.likeness import Words, index_of
 from agents.search import tokens
 from config.errors import UserError
@@ -360,16 +360,16 @@ def test_eviction_takes_the_least_useful_and_never_the_new():
 def test_intents_without_entries_take_no_place():
     made = filled([(0.99, 0.0), (0.9, 0.5)], k1=1)
     assert made.retrieve("q").ids == (1,)
-    assert made.forget(Filter(q_below=0.1)) == 1
+    assert made.forget(q_below=0.1) == 1
     assert made.retrieve("q").ids == (2,)
 
 
 def test_filters():
     made = filled([(0.9, -0.5), (0.9, 0.0), (0.9, 0.5)])
-    assert [e.id for e in made.entries(Filter(q_above=-0.1))] == [2, 3]
-    assert [e.id for e in made.entries(Filter(task_id="t1"))] == [2]
-    assert made.entries(Filter(success=False)) == []
-    assert made.entries(Filter(least_visits=1)) == []
+    assert [e.id for e in made.entries(q_above=-0.1)] == [2, 3]
+    assert [e.id for e in made.entries(task_id="t1")] == [2]
+    assert made.entries(success=False) == []
+    assert made.entries(visits=1) == []
 
 
 def test_statistics():
@@ -507,7 +507,7 @@ def test_frozen_reads_and_never_writes(tmp_path):
         lambda: frozen.feedback(found.shown, 1.0),
         lambda: frozen.write("x", "y", success=True, task_id="t"),
         lambda: frozen.note("a", 1),
-        lambda: frozen.forget(Filter()),
+        lambda: frozen.forget(),
     ):
         with pytest.raises(UserError, match="frozen"):
             change()
@@ -658,25 +658,18 @@ def test_a_file_that_is_no_bank_is_one_sentence(tmp_path, how, frozen):
     assert str(path) in str(said.value) and "\n" not in str(said.value)
 
 
-def test_check_says_what_is_wrong(tmp_path):
+def test_check_says_what_opening_does_not(tmp_path):
     made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
     made._db.execute("PRAGMA foreign_keys = OFF")
-    made._db.execute("UPDATE entry SET q = 9e999, parents = '[77]' WHERE id = 1")
-    made._db.execute(
-        "INSERT INTO entry SELECT 9, 55, kind, experience, success, q, visits, wins, task_id, "
-        "epoch, created, parents, meta, dead FROM entry WHERE id = 2"
-    )
-    wrong = made.check()
-    assert any("utility inf" in line for line in wrong)
-    assert any("made from 77" in line for line in wrong)
-    assert any("points to nothing" in line for line in wrong)
+    made._db.execute("UPDATE entry SET intent_id = 55 WHERE id = 1")
+    assert made.check() == ["entry 1 points to nothing"]
 
 
 def test_a_full_disk_writes_nothing(tmp_path):
     path = tmp_path / "b.db"
     made = filled([(0.9, 0.5)], path)
     digest = made.digest
-    pages = made._one("PRAGMA page_count")
+    pages = made._value("PRAGMA page_count")
     made._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UserError, match="full"):
         made.write("x", "y" * 1_000_000, success=True, task_id="t")
