@@ -3,8 +3,8 @@
     intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
-Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`. Leaves out:
-similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
+Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`. Leaves
+out: similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
 (commands/banks.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
 

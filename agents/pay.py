@@ -1,7 +1,8 @@
 """What an episode that edits a store is paid: parts of its reward, and what has changed answers.
 
-Holds: `worth`, `gains`, `parts`, `compared`; the original's formula: `context`, `overlap_score`,
-`sizes`, `efficiency`. Leaves out: who answers the probes (agents/memupdate.py). No torch.
+Holds: `Editing`, an episode under way; `worth`, `gains`, `parts`, `compared`, by the settings of
+MemUpdate, c; the original's formula: `context`, `overlap_score`, `sizes`, `efficiency`. Leaves out:
+who answers the probes (agents/memupdate.py). No torch.
 Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/notes.py.
 
 A state of the store is worth how much better the probes are answered from it than from the first.
@@ -11,15 +12,43 @@ before and after it differ in worth, so that the gains of an episode add up to t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from agents.store import Entry, Snapshot
+from agents.store import Entry, Snapshot, Store
+from agents.tools import Scope
+from data import Task
+from memagent import ReadConfig, Turn
 
-if TYPE_CHECKING:
-    from agents.memupdate import Editing, MemUpdateConfig
+
+@dataclass(slots=True)
+class Editing:
+    """An episode while its store is edited."""
+
+    task: Task
+    probes: Sequence
+    store: Store
+    scope: Scope
+    budget: int | None  # in tokens; None: in entries, or none
+    source: int  # tokens of what was read, or of the store at the start
+    turns: list[Turn] = field(default_factory=list)  # that edit
+    states: list[Snapshot] = field(default_factory=list)  # before the first turn, after each
+    calls: Counter[str] = field(default_factory=Counter)  # ok, failed
+    invalid: int = 0  # turns in a row, up to now, without a call of the right form
+    unread: set[int | None] = field(default_factory=set)  # sessions not shown, or not to their end
+
+    @property
+    def last(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def asked(self) -> list:
+        """The probes whose evidence was shown, as far as it is known where that stands."""
+        return [p for p in self.probes if not self.unread & {*getattr(p, "sessions", ())}]
 
 
 class Scored(NamedTuple):
@@ -29,7 +58,7 @@ class Scored(NamedTuple):
     scores: Sequence[float]  # of each probe
 
 
-def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> float:
+def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     """Return what a state is worth over the first one; 0 if no probe is asked.
 
     compat: the gain in shared words times the efficiency of getting from the first state to this
@@ -52,14 +81,14 @@ def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> f
     return own + c.visible_weight * share * fmean(won)
 
 
-def gains(c: MemUpdateConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
+def gains(c: ReadConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
     """Return what each turn has added to the worth. states: before the first turn, after each."""
     worths = [worth(c, editing, states[0], state) for state in states]
     return [after - before for before, after in pairwise(worths)]
 
 
 def parts(
-    c: MemUpdateConfig,
+    c: ReadConfig,
     editing: Editing,
     first: Scored,
     last: Scored,
