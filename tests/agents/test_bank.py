@@ -1,7 +1,6 @@
 """The bank: both phases by hand, utilities, transactions, bad files, speed."""
 
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import pytest
 from conftest import calls_of, killed_in_child
 
 from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
-from agents.likeness import Words, index_of
+from agents.likeness import Meanings, Words
 from agents.search import tokens
 from config.errors import UserError
 
@@ -457,20 +456,27 @@ def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
     assert own.delta == (delta if how == "bm25" else pytest.approx(delta, abs=1e-5))
 
 
-def test_without_faiss_torch_finds_the_same(monkeypatch, capsys):
-    rng = np.random.default_rng(0)
-    texts = [f"{k} {rng.integers(99)}" for k in range(200)]
-    kept = []
-    for missing in (False, True):
-        if missing:
-            monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        made = bank(embedder=Plane(), delta=-1.0, k1=20, k2=20, same_intent=1.1)
-        with made.batch():
-            for k, text in enumerate(texts):
-                made.write(text, "x", success=True, task_id=f"t{k}")
-        kept.append([(f.entry.id, f.sim) for f in made.retrieve("query").shown])
-    assert kept[0] == kept[1] and len(kept[0]) == 20
-    assert "torch searches instead" in " ".join(capsys.readouterr().out.split())
+def test_the_nearest_are_those_of_the_naive_way_and_of_equals_the_lower_ids():
+    rng, n, d = np.random.default_rng(0), 300, Plane.dim
+    rows = rng.normal(size=(n, d)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[n // 2 :] = rows[: n // 2]  # each one twice
+    meanings, ids = Meanings(Plane()), rng.permutation(n).tolist()
+    listed = [(id, f"text {id}", row.tobytes()) for id, row in zip(ids, rows, strict=True)]
+    meanings.begin(listed[:100])
+    meanings.add(listed[100:])
+    for text in ("one", "two", "text 7"):
+        (vector,) = meanings._embedded([text])
+        cosines = {id: round(float(row @ vector), 6) for id, row in zip(ids, rows, strict=True)}
+        wanted = sorted(ids, key=lambda id: (-cosines[id], id))
+        for k in (1, 7, n, n + 9):
+            found = meanings.nearest(text, k)
+            assert [id for id, _ in found] == wanted[:k]
+            assert [sim for _, sim in found] == pytest.approx(
+                [cosines[id] for id, _ in found], abs=2e-6
+            )
+    meanings.begin(())
+    assert meanings.nearest("one", 3) == []
 
 
 def test_a_text_is_embedded_once(tmp_path):
@@ -707,22 +713,3 @@ def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
         bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")
     ]
     assert digests[0] == digests[1]
-
-
-def test_large_banks_are_searched_in_half_precision_and_find_the_same(monkeypatch, tmp_path):
-    """recall@10 is 1, similarities agree to half precision, 2 bytes a number instead of 4."""
-    rng, n = np.random.default_rng(0), 3000
-    rows = rng.normal(size=(n, 64)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    found = {}
-    for half in (False, True):
-        monkeypatch.setattr("agents.likeness.HALF_FROM", n if half else n + 1)
-        index = index_of(64, n)
-        index.add(np.arange(n, dtype=np.int64), rows)
-        found[half] = [dict(index.search(row, 10)) for row in rows[:200]]
-        found[half, "bytes"] = index.index.index.sa_code_size()
-    assert found[True, "bytes"] == 2 * 64 and found[False, "bytes"] == 4 * 64
-    shared = [len({*a} & {*b}) for a, b in zip(found[False], found[True], strict=True)]
-    assert np.mean(shared) > 9.9
-    for a, b in zip(found[False], found[True], strict=True):
-        assert all(abs(a[id] - b[id]) < 2e-3 for id in {*a} & {*b})
