@@ -475,12 +475,12 @@ class MemUpdate(Agent):
         else:
             room = f" of at most {editing.budget} tokens" if editing.budget else ""
         left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
-        said = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
+        sizes = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
         if c.target == "hidden":
-            return said
+            return sizes
         first, *_ = (*self.probes_of(editing.task), editing.task)
         plain = getattr(first, "asked", None) or first  # without the answers to choose from
-        return f"{said}\n{TARGET}{plain.question}"
+        return f"{sizes}\n{TARGET}{plain.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""

@@ -77,8 +77,8 @@ def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
     if c.target == "hidden":
         return share * fmean(won)
-    own = won[0] if probes[0] is editing.probes[0] else 0.0
-    return own + c.visible_weight * share * fmean(won)
+    visible = won[0] if probes[0] is editing.probes[0] else 0.0
+    return visible + c.visible_weight * share * fmean(won)
 
 
 def gains(c: ReadConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
@@ -115,9 +115,9 @@ def parts(
     if known and c.pay == "answer":
         found["retained"] = fmean(known)  # of what could be answered at the start
     for category in sorted({probe.category for probe in probes} - {0}):
-        of = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
+        won = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
               if probe.category == category]  # fmt: skip
-        found[f"delta_{category}"] = fmean(of)
+        found[f"delta_{category}"] = fmean(won)
     won = worth(c, editing, first, last)
     if c.pay == "compat":
         factor = efficiency(sizes(first.snapshot), sizes(last.snapshot), c.size_cap)
@@ -157,8 +157,8 @@ def compared(
     ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
     first, last = editing.states[0], editing.states[-1]
     changed = []
-    for one in dict.fromkeys(ids):  # some were only displaced by others
-        sides = [state.get(one).line if one in state else "" for state in (first, last)]
+    for id in dict.fromkeys(ids):  # some were only displaced by others
+        sides = [state.get(id).line if id in state else "" for state in (first, last)]
         if sides[0] != sides[1]:
             changed += [f"{sign} {line}" for sign, line in zip("-+", sides, strict=True) if line]
     caused = [op["message"] for op in ops if {*ids} & {*op["ids"]}]
@@ -183,11 +183,11 @@ def gained(probes: Sequence, first: Snapshot, now: Snapshot) -> float:
 
 def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
     """Return what the original's keyword search finds: shared words over the longer of both."""
-    asked = {*question.lower().split()}
+    wanted = {*question.lower().split()}
 
     def score(entry: Entry) -> float:
         words = {*entry.text.lower().split()}
-        return len(asked & words) / max(len(asked), len(words), 1)
+        return len(wanted & words) / max(len(wanted), len(words), 1)
 
     best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
     lines = [f"Memory: {entry.text}" for entry in best]
@@ -196,8 +196,8 @@ def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
 
 def overlap_score(answer: str, context: str) -> float:
     """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
-    wanted, there = {*answer.lower().split()}, {*context.lower().split()}
-    return max(0.1, min(1.0, len(wanted & there) / len(wanted))) if wanted else 0.5
+    wanted, found = {*answer.lower().split()}, {*context.lower().split()}
+    return max(0.1, min(1.0, len(wanted & found) / len(wanted))) if wanted else 0.5
 
 
 def sizes(snapshot: Snapshot) -> tuple[int, int]:

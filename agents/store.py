@@ -378,9 +378,9 @@ def diff(a: Snapshot, b: Snapshot) -> Diff:
         """The ids of its parents, their parents, and so on, whether they are live or not."""
         found, todo = set[str](), [*entry.parents]
         while todo:
-            if (one := todo.pop()) not in found:
-                found.add(one)
-                todo += [p for state in (a, b) if (e := state.get(one)) for p in e.parents]
+            if (id := todo.pop()) not in found:
+                found.add(id)
+                todo += [p for state in (a, b) if (e := state.get(id)) for p in e.parents]
         return found
 
     gone, come = {e.id: e for e in removed}, {e.id: e for e in added}

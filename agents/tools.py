@@ -335,7 +335,7 @@ class MergeMemory(Arguments):
 
     def run(self, store: Store, scope: Scope) -> Done:
         snapshot = store.snapshot()
-        old = [_live(snapshot, one, "memory_ids") for one in self.memory_ids]
+        old = [_live(snapshot, id, "memory_ids") for id in self.memory_ids]
         text = self.content or " ".join(entry.text for entry in old)
         _refuse_long("memory_ids", text)
         _refuse_duplicate(snapshot, text, but=self.memory_ids)
@@ -346,7 +346,7 @@ class MergeMemory(Arguments):
             _shared(entry.speaker for entry in old),
             max((entry.date for entry in old if entry.date), default=None),
             _shared(entry.session for entry in old),
-            tuple(dict.fromkeys(one for entry in old for one in entry.evidence)),
+            tuple(dict.fromkeys(source for entry in old for source in entry.evidence)),
             parents=tuple(self.memory_ids),
         )
         after = [new, *map(_deleted, old)]
@@ -391,8 +391,8 @@ class SplitMemory(Arguments):
             _refuse_long("memory_id", text)
             _refuse_duplicate(snapshot, text, but=(old.id,))
         new = [
-            replace(old, id=one, text=text, origin="agent", version=1, parents=(old.id,))
-            for one, text in zip(store.new_ids(len(texts)), texts, strict=True)
+            replace(old, id=id, text=text, origin="agent", version=1, parents=(old.id,))
+            for id, text in zip(store.new_ids(len(texts)), texts, strict=True)
         ]
         if self.split_criteria == "speaker":  # the parts say whose they are
             new = [replace(entry, speaker=None) for entry in new]
@@ -404,7 +404,7 @@ class SplitMemory(Arguments):
         """Cut a text between sentences, at the first places that the criterion finds."""
         sentences = SENTENCE_END.split(text)
         if self.split_criteria == "temporal":
-            places = [i for i, one in enumerate(sentences) if i and TIME.search(one)]
+            places = [i for i, text in enumerate(sentences) if i and TIME.search(text)]
         else:
             places = _new_speakers(sentences, snapshot)
         edges = [0, *places[: self.max_parts - 1], len(sentences)]
@@ -597,8 +597,8 @@ def _fault(error: ValidationError) -> tuple[str, str]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, *inside = first["loc"] or ("",)
     where = _quoted(field, "") + "".join(f"[{k}]" for k in inside)
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    reply = f"Error: {where}: {said}." if where else f"Error: {said}."
+    reason = first["msg"][:1].lower() + first["msg"][1:]
+    reply = f"Error: {where}: {reason}." if where else f"Error: {reason}."
     return _CODE_OF.get(first["type"], "bad_arguments"), reply
 
 

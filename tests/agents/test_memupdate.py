@@ -448,46 +448,6 @@ STREAM = replace(
 )
 
 
-def streamed(codec, script, **settings):
-    (done,) = play(codec, streamer(**settings), STREAM, script)
-    return done.reward, parts(done)
-
-
-def honest(prompt):
-    """Write down what the session says, in its first turn."""
-    line = prompt.section.strip().splitlines()[-1].strip()
-    return "" if "None yet." not in prompt.text else create(line)
-
-
-def then(*calls):
-    """Be honest until the last session; there write down its sentence, then make the calls."""
-
-    def script(prompt):
-        if "2024-01-03" not in prompt.section:
-            return honest(prompt)
-        if "None yet." in prompt.text:
-            return honest(prompt)
-        return "".join(calls) if "Created m3." in prompt.text else ""
-
-    return script
-
-
-@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
-def test_while_it_builds_no_exploit_earns_more_than_doing_nothing_or_than_honesty(codec, calls):
-    """In every session, from an empty store; and at the end of an honest stream."""
-    nothing, _ = streamed(codec, lambda p: "")
-    assert nothing == pytest.approx(0.05)  # the term for compression, of a store with nothing in it
-    instead = [c for c in calls if c not in WIPE] or calls
-    reward, won = streamed(codec, once(*instead))
-    assert won["delta"] <= 0 and reward <= nothing + 0.05 + 1e-9
-    right, _ = streamed(codec, honest)
-    assert right > 1
-    reward, won = streamed(codec, then(*calls))
-    assert reward <= right + 1e-9 and won["delta"] <= 1
-    if calls[: len(WIPE)] == WIPE:
-        assert won["score_after"] == won["delta"] == 0
-
-
 def each_session(*calls):
     """Make the calls when a session is first shown, or at the start, and none in other turns."""
     seen = []
