@@ -330,10 +330,10 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
         used += [str(name).partition("@")[0] for name in evaluation["agents"]]
     hints, own = agent_hints(), raw.get("agent")
-    asked = hints_of_evaluation() if "eval" in raw else {}
+    evaluated = hints_of_evaluation() if "eval" in raw else {}
     if isinstance(evaluation, dict):
         if _is_strange(str(evaluation.get("suite")), suites.known, loaded=False):
-            raw["eval"] = {name: value for name, value in evaluation.items() if name in asked}
+            raw["eval"] = {name: value for name, value in evaluation.items() if name in evaluated}
     if isinstance(own, dict) and any(is_path(name) and not known(name) for name in used):
         raw["agent"] = {name: value for name, value in own.items() if name in hints}
     grpo = raw.get("grpo")
@@ -348,7 +348,7 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
         raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
     kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
-    settings = files.typed(raw, path, **kinds, eval=asked, agent=hints)
+    settings = files.typed(raw, path, **kinds, eval=evaluated, agent=hints)
     if "eval" in settings:
         settings["eval"] = suites.stored(settings["eval"])
     if given is not None:

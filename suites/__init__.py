@@ -177,7 +177,9 @@ class Suite:
         """
         environment = self.environment(scope)
         if environment is None:
-            raise UserError(f"The tasks of the suite {self.label} do not answer back.")
+            raise UserError(
+                f"The suite {self.label} has no environment: its tasks do not answer back."
+            )
         if self.judged_by:
             rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
             say(f"{self.label}: judged by {self.judged_by}, in {rounds}.")
