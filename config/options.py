@@ -452,8 +452,8 @@ class EvalConfig:
     all weights were trained): a folder or hub name, also written hf:FOLDER, or openai:URL#MODEL = a
     server; empty = the model itself"""
     suite: str = ""
-    """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or a
-    file (my_suite.py); each has settings of its own (--suite NAME --help); empty = the files of
+    """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
+    a file (my_suite.py); each has settings of its own (--suite NAME --help); empty = the files of
     --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, or what the suite makes tasks of; splits of the hub

@@ -1,6 +1,7 @@
 """Python files of the user's: an agent, a reward, tasks.
 
-Holds: `is_path`, `load_file`, `load_function`. Leaves out: finding the agent in a file (agents/find.py).
+Holds: `is_path`, `load_file`, `load_function`. Leaves out: finding the agent or suite in
+a file (agents/find.py, suites/).
 Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
 Read next: agents/find.py.
 """

@@ -349,7 +349,8 @@ def scope_of(
 ) -> Scope:
     """Return what a command asks of a suite, at the suite's own lengths where none are given.
 
-    data: files, or a name of generated tasks. config: the command's lengths, n and seed. UserError: the suite has no use for files or lengths that are given.
+    data: files, or a name of generated tasks. config: the command's lengths, n and seed. UserError:
+    the suite has no use for files or lengths that are given.
     """
     data = () if data in GENERATED else data
     for flag, given, use in (("data", data, not suite.generated),

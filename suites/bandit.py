@@ -1,4 +1,4 @@
-"""A generated world for episodic memory: which of two doors, known from hints half of which mislead.
+"""A generated world: which of two doors, known from experiences half of which mislead.
 
 Exercise it: `python cli.py stream --suite bandit`. Read next: tasks/bandit.py.
 """

@@ -105,7 +105,8 @@ def test_of_two_that_begin_at_once_the_second_is_refused(tmp_path, models):
         "import sys, suites\nfrom pathlib import Path\nfrom config.options import EvalConfig\n"
         "from report import evaluation\nsuite = suites.make('world', {'kinds': ('one_fact',)})\n"
         f"evaluation.begin_evaluation(Path({str(folder)!r}), "
-        f"EvalConfig(name='e', runs={str(tmp_path)!r}, model={first[0].model!r}), suite, {{}}, {{}})\n"
+        f"EvalConfig(name='e', runs={str(tmp_path)!r}, model={first[0].model!r}), "
+        "suite, {}, {})\n"
         "print('begun', flush=True)\nsys.stdin.read()\n"
     )
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)

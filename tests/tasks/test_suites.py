@@ -410,9 +410,11 @@ EARLIER = {  # an evaluation's settings as they were written when they held thos
 
 
 def test_settings_of_an_earlier_version_are_read_with_those_of_their_suite(tmp_path):
-    for suite, more, kept in (("", {}, {"kinds": ("one_fact",), "split": "dev"}),
-                              ("locomo", {"metric": "mem0"}, {"metric": "mem0", "source_split": ""}),
-                              ("ruler", {"metric": "mem0"}, {"metric": "mem0"})):  # fmt: skip
+    for suite, more, kept in [
+        ("", {}, {"kinds": ("one_fact",), "split": "dev"}),
+        ("locomo", {"metric": "mem0"}, {"metric": "mem0", "source_split": ""}),
+        ("ruler", {"metric": "mem0"}, {"metric": "mem0"}),
+    ]:
         earlier = {name: v for name, v in EARLIER.items() if suite == "" or name != "kinds"}
         path = tmp_path / f"{suite}.yaml"
         path.write_text(json.dumps({"eval": {"suite": suite} | earlier | more}))
