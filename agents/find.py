@@ -622,4 +622,4 @@ def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
     data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
     suite = suites.name_of(stored | given | data)
     defaults = () if "agents" in given else EvalConfig().agents[1:]
-    return [suites.panel(suite), *own_flags(arguments), *map(_panel, defaults)]
+    return [*own_flags(arguments), *map(_panel, defaults), suites.panel(suite)]

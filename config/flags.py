@@ -112,6 +112,9 @@ def _runner(
         for field in fields(cls):
             kind, _ = options.hints_of(cls)[field.name]
             if field.name in names or field.name in unused:
+                if title and at == 0:  # of a suite, and not an agent's that others have too
+                    taken = f"{title} has a setting {field.name}, as the command or an agent has"
+                    raise UserError(f"{taken}: give it another name.")
                 continue
             names.add(field.name)
             sections[at][field.name] = kind

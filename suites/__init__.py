@@ -8,6 +8,7 @@ Exercise it: `python cli.py eval --suite examples/own_suite.py`. Read next: suit
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -154,9 +155,9 @@ class Suite:
 
     @classmethod
     def published(cls) -> list[Published]:
-        """Return what others have published about such questions: the tables in suites/NAME.yaml,
-        each with shares in percent by model, at the first of its lengths, in the suite's unit."""
-        path = Path(__file__).with_name(f"{cls.name.replace('-', '_')}.yaml")
+        """Return what others have published about such questions: the tables in NAME.yaml beside
+        the suite's file, shares in percent by model, at the first of a table's lengths."""
+        path = Path(inspect.getfile(cls)).with_suffix(".yaml")
         tables = read_yaml(path)["tables"] if is_file(path) else []
         return [_table(cls.unit, **entry) for entry in tables]
 
@@ -298,10 +299,14 @@ def chosen(cls: type[Settings], settings: Mapping[str, object]) -> tuple[Setting
     return config, suite
 
 
+def kinds() -> list[type[Suite]]:
+    """Return all suites of this folder, and of files that were loaded before."""
+    return list(dict.fromkeys([*map(find, names()), *_LOADED.values()]))
+
+
 def hints() -> dict[str, object]:
-    """Map the settings of all suites, also of files loaded before, to their types."""
-    kinds = [*map(find, names()), *_LOADED.values()]
-    return {name: kind for each in kinds for name, (kind, _) in hints_of(each.Config).items()}
+    """Map the settings of all suites to their types."""
+    return {name: kind for each in kinds() for name, (kind, _) in hints_of(each.Config).items()}
 
 
 def stored(settings: Mapping[str, object]) -> dict[str, object]:
@@ -312,9 +317,8 @@ def stored(settings: Mapping[str, object]) -> dict[str, object]:
     """
     found = {"suite" if name == "environment" else name: v for name, v in settings.items()}
     kind = known(name_of(found)) or Suite
-    usual = {
-        field.name: field.default for name in names() for field in fields(find(name).Config)
-    } | {field.name: UNKNOWN for field in fields(kind.Config)}
+    usual = {field.name: field.default for each in kinds() for field in fields(each.Config)}
+    usual |= {field.name: UNKNOWN for field in fields(kind.Config)}
     return {
         name: value
         for name, value in found.items()

@@ -91,6 +91,8 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         ("from suites import Suite\nclass A(Suite): pass\nclass B(Suite): pass\n", "A, B"),
         ("from suites import Suite\nclass A(Suite): pass\nSUITE = 3\n", "SUITE"),
         ("from suites import Suite\nclass A(Suite): pass\n", "answer back"),
+        (Path(MINE).read_text().replace("goods", "seed"), "seed"),
+        (Path(MINE).read_text().replace("goods", "top_k"), "top_k"),
     ],
 )
 def test_a_mistake_in_its_file_is_one_sentence(text, named, tmp_path):
