@@ -1,6 +1,7 @@
 """Python files of the user's: an agent, a reward, tasks.
 
-Holds: `load_file`, `load_function`. Leaves out: finding the agent in a file (agents/find.py).
+Holds: `is_path`, `load_file`, `load_function`. Leaves out: finding the agent or suite in
+a file (agents/find.py, suites/).
 Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
 Read next: agents/find.py.
 """
@@ -17,6 +18,11 @@ from types import ModuleType
 
 from config.errors import UserError
 from config.files import is_file
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a name, of an agent or a suite, is that of a file."""
+    return name.endswith(".py") or "/" in name or "\\" in name
 
 
 def load_file(path: Path) -> ModuleType:

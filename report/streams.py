@@ -38,7 +38,6 @@ from report.markup import (
     page,
 )
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
-from tasks.environments import OPTIONS, RULES
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
@@ -53,7 +52,7 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
     bank that was read alone, {} where every arm has its own.
     """
     found = {
-        "environment": config.environment,
+        "environment": config.suite,
         "epochs": config.epochs,
         "rule": rule,
         "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
@@ -289,12 +288,12 @@ def _page(
     best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
     rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
     more = " ".join(filter(None, (rule, _frozen(summary), *_leaks(summary))))
-    by_rules = config.environment in OPTIONS["rules"].split()
-    judged = f", judged by {RULES[config.rules]}," if by_rules else ""
+    rules = outcomes[0].get("judged_by", "")
+    judged = f", judged by {rules}," if rules else ""
     lead = macro(
         "lead",
         status,
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment}"
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
         f"{judged} in epoch {best['epoch']}. {more}",
         "",
     )
