@@ -119,7 +119,7 @@ class _Filling:
         agent, c = self.agent, self.conditions
         own = settings_of_rows(agent.config, self.engine.codec.told_date)
         if not agent.by_section:  # cut to the engine's window, which therefore counts
-            own["window"] = getattr(agent, "most_tokens", agent.window)
+            own["window"] = agent.window
         templates = [agent.template(name) for name in agent.prompts]
         return _hash(
             asdict(self.cell), agent.name, own, templates, asdict(self.sampling), c.seed, c.model

@@ -118,7 +118,7 @@ def known(name: str) -> type[Agent] | None:
 @cache
 def learner() -> type[Agent]:
     """Return the agent that learns at run time, from a bank: the one with `arms`."""
-    return next(kind for kind in map(find, names()) if getattr(kind, "arms", None))
+    return next(kind for kind in map(find, names()) if kind.arms)
 
 
 def _agent_in(module: ModuleType, name: str) -> type[Agent]:
@@ -170,7 +170,7 @@ def make(name: str, settings: Mapping[str, object]) -> Agent:
     UserError: they do not fit, or it `needs_embedder` and they name none.
     """
     agent = find(name)(_config(find(name), settings))
-    if getattr(agent, "needs_embedder", False) and not agent.config.embedder:
+    if agent.needs_embedder and not agent.embedder:
         raise UserError(f"The agent {agent.label} compares meanings: name an --embedder.")
     return agent
 
@@ -531,7 +531,7 @@ def resolve(
 def with_state(agent: Agent, model: str | Path | None) -> Agent:
     """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
     where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
-    getattr(agent, "freeze", lambda: None)()
+    agent.freeze()
     path = settings_folder(model or "") / STATE
     if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
         try:

@@ -233,7 +233,7 @@ class MemRL(Agent):
     }
 
     embed: Embedder | None = None
-    """of the setting `embedder`, given by whoever opens it"""
+    """of the setting `embedder`"""
     bank: Bank | None = None
     """given by whoever drives the agent; None: opened by the settings when it is first needed"""
     frozen: bool = False
@@ -251,6 +251,10 @@ class MemRL(Agent):
         other.bank, other.embed, other.epoch, other.seed = None, self.embed, self.epoch, self.seed
         other.frozen, other._rows = self.frozen, self._rows
         return other
+
+    @property
+    def embedder(self) -> str:
+        return self.config.embedder
 
     def freeze(self) -> None:
         """Write no experiences from now on, and nothing to the bank's file."""

@@ -35,6 +35,7 @@ from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
 from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
+from tasks.conversations import Probe
 from tokens.codec import Codec
 
 # ---------------------------------------------------------------- wording and settings
@@ -248,7 +249,7 @@ class MemUpdate(Agent):
     demo = DEMO
 
     embed: Embedder | None = None
-    """of the setting `embedder`, given by whoever opens it"""
+    """of the setting `embedder`"""
 
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
@@ -296,7 +297,7 @@ class MemUpdate(Agent):
     @staticmethod
     def _fingerprint(task: Task) -> str:
         """Return what tells sources apart: the text, and what a store begins with."""
-        return f"{task.document_digest} {getattr(task, 'beginning', '')}"
+        return f"{task.document_digest} {task.beginning}"
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
@@ -308,7 +309,7 @@ class MemUpdate(Agent):
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
         read = {session.number for session in self._sessions(editing.task)}
-        editing.unread |= {s.number for s in getattr(editing.task, "sessions", ())} - read
+        editing.unread |= {s.number for s in editing.task.sessions} - read
         pieces = iter(self._pieces(editing.task) if self.edits else ())
         for session, date, piece in pieces:
             stop = yield from self._edit(editing, session, date, piece)
@@ -353,10 +354,10 @@ class MemUpdate(Agent):
         """Return what the store holds at first."""
         if self.config.mode == "build":
             return []
-        return entries_of(getattr(task, "memories", ()))
+        return entries_of(task.memories)
 
     def probes_of(self, task: Task) -> Sequence:
-        return getattr(task, "probes", ())
+        return task.probes
 
     def budget_tokens(self, source: int) -> int:
         """Return the tokens that a store may have. source: those of what it is made from."""
@@ -375,7 +376,7 @@ class MemUpdate(Agent):
         if c.mode == "refine":
             yield None, None, ""
             return
-        if not getattr(task, "sessions", ()):
+        if not task.sessions:
             for k, section in enumerate(self.sections(task), 1):
                 yield k, None, section
         for session in self._sessions(task):
@@ -386,7 +387,7 @@ class MemUpdate(Agent):
     def _sessions(self, task: Task) -> Sequence:
         """Return the sessions that are read: of more than `max_sections` those that `over` keeps;
         in `refine`, where none is, all of them."""
-        c, sessions = self.config, getattr(task, "sessions", ())
+        c, sessions = self.config, task.sessions
         if c.mode == "refine" or not c.max_sections or len(sessions) <= c.max_sections:
             return sessions
         last = c.max_sections // 2 if c.over == "center" else 0
@@ -479,7 +480,8 @@ class MemUpdate(Agent):
         if c.target == "hidden":
             return sizes
         first, *_ = (*self.probes_of(editing.task), editing.task)
-        plain = getattr(first, "asked", None) or first  # without the answers to choose from
+        # without the answers to choose from
+        plain = first if isinstance(first, Probe) else first.asked or first
         return f"{sizes}\n{TARGET}{plain.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
@@ -551,9 +553,10 @@ class MemUpdate(Agent):
         """
 
         begun = time.perf_counter()
-        plain = getattr(about, "asked", None) or about  # without the answers to choose from
-        problem = getattr(plain, "problem", about.question)
-        entries = self.context(snapshot, plain.question)
+        probe = about if isinstance(about, Probe) else about.asked
+        problem = probe.problem if probe else about.question
+        question = (probe or about).question  # without the answers to choose from
+        entries = self.context(snapshot, question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
@@ -563,16 +566,15 @@ class MemUpdate(Agent):
             slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            evidence = getattr(plain, "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
                 tokens=self.tokens_of(snapshot),
                 probe=about.id,
                 found=[*lines],
-                recall=recall(entries, evidence) if isinstance(evidence, tuple) else None,
+                recall=recall(entries, probe.evidence) if probe else None,
                 search_s=search_s,
-                search_cut=self.searcher().n_cut(snapshot.entries, plain.question),
+                search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
             score = fmean(turn.logprobs) if target else 0.0
             self._answers[key] = Answered(str(turn.response), lines, score)
@@ -681,6 +683,10 @@ class MemUpdate(Agent):
     @property
     def scores_targets(self) -> bool:
         return self.config.pay == "likelihood"
+
+    @property
+    def embedder(self) -> str:
+        return self.config.embedder
 
     @property
     def needs_embedder(self) -> bool:

@@ -48,7 +48,7 @@ class Editing:
     @property
     def asked(self) -> list:
         """The probes whose evidence was shown, as far as it is known where that stands."""
-        return [p for p in self.probes if not self.unread & {*getattr(p, "sessions", ())}]
+        return [p for p in self.probes if not self.unread & {*p.sessions}]
 
 
 class Scored(NamedTuple):

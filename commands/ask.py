@@ -129,8 +129,8 @@ class Reading:
             given["endpoint"] = ",".join(c.endpoint)
         if agent and agent.name != agent.label:
             given["agent"] = agent.name
-        if agent and "://" in (embedder := getattr(agent.config, "embedder", "")):
-            given["embedder"] = embedder
+        if agent and "://" in agent.embedder:
+            given["embedder"] = agent.embedder
         flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         trust = " --trust-remote-code" if c.trust_remote_code else ""
         return f"ask --resume --name {c.name}{''.join(flags)}{trust}"

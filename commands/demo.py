@@ -350,7 +350,7 @@ class Workers:
 @stops.saying("A demo does not go on: the same command begins it anew.")
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
-    if getattr(find.find(agent), "arms", None):
+    if find.find(agent).arms:
         from commands.stream import demo_streams
 
         return demo_streams(name, runs, seed, size)

@@ -327,7 +327,7 @@ def _train(
         module = _build(setup, reward)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
-            open_ones.callback(getattr(module.agent, "close", lambda: None))
+            open_ones.callback(module.agent.close)
             start, damaged = newest_whole(folder)
             if start > steps:
                 raise UserError(

@@ -46,7 +46,7 @@ def give_embedder(agents: Sequence[Agent]) -> None:
 
     opened: dict[str, object] = {}
     for agent in agents:
-        if spec := getattr(agent.config, "embedder", ""):
+        if spec := agent.embedder:
             agent.embed = opened.get(spec) or opened.setdefault(spec, embedder_of(spec))
 
 
@@ -108,17 +108,14 @@ def open_engine(
 
 
 def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
-    """Return what all of some agents may write where they call tools (`grammar` of an agent).
+    """Return what all of some agents may write where they call tools (`Agent.grammar`).
 
-    An agent says "" if it calls none, and None if it writes nothing but answers. UserError: none
-    calls a tool, or not all write alike, for an engine cannot tell whose a prompt is.
+    UserError: none calls a tool, or not all write alike, for an engine cannot tell whose a prompt
+    is.
     """
     labels: dict[str, str] = {}  # grammar -> an agent that has it
     for agent in agents:
-        if hasattr(agent, "grammar"):
-            grammar = agent.on(codec).grammar()
-        else:
-            grammar = "" if agent.by_section else None
+        grammar = agent.on(codec).grammar()
         if grammar is not None:
             labels.setdefault(grammar, agent.label)
     if not any(labels):

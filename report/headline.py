@@ -3,9 +3,6 @@
 Holds: `headline`, `reader`, `temperatures_of`. Leaves out: the numbers (report/summary.py), the
 page (report/page.py), words for kinds of questions (tasks/words.py). No torch.
 Exercise it: `pytest tests/report/test_page.py -k headline`. Read next: report/page.py.
-
-An agent may have attributes `in_words`, how it reads, for those who do not know its name, and
-`whole`, that it reads the whole document at once.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from functools import cache
 from statistics import fmean
 
 from agents import find
+from memagent import Agent
 from report.rows import Cell
 from report.summary import cells
 from tasks.words import in_words
@@ -58,8 +56,8 @@ def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
 
 @cache
 def reads_all(agent: str) -> bool:
-    """Whether an agent is shown the whole document at once: one with `whole`."""
-    return getattr(find.known(agent), "whole", False)
+    """Whether an agent is shown the whole document at once; of one that is not known it is not."""
+    return (find.known(agent) or Agent).whole
 
 
 @cache
@@ -70,7 +68,7 @@ def reader(agent: str) -> str:
     ('reading everything at once', 'memagent before training', 'mine')
     """
     name, at, weights = agent.partition("@")
-    words = getattr(find.known(name), "in_words", name)
+    words = (find.known(name) or Agent).in_words or name
     return f"{words} before training" if weights == "untrained" else words + at + weights
 
 

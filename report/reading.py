@@ -240,6 +240,6 @@ def row_of(
             "gold": list(task.gold),
             "depths": [round(depth, 4) for depth in task.depths],
         }
-        | (task.beside(scores.pred) if hasattr(task, "beside") else {})
+        | task.beside(scores.pred)
         | reading.row()
     )

@@ -127,14 +127,13 @@ def lines_of(agent: Agent, turn: dict) -> list[Line]:
 
 def table_of(agent: Agent, turn: dict) -> list[Row]:
     """Return the agent's table on a recorded turn; [] if it has none, or cannot read the notes."""
-    make = getattr(agent, "table", None)
     try:
         return [
             {
                 str(name): [cell] if isinstance(cell, str) else [str(line) for line in cell]
                 for name, cell in row.items()
             }
-            for row in (make(turn) if make else ())
+            for row in agent.table(turn)
         ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return []

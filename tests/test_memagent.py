@@ -85,9 +85,10 @@ def test_memagent_reads_each_section_once_and_answers_once(codec):
     ],
 )
 def test_layouts(layout, order):
-    template = tiny.agent(layout=layout).wording("update")
+    template = tiny.agent().wording("update").text(layout, "boxed")
     assert sorted(order, key=template.index) == list(order)
-    shared, paper = (tiny.agent(layout=name).wording("update") for name in ("shared", "paper"))
+    wording = tiny.agent().wording("update")
+    shared, paper = (wording.text(name, "boxed") for name in ("shared", "paper"))
     # the members of a group share all that stands before the memory:
     # in the shared layout the whole section
     assert "{section}" in shared[: shared.index("{memory}")]
@@ -130,7 +131,8 @@ def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     other = "final" if turn == "update" else "update"
     ours = MemAgent()  # what is absent is our own
     assert agent.template(other) == ours.template(other)
-    assert ours.template(other) == split_template(ours.wording(other), ours.slots_of(other))
+    wording = ours.wording(other)
+    assert ours.template(other) == split_template(wording.text("shared", "boxed"), wording.slots)
 
 
 def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
@@ -308,7 +310,7 @@ def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
 @pytest.mark.parametrize("name", sorted({*find.names()} - {"gold"}))  # which asks for no answer
 def test_every_form_of_the_answer_is_asked_for_graded_and_named(codec, name, form):
     agent = find.make(name, {"form": form, "embedder": "hash:8"})  # which some of them need
-    asked = [agent.wording(prompt) for prompt in agent.prompts]
+    asked = [agent.wording(prompt).text("shared", form) for prompt in agent.prompts]
     assert sum(ANSWER_REQUESTS[form] in text.replace("{{}}", "{}") for text in asked) == 1
     assert not any("{answer}" in text for text in asked)
     assert form in ANSWER_FORMS and grade("Lima", ["Lima"], form).em == (form == "plain")

@@ -214,8 +214,8 @@ def test_the_answerer_needs_memories_that_are_given(codec):
 
 
 def test_where_the_response_is_the_answer_nothing_is_copied():
-    assert "copy" in agent_of(form="boxed").wording("answer")
-    assert "copy" not in agent_of(form="plain").wording("answer")
+    assert "copy" in agent_of(form="boxed").wording("answer").head
+    assert "copy" not in agent_of(form="plain").wording("answer").head
 
 
 # ---------------------------------------------------------------- commands
