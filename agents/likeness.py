@@ -4,8 +4,8 @@ Holds: `Likeness` and its kinds, `likeness_of`; `Identity`, what is noted of an 
 out: what is kept of intents (agents/bank.py), embedders (models/embedder.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: models/embedder.py.
 
-Embeddings are compared exactly, with all intents at once. Similarities are rounded to six digits: in
-the digits beyond, machines and libraries differ, and they decide nothing.
+Embeddings are compared exactly, with all intents at once. Similarities are rounded to six digits:
+in the digits beyond, machines and libraries differ, and they decide nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from agents.search import tokens
+from agents.retrieval import K1, B, Lucene, tokens
 from config.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 DIGITS = 6
 MOST_PAIRED = 2000  # intents whose pairs are compared for a quantile
-K1, B = 1.5, 0.75
 PROBE = "the embedding of this sentence tells embedders apart"
 
 Row = tuple[int, str, bytes]  # id, text, float32 vector; b"" without an embedder
@@ -127,12 +126,9 @@ class Words:
 
     def _scores(self, asked: Counter[str]) -> np.ndarray:
         """Return the similarity of every intent to the words of a text. Shape [N]."""
-        import bm25s
-
         if self._index is None:
-            self._index = bm25s.BM25(method="lucene", k1=K1, b=B)
-            self._index.index(self.words, show_progress=False)
-        return self._index.get_scores(sorted(asked)) / self._own(asked)
+            self._index = Lucene(self.words)
+        return self._index.scores(sorted(asked)) / self._own(asked)
 
     def _own(self, asked: Counter[str]) -> float:
         """Return the score of a text against itself, among the intents."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from agents.demos import Compat, Demo, Size
-from agents.retrieval import RETRIEVERS, Retriever
+from agents.retrieval import RETRIEVERS, Tfidf
 from config.errors import UserError
 from config.options import COUNT, LIMIT
 from data import Task, extract_answer, normalize_answer, strip_thinking
@@ -33,7 +33,7 @@ from memagent import (
     Turn,
     Wording,
 )
-from memory import MemoryState, Recall
+from memory import MemoryState, Recall, Retriever
 from tasks.mentions import answer_recall, count_phrases, phrases
 from tokens.codec import Codec
 from tokens.templates import ANSWER_REQUESTS
@@ -532,7 +532,7 @@ class ReMemR1(Agent):
 def retriever_of(config: ReMemR1Config, codec: Codec) -> Retriever:
     """Make a retriever; every trajectory has its own."""
     if config.retriever == "tfidf_tokens":
-        return RETRIEVERS["tfidf"](tokens=codec.tokens)
+        return Tfidf(tokens=codec.tokens)
     return RETRIEVERS[config.retriever]()
 
 

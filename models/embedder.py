@@ -22,7 +22,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from agents.search import Embedder, tokens
+from agents.retrieval import tokens
+from agents.search import Embedder
 from config.errors import UserError, loading
 from config.files import make_folder, making_folder
 from config.foreign import from_json

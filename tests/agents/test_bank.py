@@ -17,7 +17,7 @@ from conftest import calls_of, killed_in_child
 
 from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
 from agents.likeness import Meanings, Words
-from agents.search import tokens
+from agents.retrieval import tokens
 from config.errors import UserError
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.search import EMBEDDINGS, INDEXES, Search, recall, tokens
+from agents.retrieval import tokens
+from agents.search import EMBEDDINGS, INDEXES, Search, recall
 from agents.store import Entry, Store
 from config.errors import UserError
 

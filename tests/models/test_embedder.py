@@ -26,7 +26,8 @@ from transformers import (
 from typer.testing import CliRunner
 
 import cli
-from agents.search import Search, tokens
+from agents.retrieval import tokens
+from agents.search import Search
 from agents.store import Entry, Store
 from config.errors import UserError
 from config.realmodels import Packaged
