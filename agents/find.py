@@ -39,21 +39,9 @@ from config.presets import PRESETS
 from config.realmodels import settings_folder
 from memagent import Agent
 
-SHARED = (
-    "__init__",
-    "bank",
-    "calls",
-    "demos",
-    "find",
-    "likeness",
-    "notes",
-    "pay",
-    "retrieval",
-    "rewards",
-    "search",
-    "store",
-    "tools",
-)  # files of this folder that hold no agent
+# files of this folder that hold no agent
+SHARED = {"__init__", "bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval",
+          "rewards", "search", "store", "tools"}  # fmt: skip
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
@@ -67,12 +55,6 @@ MAY_CHANGE = {
     "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }  # fmt: skip
-
-# fields of GRPOConfig in files of earlier versions -> their names today
-RENAMED = {"state_reward_scale": "turn_reward_scale"}
-RENAMED_VALUES = {"state_mean": "trajectory_mean"}
-# fields of GRPOConfig there that are settings of agents today
-MOVED = {"memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words"}
 
 _LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
 
@@ -135,14 +117,9 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
         leaves = [kind for kind in classes if kind not in parents and kind.run is not Agent.run]
         found = leaves or functions
         if len(found) != 1:
-            what = (
-                "no agent, neither a subclass of Agent with a method run nor a generator function"
-            )
-            if found:
-                what = (
-                    f"several agents ({', '.join(value.__name__ for value in found)}); say "
-                    "which by AGENT = NAME"
-                )
+            what = "no agent, neither a subclass of Agent with a run nor a generator function"
+            if several := ", ".join(value.__name__ for value in found):
+                what = f"several agents ({several}); say which by AGENT = NAME"
             raise UserError(f"{name} holds {what}.")
         chosen = found[0]
     if inspect.isgeneratorfunction(chosen):
@@ -316,8 +293,7 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
-    """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken
-    over.
+    """Read a config.yaml or agent.yaml: section -> fields.
 
     given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
     No agent is loaded for it: of one in a file that was not loaded before, only those settings are
@@ -336,15 +312,6 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
             raw["eval"] = {name: value for name, value in evaluation.items() if name in evaluated}
     if isinstance(own, dict) and any(is_path(name) and not known(name) for name in used):
         raw["agent"] = {name: value for name, value in own.items() if name in hints}
-    grpo = raw.get("grpo")
-    if isinstance(grpo, dict):
-        grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
-        if isinstance(value := grpo.get("aggregation"), str):
-            grpo["aggregation"] = RENAMED_VALUES.get(value, value)
-        own = raw.get("agent") or {}
-        if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
-            raw["agent"] = own | {name: grpo.pop(name) for name in moved}
-        raw["grpo"] = grpo
     if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
         raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
     kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
@@ -484,9 +451,7 @@ def resumed(
     """
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
-    run = {
-        "runs": RunConfig().runs
-    } | run  # where it lies now: it may have been moved since it began
+    run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved
     stored = begun(Path(run["runs"], run["name"]), run | training | agent)
     if stored and section not in stored:
         raise UserError(

@@ -8,15 +8,7 @@ from agents.full import AtOnceConfig
 from config.errors import UserError
 from data import ANSWER_FORMS, Task, grade
 from embedded import tiny
-from memagent import (
-    NO_MEMORY,
-    Finish,
-    MemAgent,
-    MemAgentConfig,
-    Prompt,
-    Turn,
-    split_template,
-)
+from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Turn, split_template
 from memory import overwrite
 from report.records import record_turn
 from tasks import worlds
@@ -77,13 +69,10 @@ def test_memagent_reads_each_section_once_and_answers_once(codec):
     assert [p.max_tokens for p in prompts] == [13, 13, 13, 24]
 
 
-@pytest.mark.parametrize(
-    ("layout", "order"),
-    [
-        ("shared", ("<section>", "<problem>", "<memory>")),
-        ("paper", ("<problem>", "<memory>", "<section>")),
-    ],
-)
+@pytest.mark.parametrize(("layout", "order"), [
+    ("shared", ("<section>", "<problem>", "<memory>")),
+    ("paper", ("<problem>", "<memory>", "<section>")),
+])  # fmt: skip
 def test_layouts(layout, order):
     template = tiny.agent().wording("update").text(layout, "boxed")
     assert sorted(order, key=template.index) == list(order)
@@ -104,15 +93,12 @@ def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_te
     assert codec.chat(a.pieces) == codec.chat(b.pieces)
 
 
-@pytest.mark.parametrize(
-    ("turn", "content"),
-    [
-        ("update", "P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n"),
-        ("update", "{section}"),
-        ("final", "no slot"),
-        ("final", "\ufeff{memory} "),
-    ],
-)
+@pytest.mark.parametrize(("turn", "content"), [
+    ("update", "P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n"),
+    ("update", "{section}"),
+    ("final", "no slot"),
+    ("final", "\ufeff{memory} "),
+])  # fmt: skip
 def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     (tmp_path / f"{turn}.txt").write_bytes(content.encode())
     agent = MemAgent(MemAgentConfig(templates=str(tmp_path))).on(codec)
@@ -144,21 +130,18 @@ def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
     assert agent.prompt("final", 5, problem="why?", memory="m").text == "why? m \\boxed{}"
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "reason"),
-    [
-        ("memagent", None, "no templates in"),
-        ("full", None, "no templates in"),
-        ("memagent", {}, "no templates in"),
-        ("full", {}, "no templates in"),
-        ("memagent", {"updates.txt": b"{section}"}, "no templates in"),
-        ("memagent", {"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
-        ("full", {"full.txt": b"{problem}"}, "needs the slot {section}"),
-        ("memagent", {"final.txt": b"{memory} {chunk}"}, "slot for the section"),
-        ("full", {"full.txt": b"{memory} {section}"}, "slot for the memory"),
-        ("memagent", {"update.txt": b"\xff{section}"}, "UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "files", "reason"), [
+    ("memagent", None, "no templates in"),
+    ("full", None, "no templates in"),
+    ("memagent", {}, "no templates in"),
+    ("full", {}, "no templates in"),
+    ("memagent", {"updates.txt": b"{section}"}, "no templates in"),
+    ("memagent", {"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
+    ("full", {"full.txt": b"{problem}"}, "needs the slot {section}"),
+    ("memagent", {"final.txt": b"{memory} {chunk}"}, "slot for the section"),
+    ("full", {"full.txt": b"{memory} {section}"}, "slot for the memory"),
+    ("memagent", {"update.txt": b"\xff{section}"}, "UTF-8"),
+])  # fmt: skip
 def test_templates_that_cannot_be_used_are_refused_at_once(tmp_path, name, files, reason):
     folder = tmp_path / "templates"
     if files is not None:
@@ -259,18 +242,15 @@ def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
     assert [p.final for p in drive(MEMAGENT, empty, codec, ["a"])] == [True]
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        (MemAgentConfig, {"layout": "x"}),
-        (MemAgentConfig, {"over": "tail"}),
-        (MemAgentConfig, {"form": "b"}),
-        (MemAgentConfig, {"empty": "e"}),
-        (MemAgentConfig, {"chunk_tokens": 0}),
-        (MemAgentConfig, {"max_sections": -1}),
-        (AtOnceConfig, {"window": -1}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "wrong"), [
+    (MemAgentConfig, {"layout": "x"}),
+    (MemAgentConfig, {"over": "tail"}),
+    (MemAgentConfig, {"form": "b"}),
+    (MemAgentConfig, {"empty": "e"}),
+    (MemAgentConfig, {"chunk_tokens": 0}),
+    (MemAgentConfig, {"max_sections": -1}),
+    (AtOnceConfig, {"window": -1}),
+])  # fmt: skip
 def test_settings_that_cannot_be(kind, wrong):
     with pytest.raises(UserError):
         kind(**wrong)

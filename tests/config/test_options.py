@@ -157,18 +157,11 @@ def test_numbers_as_people_write_them(tmp_path):
     }
 
 
-def test_settings_of_an_earlier_version_are_taken_over(tmp_path):
-    """Rewards of single turns were set beside the optimiser; other misplaced ones are named."""
+@pytest.mark.parametrize("name", ["state_reward_scale", "recall_match", "chunk_tokens"])
+def test_settings_of_an_earlier_version_and_misplaced_ones_are_named(tmp_path, name):
     path = tmp_path / "c.yaml"
-    old = "grpo: {state_reward_scale: 2, aggregation: state_mean, recall_match: substring}\n"
-    for agent, others in (("", {}), ("agent:\n", {}), ("agent: {top_k: 2}\n", {"top_k": 2})):
-        path.write_text(old + agent)
-        assert find.stored_settings(path) == {
-            "grpo": {"turn_reward_scale": 2.0, "aggregation": "trajectory_mean"},
-            "agent": others | {"recall_match": "substring"},
-        }
-    path.write_text("grpo: {chunk_tokens: 9}\nagent: {}\n")
-    with pytest.raises(UserError, match="grpo has no setting 'chunk_tokens'"):
+    path.write_text(f"grpo: {{{name}: 9}}\nagent: {{}}\n")
+    with pytest.raises(UserError, match=f"grpo has no setting {name!r}"):
         find.stored_settings(path)
 
 
@@ -192,7 +185,7 @@ def test_settings_of_an_earlier_version_are_taken_over(tmp_path):
         (b"grpo: {1: 2}", "grpo has no setting 1"),
         (b"grpo: {aggregation: [1]}", "grpo.aggregation must be one of token_mean, row_mean"),
         (b"agent: {layout: 5}", "agent.layout must be one of shared, paper, not 5"),
-        (b"agent: 5\ngrpo: {recall_match: words}", "agent must be a section"),
+        (b"agent: 5", "agent must be a section"),
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
         (b"[" * 5000, "no valid YAML"),
