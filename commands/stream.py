@@ -41,6 +41,7 @@ from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
+from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
@@ -113,7 +114,8 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
                 if others is not None:
                     stream.transfer(engine, others)
         outcomes = [stream.outcome() | {"judged_by": suite.judged_by} for stream in streams]
-        write_stream_report(folder, config, outcomes, getattr(engine, "rule", ""))
+        rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
+        write_stream_report(folder, config, outcomes, rule)
     return folder
 
 
@@ -211,8 +213,6 @@ def _opened(
     from engines.open import give_embedder
 
     if config.engine == "rehearsed" and not config.endpoint:
-        from engines.rehearsed import RehearsedEngine
-
         give_embedder(agents)
         tasks = [*environment.tasks(), *(others.tasks() if others else ())]
         entries = agents[0].opened().entries() if config.frozen else ()

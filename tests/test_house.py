@@ -99,6 +99,12 @@ def test_tests_mirror_the_rooms():
     assert folders == {*ROOMS, "bench", "browser", "hostile"} - {"suites"}
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_asked_of_an_agent_a_task_or_an_engine_is_on_its_interface(path):
+    asked = r"""(get|has)attr\((\w+\.)*(agent|kind|task|engine|first|about), ["']"""
+    assert not re.search(asked, path.read_text(encoding="utf-8"))
+
+
 AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
 
 
