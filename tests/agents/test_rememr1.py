@@ -76,6 +76,10 @@ def states(trajectory, config=CONFIG):
     return found
 
 
+def column(name, found):
+    return [state[name] for state in found]
+
+
 def pay(trajectory, config=CONFIG):
     """Give the turns their rewards, as training does."""
     rewards = ReMemR1(config).turn_rewards(trajectory)
@@ -376,14 +380,14 @@ def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
     assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
     assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
     # nor is it its doing
-    assert [s["callback"] for s in states(Trajectory(TASK, turns), asking)] == [0] * 4
+    assert column("callback", states(Trajectory(TASK, turns), asking)) == [0] * 4
     answers[2] = ask("Max left.", "Otto")
     # it asks, but that is not what is looked for
     besides = drive(TASK, asking, codec, answers)
     assert besides[-1].notes.recalled.steps == (1,)
-    assert [s["callback"] for s in states(Trajectory(TASK, besides), asking)] == [0] * 4
+    assert column("callback", states(Trajectory(TASK, besides), asking)) == [0] * 4
     own = drive(TASK, CONFIG, codec, answers)
-    assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
+    assert column("callback", states(Trajectory(TASK, own))) == [0, 0, 1, 0]
 
 
 def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
@@ -496,9 +500,9 @@ def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
         "".join(piece for piece, _ in tiny.agent("rememr1", **box).template("recall_final"))
         for box in ({"boxed_literal": "single"}, {"boxed_literal": "double"})
     )
-    assert (
-        "\\boxed{}" in single and "\\boxed{{}}" in double and double.replace("{{}}", "{}") == single
-    )
+    assert "\\boxed{}" in single
+    assert "\\boxed{{}}" in double
+    assert double.replace("{{}}", "{}") == single
     # of no other prompt
     for name, turn in (("memagent", "final"), ("full", "full"), ("rememr1", "recall_update")):
         theirs = tiny.agent(name, boxed_literal="double")
@@ -601,10 +605,8 @@ def test_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstr
 
 
 def test_where_all_answers_are_asked_for_each_one_counts(codec):
-    assert (
-        answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
-        and answer_recall(["12", "7"], "only 12") == 1.0
-    )
+    assert answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
+    assert answer_recall(["12", "7"], "only 12") == 1.0
     both = replace(
         TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which two?"
     )
@@ -614,7 +616,7 @@ def test_where_all_answers_are_asked_for_each_one_counts(codec):
         ask("Lima, Rome."),
         "\\boxed{Lima, Rome}",
     ]
-    assert [s["gain"] for s in rewards(codec, answers, both)] == [0.5, -0.5, 1, 0]
+    assert column("gain", rewards(codec, answers, both)) == [0.5, -0.5, 1, 0]
     n = counted(both, CONFIG, drive(both, CONFIG, codec, answers))
     assert (n["hits"], n["sought"], n["holds"]) == (1, 1, 0)
 
@@ -629,38 +631,24 @@ def test_gain_and_level_and_each_reward_alone(codec):
         codec,
         [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "\\boxed{Lima}"],
     )
-    assert [s["gain"] for s in found] == [1, 0, -1, 0] and [s["level"] for s in found] == [
-        1,
-        1,
-        0,
-        0,
-    ]
-    assert [s["memory"] for s in found] == [1, 0, -1, 0] and [s["format"] for s in found] == [
-        1,
-        1,
-        1,
-        1,
-    ]
-    assert [s["sum"] for s in found] == [2, 1, 0, 1]
-    assert [s["covered"] for s in found[:-1]] == [1, 1, 1]
+    assert column("gain", found) == [1, 0, -1, 0] and column("level", found) == [1, 1, 0, 0]
+    assert column("memory", found) == [1, 0, -1, 0] and column("format", found) == [1, 1, 1, 1]
+    assert column("sum", found) == [2, 1, 0, 1]
+    assert column("covered", found[:-1]) == [1, 1, 1]
     found = rewards(
         codec,
         [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"],
         memory_reward="level",
     )
-    assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    assert column("memory", found) == [1, 1, 0, 0] and column("format", found) == [1, 1, 1, 0]
 
 
 def test_the_first_memorys_wording_is_worth_nothing(codec):
     named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
-    assert [
-        s["gain"] for s in rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)
-    ] == [0] * 4
+    assert (
+        column("gain", rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named))
+        == [0] * 4
+    )
 
 
 def test_the_first_memorys_wording_is_never_seen_text(codec):
@@ -672,7 +660,7 @@ def test_the_first_memorys_wording_is_never_seen_text(codec):
     assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
     for words in ("unseen", "all"):
         paid = states(Trajectory(named, turns), replace(config, recall_words=words))
-        assert [s["callback"] for s in paid] == [0, 0, 1, 0]
+        assert column("callback", paid) == [0, 0, 1, 0]
 
 
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
@@ -727,22 +715,17 @@ def test_the_callback_reward_is_the_turns_that_has_asked(codec):
         "\\boxed{Lima}",
     ]
     found = rewards(codec, answers)
-    assert [s["callback"] for s in found] == [0, 0, 1, 0] and [s["gain"] for s in found] == [
-        1,
-        -1,
-        0,
-        0,
-    ]
+    assert column("callback", found) == [0, 0, 1, 0] and column("gain", found) == [1, -1, 0, 0]
     # the answer in sight already, in section or memory: the look back has brought nothing
     first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
-    assert [s["callback"] for s in rewards(codec, answers, first)] == [0, 0, 0, 0]
+    assert column("callback", rewards(codec, answers, first)) == [0, 0, 0, 0]
     again = [
         ask("Otto reached Lima."),
         ask("Lima, said Otto.", "Otto"),
         ask("Max left.", "Otto reached"),
         "\\boxed{Lima}",
     ]
-    assert [s["callback"] for s in rewards(codec, again)] == [0, 0, 0, 0]
+    assert column("callback", rewards(codec, again)) == [0, 0, 0, 0]
 
 
 def test_what_came_back_and_what_was_in_sight_count_together(codec):
@@ -754,7 +737,7 @@ def test_what_came_back_and_what_was_in_sight_count_together(codec):
         text=" ".join(FACTS[0] + FACTS[1] + ["Otto reached Rome."] * 6),
     )
     answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Lima"), "x"]
-    assert [s["callback"] for s in rewards(codec, answers, halves)] == [0, 0, 0.5, 0]
+    assert column("callback", rewards(codec, answers, halves)) == [0, 0, 0.5, 0]
 
 
 def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
@@ -765,7 +748,7 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
         "\\boxed{Lima}",
     ]
     longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
-    assert [s["callback"] for s in rewards(codec, answers, longer)] == [
+    assert column("callback", rewards(codec, answers, longer)) == [
         0,
         0,
         1,
@@ -779,23 +762,22 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
         ask("Max left.", "Otto"),
         "\\boxed{Lima}",
     ]
-    assert [s["callback"] for s in rewards(codec, answers, four)] == [0, 0, 1, 1, 0]
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, four, callback_reward="prompt", recall_match="substring")
-    ] == [0, 0, 0, 0, 0]
+    assert column("callback", rewards(codec, answers, four)) == [0, 0, 1, 1, 0]
+    assert column(
+        "callback",
+        rewards(codec, answers, four, callback_reward="prompt", recall_match="substring"),
+    ) == [0, 0, 0, 0, 0]
     # in the whole prompt stands the question too: upstream's look back for an answer that the
     # question names is worth nothing
     named = replace(four, question="Is it Lima or Rome, Otto?")
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
-    ] == [0, 0, 1, 1, 0]
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, named, callback_reward="prompt", recall_match="substring")
-    ] == [0, 0, 0, 0, 0]
-    assert [s["covered"] for s in rewards(codec, answers, named)] == [0] * 5
+    assert column(
+        "callback", rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
+    ) == [0, 0, 1, 1, 0]
+    assert column(
+        "callback",
+        rewards(codec, answers, named, callback_reward="prompt", recall_match="substring"),
+    ) == [0, 0, 0, 0, 0]
+    assert column("covered", rewards(codec, answers, named)) == [0] * 5
 
 
 @pytest.mark.parametrize(("response", "ours", "upstreams"), [
@@ -877,7 +859,7 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
         [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"],
     )[:2]
     turns[1] = replace(turns[1], finish=Finish.ERROR, notes=None, response=codec.text(""))
-    assert [s["sum"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
+    assert column("sum", states(Trajectory(TASK, turns, error="lost"))) == [2, 0]
 
 
 # ---------------------------------------------------------------- settings
@@ -1021,11 +1003,9 @@ def test_looks_back_are_counted(codec):
         "neither",
     ]
     fact = worlds.make_task(0, 2, "two_hop_reverse")
-    assert (
-        len(fact.clues) == 2
-        and Evidence(fact).in_text(fact.clues[0]) == "evidence"
-        and Evidence(fact).in_text(fact.clues[1]) == "answer"
-    )
+    assert len(fact.clues) == 2
+    assert Evidence(fact).in_text(fact.clues[0]) == "evidence"
+    assert Evidence(fact).in_text(fact.clues[1]) == "answer"
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
