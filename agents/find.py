@@ -123,22 +123,13 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
             raise UserError(f"{name} holds {what}.")
         chosen = found[0]
     if inspect.isgeneratorfunction(chosen):
-        chosen = _wrapped(chosen)
+        body = {"run": chosen, "__doc__": chosen.__doc__, "__module__": chosen.__module__}
+        chosen = type(chosen.__name__, (Agent,), body)
     if not (isinstance(chosen, type) and issubclass(chosen, Agent)):
         raise UserError(f"{name}: AGENT is neither a subclass of Agent nor a generator function.")
     chosen.name = name
     _LOADED[name] = chosen
     return chosen
-
-
-def _wrapped(function: Callable) -> type[Agent]:
-    """Make an agent of a generator function (agent, task)."""
-    body = {
-        "run": lambda self, task: function(self, task),
-        "__doc__": function.__doc__,
-        "__module__": function.__module__,
-    }
-    return type(function.__name__, (Agent,), body)
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
