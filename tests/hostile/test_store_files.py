@@ -2,14 +2,11 @@
 
 import gzip
 import json
-import os
 import random
-import subprocess
-import sys
 
 import pytest
-from conftest import HANG_S, calls_of, killed_in_child
-from test_bank_files import ROOT, in_child
+from conftest import calls_of, killed_in_child
+from test_bank_files import in_child
 from typer.testing import CliRunner
 
 import cli
@@ -50,30 +47,6 @@ def test_restores_without_end_are_refused(tmp_path, monkeypatch):
         store.restore(0)
     store.to_jsonl(tmp_path / "s.jsonl")
     assert "restores follow one another" in said("show", tmp_path / "s.jsonl", code=2)
-
-
-def test_a_second_writer_of_a_store_is_told_who_the_first_one_is(tmp_path):
-    path = tmp_path / "s.jsonl"
-    Store([Entry("", "It rains.")]).to_jsonl(path)
-    before, other = path.read_bytes(), tmp_path / "o.jsonl"
-    other.write_bytes(before)
-    words = [sys.executable, "cli.py", "memory", "play", "--out", str(path), "--force"]
-    writer = subprocess.Popen(
-        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        writer.stdin.write("create It snows.\n")
-        writer.stdin.flush()
-        assert "Created m1" in writer.stdout.readline()
-        for command in (["restore", other, 0], ["play", other, "--script", os.devnull]):
-            told = said(*command, "--out", path, "--force", code=2)
-            assert f"written by process {writer.pid} " in told and " since 2" in told
-    finally:
-        writer.kill()
-        writer.wait(HANG_S)
-    assert path.read_bytes() == before
-    said("restore", other, 0, "--out", path, "--force")
-    assert path.read_bytes() != before
 
 
 def test_killed_at_any_time_a_store_is_the_one_before_or_the_one_after(tmp_path):
