@@ -444,8 +444,8 @@ class _Suite:
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings({})  # again: another call may have come in between
         write_summary(self.folder / "summary.json", summary)
-        self.page.write()
         console.print(table(summary, console.width))
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
+        self.page.finish(f"All answers are in {self.folder / 'rows.jsonl'}, summary.json beside")
         return self.folder

@@ -35,6 +35,8 @@ RESTORE = "restore"  # the tool of the record that `Store.restore` makes
 FORMAT, VERSION = "memory store", 1
 MOST_BYTES = 1 << 27  # of a file, unpacked
 MOST_RESTORED = 1 << 24  # entries and operations that all restores of a file look at
+MOST_FOLLOWED = 1 << 24  # what a difference spends on merges and splits
+STEP, LINK = 8, 128  # what a parent that is followed costs, and one more to show, beside its text
 GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
 
 # ---------------------------------------------------------------- entries
@@ -380,21 +382,33 @@ class Diff:
 
 
 def diff(a: Snapshot, b: Snapshot) -> Diff:
-    """Compare the live entries of two states."""
+    """Compare the live entries of two states. UserError: there are too many merges and splits."""
     removed = tuple(entry for entry in a.entries if entry.id not in b)
     added = tuple(entry for entry in b.entries if entry.id not in a)
     changed = tuple((e, b.get(e.id)) for e in a.entries if e.id in b and e != b.get(e.id))
 
+    gone, come = {e.id: e for e in removed}, {e.id: e for e in added}
+    followed = 0
+
     def origins(entry: Entry) -> set[str]:
-        """The ids of its parents, their parents, and so on, whether they are live or not."""
+        """The ids of its parents, their parents, and so on, up to those that are a difference."""
+        nonlocal followed
         found, todo = set[str](), [*entry.parents]
         while todo:
+            followed += STEP
             if (one := todo.pop()) not in found:
                 found.add(one)
-                todo += [p for state in (a, b) if (e := state.get(one)) for p in e.parents]
+                if end := gone.get(one) or come.get(one):
+                    followed += LINK + len(end.text)
+                else:
+                    todo += [p for state in (a, b) if (e := state.get(one)) for p in e.parents]
+            if followed > MOST_FOLLOWED:
+                raise UserError(
+                    "More merges and splits lie between the two states than can be shown: compare "
+                    "states that are nearer to each other."
+                )
         return found
 
-    gone, come = {e.id: e for e in removed}, {e.id: e for e in added}
     # Both ways: undone, a merge is the split of what it had made
     links = {(old, new) for new in come for old in origins(come[new]) if old in gone}
     links |= {(old, new) for old in gone for new in origins(gone[old]) if new in come}

@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING
 
 from agents import find
 from agents.demos import Demo
-from config import files
+from config import files, stops
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig
-from config.stops import Stopped
 from config.terminal import bar, console
 from data import Task
 from tasks import ledger, worlds
@@ -300,6 +299,7 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
     )
 
 
+@stops.saying("A demo does not go on: the same command begins it anew.")
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
     if getattr(find.find(agent), "arms", None):
@@ -312,11 +312,7 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     else:
         plan = usual(agent, size, seed, folder)
     console.print(plan.about)
-    try:
-        rows, training_s = _work(plan)
-    except KeyboardInterrupt:
-        again = f"{folder} is not whole, and the next demo of its name begins anew"
-        raise Stopped(signal.SIGINT, f"stopped. {again}.") from None
+    rows, training_s = _work(plan)
     facts: dict = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
     if plan.alone:
         facts["training_seconds"] = round(training_s, 1)
@@ -361,17 +357,18 @@ def _pool(n: int) -> ProcessPoolExecutor:
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
+        # a terminal sends Ctrl-C to all of them, and this process alone heeds it
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         forkserver.ensure_running()
+        signal.signal(signal.SIGINT, handler)
     return ProcessPoolExecutor(n, context, _begin)
 
 
 def _begin() -> None:
-    """Begin a process of a pool: it is ended by the demo alone, and leaves no semaphore of tqdm's
-    behind when it is."""
+    """Begin a process of a pool, which leaves no semaphore of tqdm's behind when it is ended."""
     import torch
     from tqdm import tqdm
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())
 

@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from config import files
+from config import files, stops
 from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
@@ -39,6 +39,7 @@ LAYERS, HIDDEN, HEAD = (
 TOKENS = 24  # of a response
 
 
+@stops.saying("A dry run leaves nothing: the same command begins it anew.")
 def dry_run(
     run: RunConfig, config: GRPOConfig, agent: Agent, say=print, resume: bool = False
 ) -> None:

@@ -207,7 +207,7 @@ def run_and_report(
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         with reading(folder / "metrics.csv"):
             write_summary(folder / "summary.json", summary(folder))
-        page.live.write()
+        page.live.finish(f"The training is over and whole in {folder}")
     report = folder / "report.html"
     if run.keep_checkpoints:
         say(f"The policy is in {folder / 'model'}.")

@@ -1,7 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`, `first_line`,
-`loading`.
+Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`,
+`first_line`, `loading`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -17,8 +17,16 @@ from contextlib import contextmanager
 class UserError(Exception):
     """Report a mistake of the user in one sentence that says what to do.
 
-    The commands print it and exit with status 2.
+    The commands print it and exit with its status.
     """
+
+    status = 2
+
+
+class Unshown(UserError):
+    """All is done and kept; only the page that shows it could not be written."""
+
+    status = 1
 
 
 class AgentError(UserError):

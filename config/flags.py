@@ -149,12 +149,12 @@ def _given(kinds: dict[str, object], values: dict) -> dict[str, object]:
 
 @contextmanager
 def errors_shown() -> Iterator[None]:
-    """Print a user's mistake as one sentence, without a traceback, and exit with code 2."""
+    """Print a user's mistake as one sentence, without a traceback, and exit with its status."""
     try:
         yield
     except UserError as error:
         typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.status) from None
     except Stopped as stop:
         typer.echo(f"memagent: {clean(stop)}", err=True)
         raise typer.Exit(128 + stop.number) from None

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
 
-Holds: `Stopped`, `StoppedNow`, `stoppable`, `heed`, `waiting`, `asked`, `is_stoppable`. Leaves out:
-what is saved (report/runlog.py), what is said (commands/train.py).
+Holds: `Stopped`, `StoppedNow`, `stoppable`, `saying`, `heed`, `waiting`, `asked`, `is_stoppable`.
+Leaves out: what is saved (report/runlog.py), what is said (commands/train.py).
 Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
 
     signal    while steps go on: noted (`asked`), and told to the ranks; else as another
@@ -59,6 +59,16 @@ def stoppable(rank: bool = False) -> Iterator[None]:
         _handlers.clear()
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+@contextmanager
+def saying(said: str) -> Iterator[None]:
+    """Let signals stop the block, or the function that this decorates, and say how to go on."""
+    try:
+        with stoppable():
+            yield
+    except Stopped as stop:
+        raise Stopped(stop.number, f"stopped. {said}") from None
 
 
 def heed() -> None:

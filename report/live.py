@@ -8,10 +8,11 @@ report/page.py.
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
-from config.errors import clean, clip
+from config.errors import Unshown, clean, clip, no_room
 from config.terminal import console, say
 from report.status import hold
 
@@ -22,7 +23,7 @@ SOON = 2.0  # seconds until the first page: what ends within them is written onc
 class Live:
     """The page of a folder. As a context it is written once more where a run ends before its time.
 
-    every: least seconds between two pages. A failure is told once, and ends no run.
+    every: least seconds between two pages. A failure is told once, and again by `finish`.
     """
 
     def __init__(self, folder: Path, title: str = "", every: float = 0.0):
@@ -48,18 +49,31 @@ class Live:
             self.next = end + max(self.every, REST * (end - begun))
 
     def write(self, running: bool = False) -> None:
+        if (why := self._failure(running)) and not self.failed:
+            say(f"The page could not be written ({why}).", "red")
+        self.failed = self.failed or bool(why)
+
+    def finish(self, kept: str) -> None:
+        """Write the page of a run that is over. Unshown: it could not be; kept: what is, where."""
+        if why := self._failure(running=False):
+            raise Unshown(
+                f"The page could not be written ({why}). {kept}; once that is mended, python "
+                f"cli.py report {shlex.quote(str(self.folder))} writes it."
+            )
+
+    def _failure(self, running: bool) -> str:
+        """Write the page; say why it could not be, which is never worth a run."""
         from report.page import write_report
 
         self.written = True
         try:
             write_report(self.folder, self.title, running)
-        except Exception as error:  # a page is never worth a run
+        except Exception as error:
             if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
                 raise KeyboardInterrupt from None
-            if not self.failed:
-                why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
-                say(f"The page could not be written ({clip(why, 300)}).", "red")
-            self.failed = True
+            why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
+            return clip(no_room(error) or why, 300)
+        return ""
 
     def __enter__(self) -> Live:
         return self

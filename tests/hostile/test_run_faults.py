@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 import cli
 import memagent
-from commands import export
+from commands import export, train
 from commands.sft import SFT
 from engines.hf import TransformersEngine
 from engines.rehearsed import RehearsedEngine
@@ -277,3 +278,45 @@ def test_an_evaluation_on_a_full_disk_keeps_its_rows(tmp_path, monkeypatch):
     assert said.endswith("make room and call again, the rows so far are kept.")
     said = run(words)
     assert len(Path("runs/e/rows.jsonl").read_text().splitlines()) == 20
+
+
+def test_an_evaluation_whose_page_alone_finds_no_room_says_what_is_safe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "eval --agents memagent --lengths 2 --kinds one_fact --n 4 --name e".split()
+    run(words)
+    rows = Path("runs/e/rows.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = Path("runs/e/report.html").stat().st_size - 1
+    assert most > max(
+        path.stat().st_size for path in Path("runs/e").glob("*.*") if path.suffix != ".html"
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        said = run(words, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "memagent" in said and said.endswith(
+        "no file may be longer). All answers are in runs/e/rows.jsonl, summary.json beside; "
+        "once that is mended, python cli.py report runs/e writes it."
+    )
+    assert Path("runs/e/rows.jsonl").read_bytes() == rows
+    run(["report", "runs/e"])
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "said"),
+    [
+        ("demo --short", (0, train, "check_folder"), "A demo does not go on"),
+        ("train --dry-run", (0, train, "check_folder"), "A dry run leaves nothing"),
+        ("train --dry-run", (0, GRPO, "clip_and_step"), "A dry run leaves nothing"),
+    ],
+)
+def test_a_demo_and_a_dry_run_that_are_stopped_say_how_to_begin_anew(
+    tmp_path, monkeypatch, words, where, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    status, told = stopped_by(signal.SIGINT, words.split(), *where)
+    assert status == 130 and "Traceback" not in told, told
+    assert told.endswith(f"memagent: stopped. {said}: the same command begins it anew.")
+    assert not [*tmp_path.glob("memagent-*")]

@@ -3,6 +3,12 @@
 import gzip
 import json
 import random
+<<<<<<< HEAD
+=======
+import subprocess
+import sys
+from dataclasses import replace
+>>>>>>> h/runs
 
 import pytest
 from conftest import calls_of, killed_in_child
@@ -11,7 +17,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents import store as stores
-from agents.store import Entry, Store
+from agents.store import Entry, Snapshot, Store
 from commands.stores import Choice, stores_of
 from config.errors import UserError
 
@@ -70,3 +76,55 @@ def test_killed_at_any_time_a_store_is_the_one_before_or_the_one_after(tmp_path)
         add()
     texts = [json.loads(line)["after"][0]["text"] for line in path.read_text().splitlines()[21:]]
     assert texts == [f"more {k}" for k in range(12)]
+
+
+def chain(roots: int, links: int) -> Store:
+    """Merge some entries away into the first of a chain, whose links are all live."""
+    store = Store(Entry("", f"text {k}") for k in range(roots))
+    gone = [replace(entry, version=2, deleted=True) for entry in store.snapshot().entries]
+    parents, after = tuple(entry.id for entry in gone), []
+    for id in store.new_ids(links):
+        after.append(Entry(id, "more", parents=parents))
+        parents = (id,)
+    store.record("merge", {}, "merged", after=[*gone, *after])
+    return store
+
+
+def branches(n: int) -> Store:
+    """Split an entry, one of its parts, one of that part's, and so on: the others are live."""
+    store = Store([Entry("", "text")])
+    old = store.snapshot().get("m1")
+    for _ in range(n):
+        new = [Entry(id, "part", parents=(old.id,)) for id in store.new_ids(2)]
+        store.record("split", {}, "x", after=[replace(old, version=2, deleted=True), *new])
+        old = new[1]
+    return store
+
+
+def test_a_difference_follows_no_chain_from_every_link(tmp_path, monkeypatch):
+    path, looked_at = tmp_path / "s.jsonl", []
+    chain(20, 1_000).to_jsonl(path)
+    real = Snapshot.get
+    monkeypatch.setattr(Snapshot, "get", lambda *of: looked_at.append(of) or real(*of))
+    told = said("diff", path)
+    assert told.startswith("added 999, removed 0, changed 0, merged 1, split 0")
+    assert len(looked_at) < 20_000
+    monkeypatch.undo()
+    # what would be shown is too long
+    monkeypatch.setattr(stores, "MOST_FOLLOWED", 1_000_000)
+    branches(100).to_jsonl(path)
+    assert "split 1" in said("diff", path)
+    branches(1_000).to_jsonl(path)
+    assert "compare states that are nearer" in said("diff", path, code=2)
+    assert "split 1" in said("diff", path, "--from", 900)
+
+
+@pytest.mark.parametrize("command", ["diff", "replay"])
+def test_long_texts_of_few_words_are_compared_in_part(tmp_path, command):
+    store, end = Store([Entry("", "It is " + "a " * 2_000)]), "a b " * 1_000
+    old = store.snapshot().get("m1")
+    store.record("u", {}, "x", after=[replace(old, version=2, text=f"It is {end}")])
+    store.to_jsonl(tmp_path / "s.jsonl")
+    words = [command, tmp_path / "s.jsonl", *(["--from", 0] if command == "diff" else [])]
+    told = in_child(lambda: said(*words)[-50_000:])
+    assert "[m1] It is a" in told
