@@ -3,12 +3,7 @@
 import gzip
 import json
 import random
-<<<<<<< HEAD
-=======
-import subprocess
-import sys
 from dataclasses import replace
->>>>>>> h/runs
 
 import pytest
 from conftest import calls_of, killed_in_child
