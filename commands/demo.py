@@ -102,8 +102,7 @@ class Questions:
     then: tuple = ()
 
     def of_each_length(self, sampled: Mapping, greedy: Mapping) -> list[Questions]:
-        """Return one of these a length, the longest first; sections -> questions at temperature
-        1 and 0."""
+        """Return one of these a length; sections -> questions at temperature 1 and 0."""
         return [
             replace(
                 self,
@@ -112,7 +111,7 @@ class Questions:
                     (t, n[sections]) for t, n in ((1.0, sampled), (0.0, greedy)) if sections in n
                 ),
             )
-            for sections in sorted({*sampled, *greedy}, reverse=True)
+            for sections in sorted({*sampled, *greedy})
         ]
 
     def __call__(self) -> list[dict]:
@@ -395,7 +394,8 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
                 submit(plan.baselines, beside)
             training.train(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
             seconds = time.perf_counter() - start
-            submit([*training.then, *(() if beside else plan.baselines)], pool)
+            left = [*training.then, *(() if beside else plan.baselines)]
+            submit(sorted(left, key=lambda part: -part.sections), pool)  # the longest first
         else:
             submit([*plan.trainings, *plan.baselines], pool)
         with bar("parts") as progress:
