@@ -290,7 +290,7 @@ def test_training_on_a_file_of_the_users(model, tmp_path):
         {"lengths": (0,)},
         {"kinds": ("one",)},
         {"reward": "REWARDS:fails"},
-        {"reward": "REWARDS:nan_later"},
+        {"reward": "REWARDS:nan"},
         pytest.param(
             {"device": "cuda"},
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
@@ -312,7 +312,7 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     run = {"name": "wrong", "runs": str(tmp_path / "runs")} | change
     for resume in (False, True):
         with pytest.raises(UserError) as error:
-            train.train(run_config(model, **run), GRPO, reader(), resume)
+            train.train(run_config(**{"model": model} | run), GRPO, reader(), resume)
         assert "\n" not in str(error.value)
     assert not [*tmp_path.glob("runs/*")]
 
@@ -374,28 +374,6 @@ def test_a_run_out_of_memory_goes_on_with_smaller_batches(model, tmp_path):
     assert find.begun(folder)["grpo"]["micro_tokens"] == 64 and len(outcome(folder)[1]) == 2
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(model, tmp_path):
-    """A limit on the size of files stands for the full disk."""
-    import resource
-
-    class Full(train.lightning.Callback):
-        def on_train_batch_start(self, trainer, module, *_):
-            if module.done_steps == 1:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-
-    run = {"save_every": 1, "keep_trajectories": 0}
-    whole = r"Step 1 of 2 is whole in .*/a/checkpoints/step-1; go on with: python .* --resume"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with pytest.raises(UserError, match=r"cannot be written: the disk is full\. " + whole):
-            trained(model, tmp_path, 2, run=run, callbacks=[Full()])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [p.name for p in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-1"]
-    once = outcome(trained(model, tmp_path, 2, "once", run=run))
-    assert_same(outcome(trained(model, tmp_path, 2, run=run, resume=True)), once)
-
-
 def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=1)
     folder = train.train(run, config, reader())
@@ -430,12 +408,10 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
 
 
 REWARDS = """
-def some(t):
-    return None if t.sample else 0.5 + t.sample
 def half(t):
     return None if t.sample == 1 else float(t.sample)
-def nan_later(t):
-    return float("nan") if t.task.id.split(".")[-2].endswith("1") else 1.0
+def nan(t):
+    return float("nan")
 def fails(t):
     return 1 / 0
 """
