@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import chain
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,8 +204,9 @@ class Plan:
     @property
     def questions(self) -> list[Questions]:
         """All of them, the trained agents' own first."""
-        each = [training.then for training in self.trainings]
-        return [*(a[0] for a in each), *(one for a in each for one in a[1:]), *self.baselines]
+        trained = [training.then for training in self.trainings]
+        firsts, others = [part[0] for part in trained], chain(*(part[1:] for part in trained))
+        return [*firsts, *others, *self.baselines]
 
 
 def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
@@ -251,8 +253,8 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
 
     def ask(label: str, agent: str, settings: dict, model: str, trained: int) -> list[Questions]:
         rest = (demo.kind,), seed + 1_000_000, folder / "rows" / str(trained)
-        one = Questions(label, agent, settings, model, *rest, trained=trained, base=base)
-        return one.of_each_length(amount.questions, amount.questions)
+        questions = Questions(label, agent, settings, model, *rest, trained=trained, base=base)
+        return questions.of_each_length(amount.questions, amount.questions)
 
     def training(arm: str, seed: int, ablation: str = "") -> Training:
         run = RunConfig(
@@ -271,9 +273,9 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
         # the first trained agent answers with other settings, too
         variants = demo.variants if not ablation and (arm, seed) == (name, seeds[0]) else {}
         then = [
-            one
-            for label, other in ({ablation or arm: {}} | variants).items()
-            for one in ask(label, arm, settings | other, model, seed)
+            questions
+            for label, changes in ({ablation or arm: {}} | variants).items()
+            for questions in ask(label, arm, settings | changes, model, seed)
         ]
         return Training(run, grpo, settings, tuple(then))
 

@@ -116,9 +116,9 @@ def dry_run(
 
 def _brief(agent: Agent) -> Agent:
     """Return the agent with short memories, responses and answers, in two sections."""
-    config, limits = agent.config, {"memory_tokens": TOKENS, "final_tokens": TOKENS}
-    own = [n for n in vars(type(config)).get("__slots__", ()) if n.endswith("_tokens")]
-    limits = {n: 2 * TOKENS for n in own if n != "chunk_tokens"} | limits
+    config, names = agent.config, vars(type(agent.config)).get("__slots__", ())
+    limits = {n: 2 * TOKENS for n in names if n.endswith("_tokens") and n != "chunk_tokens"}
+    limits |= {"memory_tokens": TOKENS, "final_tokens": TOKENS}
     brief = {n: min(limit, getattr(config, n) or limit) for n, limit in limits.items()}
     return agent.with_settings(**brief, max_sections=min(2, config.max_sections or 2))
 
