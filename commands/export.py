@@ -153,14 +153,14 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default
-    own = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
-    own |= asdict(agent.config) | {"max_sections": None}
+    reading = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
+    reading |= asdict(agent.config) | {"max_sections": None}
     if templates := agent.config.templates:
-        own["templates"] = "templates"
+        reading["templates"] = "templates"
         (folder / "templates").mkdir()
         for name in agent.prompts:
             if (path := Path(templates, f"{name}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
     if (state := read_state(checkpoint).get("agent")) is not None:
         (folder / find.STATE).write_text(json.dumps(state), encoding="utf-8")
-    files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=own)
+    files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=reading)

@@ -234,8 +234,8 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
         return "With --keep-checkpoints 0 nothing is left to go on from."
     if (folder / "metrics.csv").exists():
         return f"The steps before the first checkpoint are lost; {again}"
-    said = "Before the end of the first step nothing is trained yet"
-    return f"{said}; {again}" if (folder / "config.yaml").exists() else f"{said}."
+    nothing = "Before the end of the first step nothing is trained yet"
+    return f"{nothing}; {again}" if (folder / "config.yaml").exists() else f"{nothing}."
 
 
 def train(
