@@ -22,7 +22,6 @@ from config.errors import UserError
 from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
-    BaseConfig,
     BuildConfig,
     BuildRulerConfig,
     EvalConfig,
@@ -286,29 +285,6 @@ def doctor():
 
     if not show_doctor():
         raise typer.Exit(1)
-
-
-@command(app, BaseConfig)
-def base(
-    out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path(
-        "runs/base"
-    ),
-    agent: Annotated[str, typer.Option(help="whose prompts it is trained on")] = find.DEFAULT,
-    config: dict = {},
-):
-    """Train the embedded base policy from nothing, on generated English."""
-    from config.files import make_folder
-    from config.terminal import SupervisedProgress
-    from embedded import trainer
-
-    if out.exists():
-        raise UserError(f"{out} is there already: give another --out.")
-    module = trainer(find.find(agent).name)
-    base_config = BaseConfig(**module.TRAINING | config)
-    make_folder(out)
-    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
-        module.train_base(base_config, out, log=log)
-    typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
 
 @command(app)
