@@ -277,7 +277,8 @@ def found_by(adapter: Path | str) -> tuple[set[str], int]:
     """Return which of `QUESTIONS` SmolLM2 answers with these adapters, and its writes in all."""
     agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
     codec = Codec.load(packaged.ready(base_of(READER)))
-    engine = TransformersEngine(load_model(packaged.ready(str(adapter)), "bfloat16", "cpu"), codec)
+    model = load_model(adapter, "bfloat16", "cpu", base=packaged.ready("smollm2"))
+    engine = TransformersEngine(model, codec)
     jobs = ((task, 0) for task in QUESTIONS)
     done = list(rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0))
     writes = sum(agent.count(t.task, turn).get("writes", 0) for t in done for turn in t.turns)

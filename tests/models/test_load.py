@@ -27,6 +27,7 @@ from models.load import (
     optimizer_of,
     with_lora,
 )
+from models.packaged import located
 from models.setup import Setup, TrainingSetup, auto_dtype, stored_as
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -374,7 +375,8 @@ def test_adapters_are_a_model_with_their_base(codec, tmp_path):
     assert not any(p.requires_grad for p in alone.parameters())
     assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
     # the tokenizer is the base's, and what answers has a fingerprint of both
-    setup = Setup.of_evaluation(EvalConfig(model=str(folder), device="cpu"), [tiny.agent()])
+    config = EvalConfig(model=str(folder), device="cpu")
+    setup = located(Setup.of_evaluation(config, [tiny.agent()]))
     assert setup.codec().fingerprint == Codec.load(base).fingerprint
     before = fingerprint(str(folder))
     (base / "generation_config.json").write_text("{}")
