@@ -21,9 +21,10 @@ import numpy as np
 from agents.search import Embedder, tokens
 from config.errors import UserError, loading
 from config.foreign import from_json
-from config.realmodels import Packaged
+from config.realmodels import Packaged, named_folder
 from models.packaged import fetched, made
 from tasks.served import Served, address
+from tokens.chat_templates import check_tokenizer
 
 FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
 SETTINGS = "hf:FOLDER#pooling=last,tokens=512,query=TEXT"
@@ -154,7 +155,7 @@ class _Local(Embedder):
         from models.load import from_safetensors
 
         name, _, words = what.partition("#")
-        folder, told = Path(name).expanduser(), _told(spec, words)
+        folder, told = named_folder(Path(name).expanduser()), _told(spec, words)
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"No embedder at {folder}: a folder with config.json and weights is needed."
@@ -174,6 +175,7 @@ class _Local(Embedder):
             # without the first, transformers asks at the terminal whether to run a folder's code
             here = {"trust_remote_code": False, "local_files_only": True}
             self._tokenizer = AutoTokenizer.from_pretrained(folder, **here)
+            check_tokenizer(self._tokenizer, folder)
             # of BERT's pooler nothing is read
             self._model = from_safetensors(AutoModel, folder, "float32", unread="pooler.", **here)
             self._model.eval()
