@@ -287,9 +287,9 @@ def _end_ids(path: Path, header: Header, tokenizer) -> list[int]:
     ends = [header.token("eos"), header.token("eot")]
     if tokenizer.chat_template:
         mark = "MEMAGENT-ANSWER"
-        said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
+        messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
         try:
-            tail = rendered(tokenizer, said).rpartition(mark)[2]
+            tail = rendered(tokenizer, messages).rpartition(mark)[2]
         except TemplateError as error:
             raise UserError(f"The chat template of {path} cannot be rendered: {error}.") from error
         control = {*header.tokens_of_type(SPECIAL), *header.tokens_of_type(USER_DEFINED)}
