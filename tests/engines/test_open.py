@@ -151,7 +151,7 @@ def test_an_evaluation_has_no_more_in_flight(tmp_path, monkeypatch):
 def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
     """By a card that is said to be there: nothing here allocates anything."""
     monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
-    small = setup.Setup.of_evaluation(EvalConfig(), [AGENT])
+    small = located(setup.Setup.of_evaluation(EvalConfig(), [AGENT]))
     shares = [_share_of_card(small, kv_gib, beside) for kv_gib, beside in ((0, 0), (0, 8), (4, 0))]
     assert shares == pytest.approx([0.9, 0.8, (4 + GRAPHS_GIB) / 80], abs=1e-3)
     assert _share_of_card(small, 100.0, 8.0) == pytest.approx(0.8)  # never more than without

@@ -277,45 +277,39 @@ def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     assert not left_over(cache)
 
 
-def test_a_run_and_its_adapter_keep_the_name(wheel, tmp_path):
-    """On another machine the folder of the base is another one; the name is the same."""
-    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
-    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2)
-    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
-    _, agent = find.resolve("default", "tiny", {}, settings)
-    folder = train(run, grpo, agent, reward=made_up)
-    assert find.begun(folder)["run"]["model"] == "tiny"
-    base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    base = base["base_model_name_or_path"]
-    assert base == "tiny"
-    policy = PeftModel.from_pretrained(load_model(packaged.ready(base)), folder / "adapter")
-    ids = torch.arange(5, 40)[None]
-    with torch.no_grad():
-        merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
-        assert (policy(ids).logits - merged).abs().mean() < 0.05
-    assert GenerationConfig.from_pretrained(folder / "model").eos_token_id == 2
-    written = [*folder.rglob("*.json"), *folder.rglob("*.yaml"), *folder.rglob("*.md")]
-    assert folder / "adapter" / "README.md" in written
-    for path in written:
-        assert str(cache_folder()) not in path.read_text(), path
-
-
-def test_an_export_as_gguf_is_the_merged_policy_and_knows_its_settings(wheel, tmp_path):
+def trained(runs: Path) -> Path:
+    """Train adapters of the packaged model for a step; return the run."""
     settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2, lr=0.1)
-    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
-    folder = train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+    run = RunConfig(name="a", runs=str(runs), model="tiny", lengths=(1,), device="cpu")
+    return train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+
+
+def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tmp_path):
+    """On another machine the folder of the base is another one; the name is the same."""
+    folder = trained(tmp_path)
+    assert find.begun(folder)["run"]["model"] == "tiny"
+    base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert base["base_model_name_or_path"] == "tiny"
     with warnings.catch_warnings(record=True) as said:  # a user would read them
         out = export(folder, out=tmp_path / "out", gguf=True)
     assert not [each for each in said if "distributed" in str(each.message)]
+    assert GenerationConfig.from_pretrained(out).eos_token_id == 2
+    written = [path for at in (folder, out) for kind in ("json", "yaml", "md")
+               for path in at.rglob(f"*.{kind}")]  # fmt: skip
+    assert folder / "adapter" / "README.md" in written
+    assert not [path for path in written if str(cache_folder()) in path.read_text()]
     card = (out / "README.md").read_text()
     assert "- gguf\n" in card and "`model.gguf` is the same model for llama.cpp." in card
+    policy = PeftModel.from_pretrained(load_model(packaged.ready("tiny")), folder / "adapter")
     file, ids = out / "model.gguf", torch.arange(5, 40)[None]
     with torch.no_grad():
         base, model, read = (
             load_model(packaged.ready(path), "bfloat16", "cpu").eval()(ids).logits
             for path in ("tiny", out, file)
         )
+        merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
+        assert (policy(ids).logits - merged).abs().mean() < 0.05
     assert torch.equal(model, read) and not torch.equal(base, read)
     assert find.of_model(file) == find.of_model(out) and find.of_model(file)["chunk_tokens"] == 96
 
@@ -326,10 +320,7 @@ def test_an_export_as_gguf_is_the_merged_policy_and_knows_its_settings(wheel, tm
 @pytest.fixture
 def ours(wheel, tmp_path, monkeypatch):
     """Adapters that come with the repository under a name of their own, with a packaged base."""
-    settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
-    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2)
-    run = RunConfig(name="a", runs=str(tmp_path), model="tiny", lengths=(1,), device="cpu")
-    folder = train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+    folder = trained(tmp_path)
     seen.add_trained_on(folder / "adapter", {}, 0, [("0123456789abcdef", "q")])
     monkeypatch.setitem(realmodels.ADAPTERS, "ours", folder / "adapter")
     return folder / "adapter"
