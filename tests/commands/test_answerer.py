@@ -24,8 +24,8 @@ from engines.scripted import ScriptedEngine
 from eval import evaluate
 from memagent import Finish, Prompt
 from models.load import load_model
-from models.plan import answerer_gib, geometry
 from models.packaged import located
+from models.plan import answerer_gib, geometry
 from models.setup import TrainingSetup
 from report.rows import Cell
 from rollout import Sampling
