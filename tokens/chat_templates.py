@@ -36,7 +36,7 @@ COSTLY = ("Regex", "Replace", "Prepend", "Precompiled", "Split")
 """Kinds of a tokenizer's parts whose cost is for its folder to say."""
 RUN, LENGTH = 2000, 1 << 17
 """Characters of the same letter, and of words, that a tokenizer is tried with."""
-WORDS = "It's 12,345.67 o'clock; Anna (b. 1994-05-01) wrote: \"naïve, \u4f60\u597d \u043c\u0438\u0440\"!\n\n"
+WORDS = "It's 12,345.67 o'clock; Anna (b. 1994-05-01) wrote: \"naïve, 你好 мир\"!\n\n"
 
 _known: dict[bytes, tuple[str, str]] = {}  # of what was rendered: the text, or what was wrong
 
