@@ -427,7 +427,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, grpo.in_flight
     if setup.on_gpu:
         gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
-        sizes = geometry(run.model)
+        sizes = geometry(str(setup.folder))
         p = plan(sizes, setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(

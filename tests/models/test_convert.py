@@ -1,6 +1,7 @@
 """GGUF files: the weights are the file's, each trap is mended, what is not read is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tiny_gguf
@@ -17,19 +18,22 @@ from tokens.codec import Codec
 IDS = torch.tensor([[5, 9, 70, 33, 120, 7, 255, 41]])
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path, "Q8_0")
+def made(path: Path, **how) -> Path:
+    """Write a GGUF file to PATH.gguf, convert it, and return its folder."""
+    write_gguf(path.with_suffix(".gguf"), **how)
+    path.mkdir()
+    convert(path.with_suffix(".gguf"), path)
     return path
 
 
 @pytest.fixture(scope="module")
-def converted(file):
-    folder = file.parent / "model"
-    folder.mkdir()
-    convert(file, folder)
-    return folder
+def converted(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("gguf") / "tiny", kind="Q8_0")
+
+
+@pytest.fixture
+def file(converted):
+    return converted.with_suffix(".gguf")
 
 
 def test_fixture_is_the_models_own_permutation():
@@ -115,10 +119,8 @@ def test_a_response_ends_where_the_model_ends_it(file, converted):
 def test_padding_is_a_token_of_the_model(file, converted, tmp_path):
     assert AutoTokenizer.from_pretrained(converted).pad_token_id == 2
     assert GenerationConfig.from_pretrained(converted).pad_token_id == 2
-    write_gguf(tmp_path / "none.gguf", without=("tokenizer.ggml.padding_token_id",))
-    (tmp_path / "model").mkdir()
-    convert(tmp_path / "none.gguf", tmp_path / "model")
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token == "<|im_end|>"
+    folder = made(tmp_path / "none", without=("tokenizer.ggml.padding_token_id",))
+    assert AutoTokenizer.from_pretrained(folder).pad_token == "<|im_end|>"
 
 
 def test_blanks_before_punctuation_survive_decoding(converted):
@@ -153,10 +155,9 @@ def _backend(folder):
 def test_other_rules(tmp_path, rule, words):
     key = "tokenizer.ggml.pre"
     more, without = ({key: rule}, ()) if rule else ({}, (key,))
-    write_gguf(tmp_path / "tiny.gguf", more=more, without=without)
-    (tmp_path / "model").mkdir()
-    convert(tmp_path / "tiny.gguf", tmp_path / "model")
-    found = _backend(tmp_path / "model").pre_tokenizer.pre_tokenize_str("in 19367")
+    found = _backend(
+        made(tmp_path / "tiny", more=more, without=without)
+    ).pre_tokenizer.pre_tokenize_str("in 19367")
     assert [w for w, _ in found] == words
 
 
@@ -175,10 +176,7 @@ def test_a_tokenizer_that_puts_a_blank_before_a_text_is_converted(tmp_path, monk
     letters = [*map(chr, range(33, 127))]
     tokens = [*tiny_gguf.SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), "▁", *letters, "▁t", "▁th"]
     monkeypatch.setattr(tiny_gguf, "vocabulary", lambda: (tokens, ["▁ t", "▁t h"]))
-    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.model": "llama"})
-    (tmp_path / "model").mkdir()
-    convert(tmp_path / "tiny.gguf", tmp_path / "model")
-    codec = Codec.load(tmp_path / "model")
+    codec = Codec.load(made(tmp_path / "tiny", more={"tokenizer.ggml.model": "llama"}))
     assert codec.tokenizer.tokenize("the")[0] == "▁th"  # the blank
     for text in (SAMPLE, "the", " the", "\nthe"):
         assert str(codec.decode(codec.encode(text))) == text
@@ -187,24 +185,15 @@ def test_a_tokenizer_that_puts_a_blank_before_a_text_is_converted(tmp_path, monk
 
 def test_user_defined_tokens_stay_whole(tmp_path):
     tokens, _ = vocabulary()
-    write_gguf(tmp_path / "tiny.gguf", more={"test.user_defined": tokens[-1]})
-    (tmp_path / "model").mkdir()
-    convert(tmp_path / "tiny.gguf", tmp_path / "model")
-    added = AutoTokenizer.from_pretrained(tmp_path / "model").get_added_vocab()
+    folder = made(tmp_path / "tiny", more={"test.user_defined": tokens[-1]})
+    added = AutoTokenizer.from_pretrained(folder).get_added_vocab()
     assert added[tokens[-1]] == len(tokens) - 1 and len(added) == 4
 
 
 def test_what_the_template_ends_a_message_with_comes_first(tmp_path):
-    write_gguf(tmp_path / "tiny.gguf", more={"tokenizer.ggml.eos_token_id": 0})
-    (tmp_path / "model").mkdir()
-    convert(tmp_path / "tiny.gguf", tmp_path / "model")
-    codec = Codec.load(tmp_path / "model")
+    codec = Codec.load(made(tmp_path / "tiny", more={"tokenizer.ggml.eos_token_id": 0}))
     assert codec.tokenizer.eos_token == "<|im_end|>" and codec.eos_ids == {0, 2}
-    without = ("tokenizer.chat_template",)
-    write_gguf(tmp_path / "base.gguf", without=without)
-    (tmp_path / "base").mkdir()
-    convert(tmp_path / "base.gguf", tmp_path / "base")
-    codec = Codec.load(tmp_path / "base")
+    codec = Codec.load(made(tmp_path / "base", without=("tokenizer.chat_template",)))
     assert codec.tokenizer.chat_template is None and codec.eos_ids == {2}
 
 
