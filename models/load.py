@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from config.errors import UserError, first_line, loading
@@ -101,14 +102,19 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     hf_logging.disable_progress_bar()
     config_of(path, settings["trust_remote_code"])  # checked before anything is built
     with loading(f"The model {path}"):
-        model, report = kind.from_pretrained(
-            path,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **settings,
-        )
+        try:
+            model, report = kind.from_pretrained(
+                path,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **settings,
+            )
+        except SafetensorError as error:
+            raise UserError(
+                f"The weights of {path} are no valid safetensors file: {error}."
+            ) from error
     wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if wrong := sorted(key for key in wrong if not (unread and key.startswith(unread))):
         raise UserError(
