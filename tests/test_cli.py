@@ -249,7 +249,6 @@ ask OWN why? --templates P
 show P
 show RUN --agent P
 plan --model P
-base --out P
 demo --short --name P
 demo --short --runs P
 data look P
