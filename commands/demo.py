@@ -156,9 +156,10 @@ class Questions:
 @lru_cache(maxsize=2)
 def _engine(model: str):
     from engines.open import fingerprint, open_engine
+    from models.packaged import located
     from models.setup import Setup
 
-    return open_engine(Setup(model, "cpu", "float32")), fingerprint(model)
+    return open_engine(located(Setup(model, "cpu", "float32"))), fingerprint(model)
 
 
 @dataclass(frozen=True, slots=True)

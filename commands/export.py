@@ -31,6 +31,7 @@ from models.checkpoints import (
     read_state,
 )
 from models.load import inner, load_policy, merge_adapters, stored_dtype
+from models.packaged import located
 from models.setup import TrainingSetup
 from tasks import seen
 from tokens.codec import Codec
@@ -133,7 +134,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    setup = TrainingSetup.of(replace(run, dtype=base_dtype), config, agent)
+    setup = located(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent))
     model = load_policy(setup, device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -63,7 +63,7 @@ def own(tmp_path):
     return path
 
 
-HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data",
+HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "demo", "data",
           "data build")  # fmt: skip
 
 
@@ -167,9 +167,6 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("demo", "--short", "--name", ""), "--name"),
         (("demo", "--short", "--name", "."), "--name"),
         (("demo", "--short", "--name", "../other"), "--name"),
-        (("base", "--steps", "0"), "steps"),
-        (("base", "--hidden", "100"), "hidden"),
-        (("base", "--out", f"{__file__}/base"), "test_cli.py"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
@@ -211,7 +208,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, argu
     assert "Traceback" not in result.output and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "base", "data"])
+@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
 def test_no_flag_is_cut_in_80_columns(words):
     names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
     assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
@@ -252,7 +249,6 @@ ask OWN why? --templates P
 show P
 show RUN --agent P
 plan --model P
-base --out P
 demo --short --name P
 demo --short --runs P
 data look P

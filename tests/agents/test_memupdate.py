@@ -18,7 +18,7 @@ from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task, same_answer
-from embedded import keeper
+from dev import keeper
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
