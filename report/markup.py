@@ -101,6 +101,20 @@ def as_table(
     return made
 
 
+def by_length(
+    rows: Mapping[tuple, Mapping[int, object]], empty: object = ""
+) -> tuple[list[int], list[list]]:
+    """Return the lengths in ascending order and, of each row, its names and a cell for each length.
+
+    rows: names -> length -> cell; a cell that is missing is `empty`. Every table with a column for
+    each length is made here, for the terminal, for Markdown and for the page.
+    """
+    lengths = sorted({length for cells_ in rows.values() for length in cells_})
+    return lengths, [
+        [*names, *(cells_.get(n, empty) for n in lengths)] for names, cells_ in rows.items()
+    ]
+
+
 def table_by_length(
     caption: Text, head: Sequence[Text], rows: Mapping[tuple[Text, ...], Mapping[int, Text]]
 ) -> Markup:
@@ -108,8 +122,7 @@ def table_by_length(
 
     rows: leading cells -> length -> cell; a cell that is missing stays empty.
     """
-    lengths = sorted({length for by_length in rows.values() for length in by_length})
-    body = [[*first, *(by_length.get(n, "") for n in lengths)] for first, by_length in rows.items()]
+    lengths, body = by_length(rows)
     return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
 
 
