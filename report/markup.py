@@ -72,6 +72,28 @@ def joined(parts: Iterable[Text], between: str = "") -> Markup:
     return Markup(between).join(map(_finished, parts))
 
 
+# ---------------------------------------------------------------- transcripts
+
+Node = list  # [tag, class, *children]; a child is a text, cleaned, or a node
+
+
+def node(tag: str, *children: str | Node, style: str = "") -> Node:
+    """Return an element as plain data, which a page's script can build without parsing HTML."""
+    return [tag, style, *(clean(x) if isinstance(x, str) else x for x in children)]
+
+
+def html(tree: Node) -> Markup:
+    """Write a node as HTML.
+
+    >>> html(node("p", node("b", "1 < 2"), " or", style="memory"))
+    Markup('<p class="memory"><b>1 &lt; 2</b> or</p>')
+    """
+    tag, style, *children = tree
+    content = joined(html(child) if isinstance(child, list) else child for child in children)
+    attribute = fill(' class="{}"', style) if style else ""
+    return fill("<{}{}>{}</{}>", Markup(tag), attribute, content, Markup(tag))
+
+
 # ---------------------------------------------------------------- parts of a page
 
 

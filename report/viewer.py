@@ -22,15 +22,14 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 from markupsafe import Markup
 
 from config.errors import clean, clip
-from report.markup import Section, fill, joined
+from report.markup import Section, fill, joined, node
 from report.rows import Cell, fate
-from report.transcripts import transcript, unformed
+from report.transcripts import trace, unformed
 from tasks.words import in_words
 
 MOST = 20_000  # rows on a page: the first ones of every cell
@@ -68,7 +67,7 @@ def _blocks(rows: Sequence[dict], metric: str, records: Sequence[dict]) -> Itera
     yield block("list", _columns(shown))
     yield block("memories", _columns([{"memory": clean(row.get("memory", ""))} for row in rows]))
     for k in range(0, len(records), TOGETHER):
-        trees = [tree_of(transcript(record, True)) for record in records[k : k + TOGETHER]]
+        trees = [node("div", *trace(record)) for record in records[k : k + TOGETHER]]
         yield block(f"transcripts-{k // TOGETHER}", trees)
 
 
@@ -133,38 +132,3 @@ def block(name: str, value: object) -> Markup:
     raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     text = base64.b64encode(gzip.compress(raw, 5, mtime=0)).decode()
     return fill('<script type="application/gzip" id="rows-{}">{}</script>\n', name, text)
-
-
-class _Tree(HTMLParser):
-    """Read HTML as nodes [tag, class, *children]; a child is a text or a node."""
-
-    def __init__(self):
-        super().__init__(convert_charrefs=True)
-        self.open: list[list] = [["div", ""]]
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        node = [tag, dict(attrs).get("class") or ""]
-        self.open[-1].append(node)
-        self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].append(data)
-
-
-def tree_of(markup: str) -> list:
-    """Return a transcript's HTML as nodes that a script can build without parsing HTML.
-
-    Its summary, which the viewer shows itself, is left out.
-
-    >>> tree_of("<details><summary>Who?</summary><p class=memory>a &lt;b&gt; c</p></details>")
-    ['div', '', ['p', 'memory', 'a <b> c']]
-    """
-    tree = _Tree()
-    tree.feed(str(markup))
-    tree.close()
-    (details,) = tree.open[0][2:]
-    _, *parts = (node for node in details[2:] if isinstance(node, list))
-    return ["div", "", *parts]
