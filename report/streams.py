@@ -195,7 +195,6 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
 def _remarks(summary: dict) -> list[str]:
     """Say which bank was read and never written, if there is one, and of how many tasks that it
     should not know a bank holds the solution."""
-    bank = summary["frozen"]
     told = "Frozen: {entries:,} entries of {path}; nothing was learnt."
     return [told.format(**bank) for bank in (summary["frozen"],) if bank] + [
         f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
