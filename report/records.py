@@ -141,7 +141,9 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
     path, found = folder / "trajectories.jsonl.gz", []
     if last:
         for _, records in _backwards(path):
-            found += [record for record in records if record["step"] == (found or records)[0]["step"]]
+            found += [
+                record for record in records if record["step"] == (found or records)[0]["step"]
+            ]
             if found[-1] is not records[-1]:
                 break
         yield from reversed(found)
