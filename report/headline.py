@@ -17,7 +17,7 @@ from statistics import fmean
 
 from agents import find
 from report.rows import Cell
-from report.summary import cells
+from report.summary import cells, span
 from tasks.words import in_words
 
 
@@ -96,11 +96,6 @@ def _of_others(agents: Sequence[str], records: dict, places: Sequence[Cell]) -> 
     return f" ({said})" if said else ""
 
 
-def _n(numbers: Iterable[int]) -> str:
-    sizes = sorted({*numbers})
-    return f"n = {sizes[0]:,}" if len(sizes) == 1 else f"n = {sizes[0]:,} to {sizes[-1]:,}"
-
-
 def _of_training(summary: dict) -> str:
     """Return the result of a training that nothing has been asked after."""
     measure = "loss" if "loss" in summary else "reward"
@@ -159,16 +154,12 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
             )
             against = _of_others(others, records, [cell])
             parts.append(f"{share} of {in_words(cell.question)}{said}{against}")
-    greedy = {cell.temperature for cell in places} == {"0.0"}
+    temperatures = [*dict.fromkeys(cell.temperature for cell in places)]
     asked = [records.get(replace(c, agent=agent)) for c in places for agent in (lead, *others)]
     remarks = [
-        _n(record["n"] for record in asked if record),
+        f"n = {span(record['n'] for record in asked if record)}",
         "" if averaged else "95 % intervals in brackets",
-        "greedy" if greedy else f"temperature {_joined(cell.temperature for cell in places)}",
+        "greedy" if temperatures == ["0.0"] else f"temperature {' and '.join(temperatures)}",
         f"training saw at most {trained_on:,} {unit}" if trained_on and lead == "trained" else "",
     ]
     return f"{_answers(summary, lead)} {' and '.join(parts)}. ({'; '.join(filter(None, remarks))})"
-
-
-def _joined(values: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(values))

@@ -163,27 +163,22 @@ def _mean_of_ten(summary: dict) -> Curves:
 
 def _ruler(summary: dict) -> Section:
     """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
-    maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for cell, record in cells(summary):
-        if cell.question.partition(",")[0] in RULER:  # others count tokens too
-            tasks = maps.setdefault((cell.agent, cell.temperature), {})
-            tasks.setdefault(cell.question, {})[cell.length] = record["mean"]
-    for name, mean in _mean_of_ten(summary).items():
-        maps[name]["mean of the paper's ten"] = mean
-    tables = [
-        table_by_length(
-            f"{agent}, temperature {temperature}, by tokens",
-            ["task", ""],
-            {
-                (task, ""): {n: heat(share) for n, share in by_length.items()}
-                for task, by_length in tasks.items()
-            },
-        )
-        for (agent, temperature), tasks in maps.items()
-    ]
+    caption, body = "{}, temperature {}, by tokens".format, Markup()
+    if summary["unit"] == "tokens":
+        entries = [
+            (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
+            for c, record in cells(summary)
+            if c.question.partition(",")[0] in RULER  # others count tokens too
+        ]
+        entries += [
+            (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
+            for name, mean in _mean_of_ten(summary).items()
+            for n, share in mean.items()
+        ]
+        body = _tables(["task", ""], entries)
     return Section(
         "RULER, task by length",
-        joined(tables) if summary["unit"] == "tokens" else "",
+        body,
         "The share of the answers asked for that were given; questions (qa) by sub_em.",
     )
 
@@ -226,28 +221,27 @@ def _ours(summary: dict, table: Published) -> Curves:
 
 def _published(summary: dict) -> Section:
     """Show our agents beside each published table about the same question, whose rows are grey."""
-    parts = []
+    entries, grey = [], '<span class="pub">{}</span>'
     for table in TABLES:
         if not (ours := _ours(summary, table)):
             continue
-        curves: dict[tuple, dict[int, float]] = {**ours}
-        for model, by_length in table.rows.items():
-            grey = (fill('<span class="pub">{}</span>', text) for text in (model, "published"))
-            curves[tuple(grey)] = by_length
-        source = table.source
-        source += " (second-hand, as others quote it)" if table.second_hand else ""
+        theirs = {
+            (fill(grey, model), fill(grey, "published")): by_length
+            for model, by_length in table.rows.items()
+        }
+        second_hand = " (second-hand, as others quote it)" * table.second_hand
         caption = (
             f"{table.question}, {table.metric}, by {table.unit}; "
-            f"grey: {source}: other model, other questions"
+            f"grey: {table.source}{second_hand}: other model, other questions"
         )
-        rows = {
-            first: {n: f"{share:.3f}" for n, share in by_length.items()}
-            for first, by_length in curves.items()
-        }
-        parts.append(table_by_length(caption, ["", "temp."], rows))
+        entries += [
+            (caption, first, n, f"{share:.3f}")
+            for first, by_length in (ours | theirs).items()
+            for n, share in by_length.items()
+        ]
     return Section(
         "Beside published numbers",
-        joined(parts),
+        _tables(["", "temp."], entries),
         "Published: other model, other questions. "
         "Marks to look at, no lines of the same experiment.",
     )

@@ -570,8 +570,8 @@ def markdown_of(summary: dict) -> str:
     )
     caption = (
         f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over "
-        f"{_drawn(records)}; n = {_n_questions(records)} questions a cell; failures count as wrong "
-        f"(there are some in {n_failed} of {len(records)} cells)."
+        f"{_drawn(records)}; n = {span(r['n'] for r in records.values())} questions a cell; "
+        f"failures count as wrong (there are some in {n_failed} of {len(records)} cells)."
     )
     if n_unformed:
         caption += f" {UNFORMED.capitalize()}, in {n_unformed} of {len(records)} cells."
@@ -600,19 +600,17 @@ def costs(record: dict, searches: Iterable[str] = ()) -> list[str]:
     return [f"{record[name]:,.{n}f}" if name in record else "" for name, n in digits.items()]
 
 
+def span(numbers: Iterable[int]) -> str:
+    """Return the least and the greatest number, as "64" or "64 to 128"."""
+    sizes = sorted({*numbers}) or [0]
+    return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
+
+
 def _drawn(records: Mapping[Cell, dict]) -> str:
     """Say what intervals are a bootstrap over."""
-    numbers = sorted({record["documents"] for record in records.values() if "documents" in record})
-    if not numbers:
-        return "questions"
-    few = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-    return f"documents where questions share one ({few} a cell)"
-
-
-def _n_questions(records: Mapping[Cell, dict]) -> str:
-    """Return the number of questions of a cell, as "64" or "64 to 128"."""
-    sizes = sorted({record["n"] for record in records.values()}) or [0]
-    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    documents = {record["documents"] for record in records.values() if "documents" in record}
+    shared = f"documents where questions share one ({span(documents)} a cell)"
+    return shared if documents else "questions"
 
 
 def csv_of(summary: dict) -> str:
@@ -674,7 +672,7 @@ def table(summary: dict, width: int = 80) -> Table:
 def _caption(summary: dict, records: Mapping[Cell, dict], intervals: bool) -> str:
     """Say below the table what its cells are, and in how many of them something went wrong."""
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    caption = f"mean{about}, n = {_n_questions(records)} questions a cell"
+    caption = f"mean{about}, n = {span(r['n'] for r in records.values())} questions a cell"
     if (drawn := _drawn(records)) != "questions":
         caption += f"; intervals over {drawn}"
     for name, words in (

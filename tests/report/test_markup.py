@@ -35,7 +35,7 @@ def test_a_value_that_is_missing_is_an_error_and_no_gap():
     with pytest.raises(UndefinedError):
         macro("facts")
     with pytest.raises(UndefinedError):
-        macro("line", {"label": "a", "text": "b"})  # no note
+        macro("lead", "Running", "a sentence")  # no warnings
 
 
 def test_one_script_runs_and_no_other():
