@@ -42,10 +42,10 @@ class Evaluation:
 def read_evaluation(folder: Path, name: str) -> Evaluation:
     """Read the evaluation in a folder, as far as it has come. UserError if there is none."""
     run = read_run(folder)
-    summary, asked = run.summary, settings_of(run.config).get("eval")
+    summary, settings = run.summary, settings_of(run.config).get("eval")
     if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
-    suite = asked.get("suite") if isinstance(asked, dict) else None
+    suite = settings.get("suite") if isinstance(settings, dict) else None
     altered = summary.get("altered", {})
     return Evaluation(
         name, run.rows, summary["unit"], summary["metric"], suite, run.status, altered

@@ -105,8 +105,8 @@ def bootstrap(
         return wilson(float(values[0]), len(values))
     sums, sizes = values, np.ones(len(values))
     if 1 < len({*documents}) < len(values):
-        _, of = np.unique(np.asarray(documents), return_inverse=True)
-        sums, sizes = np.bincount(of, weights=values), np.bincount(of)
+        _, groups = np.unique(np.asarray(documents), return_inverse=True)
+        sums, sizes = np.bincount(groups, weights=values), np.bincount(groups)
     # not all draws at once: a set may have thousands of questions
     at_once = max(1, 2**20 // len(sums))
     rng, means = np.random.default_rng(seed), []

@@ -161,9 +161,9 @@ def steps_of(
     was and have no lines; of more than `most` remaining sections the middle is omitted too. None
     omits nothing. Questions to the policy as it was before training are no sections.
     """
-    steps, asked = _all_steps(record, agent), sum(map(_is_question, record["turns"]))
-    questions = f"{asked:,} question{'s' * (asked > 1)}"
-    end = [f"{questions} to the policy as it was before training left out"] * (asked > 0)
+    steps, n_asked = _all_steps(record, agent), sum(map(_is_question, record["turns"]))
+    questions = f"{n_asked:,} question{'s' * (n_asked > 1)}"
+    end = [f"{questions} to the policy as it was before training left out"] * (n_asked > 0)
     if most is None:
         return [*steps, *end]
     ends = (1, len(steps))

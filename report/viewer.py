@@ -62,8 +62,8 @@ def _beside(kind: str) -> str:
 def _blocks(rows: Sequence[dict], metric: str, records: Sequence[dict]) -> Iterator[Markup]:
     """Yield the blocks of the page."""
     place = {_key(record): k for k, record in enumerate(records)}
-    asked = {record["id"]: record["question"] for record in records}
-    shown = [_shown(row, metric, asked) | {"record": place.get(_key(row))} for row in rows]
+    questions = {record["id"]: record["question"] for record in records}
+    shown = [_shown(row, metric, questions) | {"record": place.get(_key(row))} for row in rows]
     yield block("list", _columns(shown))
     yield block("memories", _columns([{"memory": clean(row.get("memory", ""))} for row in rows]))
     for k in range(0, len(records), TOGETHER):
@@ -78,7 +78,7 @@ def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
         by_cell.setdefault(Cell.of(row), []).append(row)
     each = most // max(1, len(by_cell))
     few = sum(map(len, by_cell.values())) <= most
-    return [row for of in by_cell.values() for row in (of if few else of[:each])]
+    return [row for group in by_cell.values() for row in (group if few else group[:each])]
 
 
 def _key(row: dict) -> tuple:
@@ -86,7 +86,7 @@ def _key(row: dict) -> tuple:
     return row.get("settings"), row["id"], row["sample"]
 
 
-def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int]:
+def _shown(row: dict, metric: str, questions: dict[str, str]) -> dict[str, str | int]:
     """Return what the list shows of a row. Rows of earlier versions lack the question's words."""
     return {
         "agent": clean(row["agent"]),
@@ -95,7 +95,7 @@ def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int
         "sampling": "greedy" if row["temperature"] == "0.0" else clean(f"T {row['temperature']}"),
         "result": _result(row, metric),
         "kept": fate(row) if "needed" in row else "unknown",
-        "question": clean(row.get("wording") or asked.get(row["id"], "") or row["id"]),
+        "question": clean(row.get("wording") or questions.get(row["id"], "") or row["id"]),
         "answer": clean(_answer(row, metric)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
         "origin": clean(f"{row['id']}, sample {row['sample']}"),
@@ -107,8 +107,8 @@ def _answer(row: dict, metric: str) -> str:
     """Return a row's answer, marked where it lacks the form that was asked for."""
     if row["prediction"] is not None:
         return clip(row["prediction"], ANSWER_CHARACTERS)
-    said = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
-    return f"{said} {unformed('', row[metric] <= 0)}" if said else ""
+    text = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
+    return f"{text} {unformed('', row[metric] <= 0)}" if text else ""
 
 
 def _result(row: dict, metric: str) -> str:
