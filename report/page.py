@@ -71,6 +71,13 @@ QUESTIONS = 2000  # named on the page, at most
 FIRST = 2  # plots on the first screen
 FIRST_STEPS, FIRST_CHARACTERS = 4, 400  # sections of the transcript there, characters of each
 
+# below the first plots
+HOW_TO_READ = (
+    "Bars are 95 % intervals (bootstrap over questions, or over documents that several share; "
+    "Wilson's where all agree). Failures, and answers that are empty or without the form that was "
+    f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Of several agents "
+    "one line each: sampled at temperature 1 where that was asked, else the first temperature."
+)
 CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 
 # (agent, temperature) -> length -> share of right answers
@@ -112,17 +119,6 @@ def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Sectio
         transcript(record, k == 0, FIRST_STEPS, FIRST_CHARACTERS) for k, record in enumerate(shown)
     )
     return Section("", macro("first", joined(panels), readings, note) if panels or shown else "")
-
-
-def _how_to_read(summary: dict) -> str:
-    """Say below the first plots what is drawn in them."""
-    return (
-        "Bars are 95 % intervals (bootstrap over "
-        "questions, or over documents that several share; Wilson's where all agree). Failures, and "
-        "answers that are empty or without the form that was asked for, count as wrong. What fewer "
-        f"than {FEW} questions say is faint. Of several agents one line each: sampled at "
-        "temperature 1 where that was asked, else the first temperature."
-    )
 
 
 def every_cell(summary: dict) -> Section:
@@ -585,15 +581,13 @@ def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
     for step, name in sorted(known.values())[:QUESTIONS]:
         by_step.setdefault(step, []).append(name)
     rows = [[str(step), f"{len(ids):,}", ", ".join(ids)] for step, ids in by_step.items()]
-    left_out = len(known) - QUESTIONS
-    if left_out > 0:
-        rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
-    shown = as_table(
-        "step, and the questions that it was the first to use", ["step", "n", "id"], rows, True
-    )
+    if len(known) > QUESTIONS:
+        left_out = f"{len(known) - QUESTIONS:,}"
+        rows.append(["…", left_out, f"are in {TRAINED_ON} beside this page"])
+    caption = "step, and the questions that it was the first to use"
     return Section(
         f"{len(known):,} questions trained on",
-        shown,
+        as_table(caption, ["step", "n", "id"], rows, fold=True),
         "An evaluation of the exported policy warns of them, by their wording.",
     )
 
@@ -631,7 +625,7 @@ def _sections(
     chosen = _choose(run.records, TRANSCRIPTS)
     shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
     if panels:
-        yield _first(panels[:FIRST], shown, _how_to_read(summary))
+        yield _first(panels[:FIRST], shown, HOW_TO_READ)
     else:
         yield _first([drawn] if drawn else [], shown, training.note)
     yield comparisons(summary)
@@ -683,24 +677,17 @@ def rewrite_report(folder: Path) -> Path:
 def _write(folder: Path, title: str, running: bool) -> Path:
     run = read_run(folder, running)
     summary = run.summary
-    measure = "loss" if "loss" in summary else "reward"
-    training = read_training(folder, settings_of(run.config), measure)
+    settings, measure = settings_of(run.config), "loss" if "loss" in summary else "reward"
+    training = read_training(folder, settings, measure)
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
-    rows, script = (
-        (Section("", ""), "") if running else viewer_section(run.rows, summary, run.records)
-    )
+    rows, script = viewer_section([] if running else run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    made = page(
-        title or run.title,
-        lead,
-        _sections(run, training, trained_on(folder), rows),
-        script,
-        refresh=REFRESH if running else 0,
-    )
+    sections = _sections(run, training, trained_on(folder), rows)
+    made = page(title or run.title, lead, sections, script, REFRESH if running else 0)
     write_text(folder / "report.html", made)
     return folder / "report.html"
 
@@ -722,13 +709,6 @@ def write_reading(
         transcript(record, True, most=None, characters=1 << 60),
         fill("Every section, and what became of the memory: {}", CHANGES),
     )
-    write_text(
-        folder / "report.html",
-        page(
-            record["question"],
-            macro("about", status, facts),
-            [trace],
-            refresh=REFRESH if running else 0,
-        ),
-    )
+    lead, refresh = macro("about", status, facts), REFRESH if running else 0
+    write_text(folder / "report.html", page(record["question"], lead, [trace], refresh=refresh))
     return folder / "report.html"

@@ -141,19 +141,19 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
     path, found = folder / "trajectories.jsonl.gz", []
     if last:
         for _, records in _backwards(path):
-            found += [
-                record for record in records if record["step"] == (found or records)[0]["step"]
-            ]
-            if found[-1] is not records[-1]:
+            step = (found or records)[0]["step"]
+            found += [record for record in records if record["step"] == step]
+            if records[-1]["step"] != step:
                 break
         yield from reversed(found)
     elif path.exists():
         with path.open("rb") as raw, suppress(*BROKEN):
+            step = None
             for line in unpacked(raw, path):
                 record = from_json(line)
-                found = found or [record["step"]] if is_record(record) else [None]
-                if found != [record.get("step")]:
+                if not is_record(record) or step not in (None, record["step"]):
                     return
+                step = record["step"]
                 yield record
 
 
