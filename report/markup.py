@@ -109,18 +109,14 @@ class Section:
         return macro("section", self, anchor)
 
 
-def as_table(
-    caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]], fold: bool = False
-) -> Markup:
-    """Return a table, "" without rows; folded away if it is long, or if `fold`.
+def as_table(caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Markup:
+    """Return a table, "" without rows; folded away if it is long.
 
     rows: the first two cells of each name it.
     """
     rows = list(rows)
     made = macro("as_table", caption, head, rows) if rows else Markup()
-    if rows and (fold or len(rows) > LONG):
-        return folded(f"{caption} ({len(rows):,} row{'s' * (len(rows) > 1)})", made)
-    return made
+    return folded(f"{caption} ({len(rows):,} rows)", made) if len(rows) > LONG else made
 
 
 def by_length(

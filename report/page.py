@@ -45,7 +45,6 @@ from report.status import hold, is_running, release
 from report.summary import (
     COSTS,
     DEPTHS,
-    METRICS,
     OF_SEARCHES,
     SEARCH,
     cells,
@@ -62,11 +61,9 @@ from report.training import Training, amiss, read_training, rewards_section, ste
 from report.transcripts import transcript
 from report.viewer import viewer_section
 from tasks.ruler import KINDS as RULER
-from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
 TRANSCRIPTS = 10  # shown on the page, at most
-QUESTIONS = 2000  # named on the page, at most
 
 FIRST = 2  # plots on the first screen
 FIRST_STEPS, FIRST_CHARACTERS = 4, 400  # sections of the transcript there, characters of each
@@ -543,53 +540,8 @@ def _growth(summary: dict) -> Section:
 # ---------------------------------------------------------------- numbers to copy
 
 
-def _all_metrics(summary: dict) -> Section:
-    records = dict(cells(summary))
-    known = set().union(*records.values()) - {*COSTS}
-    metrics = [metric for metric in METRICS if metric in known]
-    rows = [
-        [
-            *(cell.question, cell.agent, cell.temperature, f"{cell.length:,}"),
-            *(f"{record.get(metric, 0.0):.3f}" for metric in metrics),
-        ]
-        for cell, record in records.items()
-    ]
-    return Section(
-        "All metrics",
-        as_table(
-            "every metric",
-            ["question", "agent", "temp.", summary["unit"], *metrics],
-            rows,
-            fold=True,
-        ),
-        "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
-        "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
-        "trajectory; cut: tokens never read.",
-    )
-
-
 def _preformatted(label: str, text: str) -> Markup:
     return folded(label, fill("<pre>{}</pre>", text)) if text else Markup()
-
-
-def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
-    """Name the questions that a run was trained on, by the step that was the first to use them.
-
-    known: as `tasks.seen.trained_on` returns it.
-    """
-    by_step: dict[int, list[str]] = {}
-    for step, name in sorted(known.values())[:QUESTIONS]:
-        by_step.setdefault(step, []).append(name)
-    rows = [[str(step), f"{len(ids):,}", ", ".join(ids)] for step, ids in by_step.items()]
-    if len(known) > QUESTIONS:
-        left_out = f"{len(known) - QUESTIONS:,}"
-        rows.append(["…", left_out, f"are in {TRAINED_ON} beside this page"])
-    caption = "step, and the questions that it was the first to use"
-    return Section(
-        f"{len(known):,} questions trained on",
-        as_table(caption, ["step", "n", "id"], rows, fold=True),
-        "An evaluation of the exported policy warns of them, by their wording.",
-    )
 
 
 # ---------------------------------------------------------------- above the sections
@@ -615,9 +567,7 @@ def _warnings(summary: dict) -> Markup:
 # ---------------------------------------------------------------- the page
 
 
-def _sections(
-    run: Run, training: Training, known: Mapping[str, tuple[int, str]], rows: Section
-) -> Iterator[Section]:
+def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     """Yield the sections of the page in their order; one without a body is left out of it."""
     summary = run.summary
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
@@ -649,11 +599,9 @@ def _sections(
     )
     yield _cost(summary)
     yield _growth(summary)
-    yield _all_metrics(summary)
     markdown = markdown_of(summary) if summary["cells"] else ""
     note = "table.md and table.csv beside this page."
     yield Section("For papers", _preformatted("Markdown", markdown), note)
-    yield _questions(known)
     yield Section("Settings", _preformatted("config.yaml", run.config))
 
 
@@ -686,7 +634,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    sections = _sections(run, training, trained_on(folder), rows)
+    sections = _sections(run, training, rows)
     made = page(title or run.title, lead, sections, script, REFRESH if running else 0)
     write_text(folder / "report.html", made)
     return folder / "report.html"

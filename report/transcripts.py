@@ -375,7 +375,7 @@ def trace(record: dict, most: int | None = 24, characters: int = 3000) -> list[N
             continue
         where = f", {step.where}" * bool(step.where)
         remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
-        changes = [CHANGES[kind](text) for kind, text in diff(step.before, step.after)]
+        changes = [MARKS[kind](text) for kind, text in diff(step.before, step.after)]
         memory = [node("b", "memory"), *remark, " ", *(changes or ["(empty)"])]
         parts += [
             node("h3", f"Section {step.number:,} of {view.sections:,}{where}"),
@@ -393,7 +393,7 @@ def trace(record: dict, most: int | None = 24, characters: int = 3000) -> list[N
     return [*parts, node("dl", *chain.from_iterable(facts))]
 
 
-CHANGES = {"same": str, "in": partial(node, "ins"), "out": partial(node, "del")}
+MARKS = {"same": str, "in": partial(node, "ins"), "out": partial(node, "del")}
 
 
 def _line(line: Line) -> Node:

@@ -23,7 +23,6 @@ from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
-from report import page as report_page
 from report import plots, training
 from report.headline import headline
 from report.markup import Markup
@@ -32,7 +31,6 @@ from report.published import TEN
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
-from tasks import seen
 
 
 def b64(digest):
@@ -252,7 +250,6 @@ def test_the_page_of_a_training(tmp_path):
     about["ends"] = [end | {"step": 0, "level": "0"}, end | {"step": 29, "level": "2"}]
     (folder / "summary.json").write_text(json.dumps({"unit": "sections", "cells": []} | about))
     (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
-    seen.add_trained_on(folder, {}, 3, [("a" * 16, "q-1"), ("b" * 16, "q-2")])
     check_golden("training", write_report(folder).read_text(encoding="utf-8"))
 
 
@@ -342,7 +339,7 @@ def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
     label = "Questions that need one fact, by sections (13 rows)"
     body = html.partition(f"<details><summary>{label}</summary>")[2].partition("</details>")[0]
     assert body.count("<tr>") == 14 and "agent 12" in body
-    short = page(tmp_path / "short", rows[:12]).html.partition("All metrics</h2>")[0]
+    short = page(tmp_path / "short", rows[:12]).html
     assert f"{label.partition(' (')[0]}</caption>" in short and "(12 rows)" not in short
 
 
@@ -655,20 +652,6 @@ def test_an_axis_of_many_decades_has_few_ticks():
     assert ticks(0.002, 0.9) == ["0.01", "0.1", "1"]
     assert ticks(6.1, 9.23) == ["6.1", "9.2"]  # none of 1, 2 and 5
     assert 2 <= len(ticks(1e-6, 1e9)) <= 6
-
-
-def test_the_report_of_a_run_names_the_questions_it_was_trained_on(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path / "run", [row()], metrics=METRICS_CSV)
-    assert "questions trained on" not in write_report(folder).read_text()
-    known = {}
-    seen.add_trained_on(folder, known, 3, [("a" * 16, "q-1"), ("b" * 16, HOSTILE)])
-    seen.add_trained_on(folder, known, 4, [("a" * 16, "again"), ("c" * 16, "q-2")])
-    words = " ".join(Page(write_report(folder).read_text()).words)
-    assert "3 questions trained on" in words and "alert('&\"')" in words and "again" not in words
-    assert re.search(r"3 2 [^|]*q-1.* 4 1 q-2", words)
-    monkeypatch.setattr(report_page, "QUESTIONS", 1)
-    words = " ".join(Page(write_report(folder).read_text()).words)
-    assert "3 questions trained on" in words and "… 2 are in trained_on.csv" in words
 
 
 # ---------------------------------------------------------------- what comes first, what is folded
