@@ -4,8 +4,8 @@ Holds: `Likeness` and its kinds, `likeness_of`; `Identity`, what is noted of an 
 out: what is kept of intents (agents/bank.py), embedders (models/embedder.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: models/embedder.py.
 
-Embeddings are compared exactly, with all intents at once. Similarities are rounded to six digits: in
-the digits beyond, machines and libraries differ, and they decide nothing.
+Embeddings are compared exactly, with all intents at once. Similarities are rounded to six digits:
+in the digits beyond, machines and libraries differ, and they decide nothing.
 """
 
 from __future__ import annotations
