@@ -247,7 +247,7 @@ def test_a_choice_is_refused_where_there_is_none(there):
 
 @pytest.mark.parametrize("make, why", [
     (lambda path: None, "No file at"),
-    (lambda path: path.write_text('{"text": 3}\n'), "line 1: 'text' must be a text"),
+    (lambda path: path.write_text('{"text": 3}\n'), "line 1: 'text'"),
     (lambda path: path.write_text("nonsense\n"), "line 1: this is not JSON"),
     (lambda path: path.write_bytes(b'{"text": "\xff"}\n'), "line 1: this is not JSON"),
     (lambda path: path.write_text("[" * 99999), "line 1: this is not JSON"),
@@ -275,7 +275,7 @@ def test_damaged_notes_are_no_store_and_damaged_lines_are_named(tmp_path):
     cut = with_store(edited(), id="w")
     cut["turns"][1]["notes"]["store"][5] = "{}"
     why = refused("show", write(path, [cut]))
-    assert f"{path}, task w, sample 0, line 6: an operation has the fields" in why
+    assert f"{path}, task w, sample 0, line 6: 'n'" in why
 
 
 # ---------------------------------------------------------------- diff
