@@ -78,10 +78,6 @@ Compat = Annotated[
         rich_help_panel="How the agent reads",
     ),
 ]
-Model = Annotated[
-    str,
-    typer.Option(help="folder or hub name of a causal LM, GGUF file, smollm2; empty = embedded"),
-]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
 
@@ -182,7 +178,12 @@ def export(
 
 
 @command(
-    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+    app,
+    EvalConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["eval"],
+    more=find.flags_of_evaluation,
+    unused=find.unused_in_evaluation,
 )
 def _eval(
     config: Config = None,

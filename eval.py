@@ -345,7 +345,8 @@ class _Evaluation:
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
         setup = Setup.of_evaluation(config, [*agents.values()])
         self.in_flight = most_in_flight(config, setup)
-        self.columns = suite.columns(suites.scope_of(suite, config.data, config, setup.codec))
+        scope = suites.scope_of(suite, config.data, config, setup.codec)
+        self.columns = suites.columns(suite, scope)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
         self.overlaps = {

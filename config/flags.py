@@ -66,25 +66,27 @@ def command(
     name: str | None = None,
     everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
-    unused: Sequence[str] = (),
+    unused: Sequence[str] | Callable[[list[str]], Sequence[str]] = (),
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
     everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here. more: returns further settings classes from the arguments. A
-    UserError becomes one sentence and exit code 2.
+    fields that are no flags here, or what returns them from the arguments. more: returns further
+    settings classes from the arguments. A UserError becomes one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        registered = parent.command(name=label)(_runner(function, classes, everyday, (), unused))
+        never = () if callable(unused) else unused
+        registered = parent.command(name=label)(_runner(function, classes, everyday, (), never))
         if more:
 
             def build(arguments: list[str]) -> TyperCommand:
                 app = typer.Typer(add_completion=False)
+                without = unused(arguments) if callable(unused) else unused
                 app.command(name=label)(
-                    _runner(function, classes, everyday, more(arguments), unused)
+                    _runner(function, classes, everyday, more(arguments), without)
                 )
                 return typer.main.get_command(app)
 

@@ -864,6 +864,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
+    shutil.copytree(ROOT / "examples", "examples")
     shutil.copytree(
         EMBEDDED, "runs/demo/model"
     )  # the demo's policy; `make demo` has a test of its own
