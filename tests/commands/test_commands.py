@@ -85,7 +85,8 @@ def run_suite(config, **settings):
 
 
 def cells(*files, **other):
-    unit, asked = asked_of(lambda: pytest.fail("no tokenizer is needed"), data=files, **other)
+    settings = {"n": 2, "data": files} | other
+    unit, asked = asked_of(lambda: pytest.fail("no tokenizer is needed"), **settings)
     return unit, [(column.question, column.length, len(column.make())) for column in asked]
 
 
