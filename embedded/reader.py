@@ -67,7 +67,7 @@ SETS = {
         "squad",
         "passages",
         (1, 4, 16),
-        "--split train --test-articles 4/5 {eight} {extra}",
+        "--source-split train --test-articles 4/5 {eight} {extra}",
     ),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
