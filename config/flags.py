@@ -192,9 +192,10 @@ def errors_shown() -> Iterator[None]:
 def _check_whole(values: dict) -> None:
     """Reject arguments with a NUL byte, at which system calls would cut them off."""
     for name, value in values.items():
-        if isinstance(value, str | Path) and "\0" in str(value):
-            flag = name.upper().replace("_", "-")
-            raise UserError(f"{flag} holds a NUL byte: {clip(str(value), 200)}.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str | Path) and "\0" in str(text):
+                flag = name.upper().replace("_", "-")
+                raise UserError(f"{flag} holds a NUL byte: {clip(str(text), 200)}.")
 
 
 def _flag(
