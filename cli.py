@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import suites
 from agents import find
 from commands.groups import add_groups
 from config import options
@@ -23,7 +24,6 @@ from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
     BuildConfig,
-    BuildRulerConfig,
     EvalConfig,
     FilterConfig,
     GRPOConfig,
@@ -44,7 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Language models that read more than they can hold.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
+data_app = typer.Typer(
+    cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
+)
 app.add_typer(data_app, name="data")
 
 
@@ -74,10 +76,6 @@ Compat = Annotated[
         "prints what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
     ),
-]
-Model = Annotated[
-    str,
-    typer.Option(help="folder or hub name of a causal LM, GGUF file, smollm2; empty = embedded"),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
@@ -179,7 +177,12 @@ def export(
 
 
 @command(
-    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+    app,
+    EvalConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["eval"],
+    more=find.flags_of_evaluation,
+    unused=find.unused_in_evaluation,
 )
 def _eval(
     config: Config = None,
@@ -194,7 +197,7 @@ def _eval(
     from tasks import hub
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
-    eval_config = EvalConfig(**evaluation)
+    eval_config, suite = suites.chosen(EvalConfig, evaluation)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -211,7 +214,8 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
-    folder = run_suite(hub.pinned(eval_config, typer.echo), agents)
+    suite = suites.pinned(suite, typer.echo)
+    folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
@@ -367,25 +371,18 @@ def convert(
     typer.echo(f"{len(tasks)} tasks are in {out}.")
 
 
-@command(data_app, BuildConfig)
+@command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
 def build(
-    file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
-    out: Annotated[Path, typer.Argument(help="folder")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE]... OUT", help="questions of which sets are made; a folder"),
+    ],
     sets: dict = {},
 ):
-    """Build sets: the same questions among N documents, OUT/hqa_N.jsonl.gz (passages_N) each."""
+    """Write the tasks of a suite as files: OUT/NAME_LENGTH.jsonl.gz, the same questions in each."""
     from commands.taskfiles import build_sets
 
-    build_sets(file, out, BuildConfig(**sets).evaluation())
-
-
-@command(data_app, BuildRulerConfig)
-def build_ruler(out: Annotated[Path, typer.Argument(help="folder")], sets: dict = {}):
-    """Build RULER's thirteen tasks at any length, offline: OUT/TASK_TOKENS.jsonl.gz each."""
-    from commands.taskfiles import build_ruler as run_build
-
-    c = BuildRulerConfig(**sets)
-    run_build(out, c.evaluation(), c.tokenizer, c.trust_remote_code)
+    build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
 
 
 @command(data_app, FilterConfig, name="filter")

@@ -2,7 +2,7 @@
 
 Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
 `run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
-(tasks/suites.py), the file of rows (report/rows.py), grading (data.py), what the rows say
+(suites/), the file of rows (report/rows.py), grading (data.py), what the rows say
 (report/summary.py).
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.text import Text as Styled
 
+import suites
 from agents import find
 from config.errors import UserError, clean
 from config.options import EvalConfig, settings_of_rows
@@ -313,42 +314,44 @@ def _hash(*parts: object) -> str:
 DOCUMENT_CHARACTERS = 1 << 29
 
 
-def run_suite(config: EvalConfig, agents: Mapping[str, Agent]) -> Path:
+def run_suite(
+    config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite | None = None
+) -> Path:
     """Ask every agent at every length and temperature; return the folder with rows, summary and
     report.
 
-    agents: by their names, without @untrained. Several calls may fill one folder at the same time:
+    agents: by their names, without @untrained. suite: None: the one that is named, as it
+    is by default. Several calls may fill one folder at the same time:
     each row is made by one of them, and each writes the summary when all rows are there.
     """
-    suite = _Suite(config, agents)
-    with suite.page:
+    evaluation = _Evaluation(config, agents, suite or suites.of(config))
+    with evaluation.page:
         for wait in (False, True):  # first the rows that nobody claims, then other processes'
-            for untrained in suite.groups:
-                suite.ask(untrained, wait)
-    return suite.report()
+            for untrained in evaluation.groups:
+                evaluation.ask(untrained, wait)
+    return evaluation.report()
 
 
-class _Suite:
+class _Evaluation:
     """An evaluation while it runs."""
 
-    def __init__(self, config: EvalConfig, agents: Mapping[str, Agent]):
-        from tasks.suites import columns_of
-
-        self.config, self.agents = config, agents
+    def __init__(self, config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite):
+        self.config, self.agents, self.suite = config, agents, suite
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
-        self.folder = evaluation_folder(config)
+        self.folder = evaluation_folder(config, suite)
         self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
-        if config.endpoint and not config.model and config.suite == "ruler":
-            lengths = "The lengths of RULER are tokens of the model that is asked"
+        if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
+            lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
         setup = located(Setup.of_evaluation(config, [*agents.values()]))
         self.in_flight = most_in_flight(config, setup)
-        self.unit, self.columns = columns_of(config, setup.codec)
+        scope = suites.scope_of(suite, config.data, config, setup.codec)
+        self.columns = suites.columns(suite, scope)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
         self.overlaps = {
-            untrained: Overlap(policy_folder(config, untrained), names, self.unit != "sections")
+            untrained: Overlap(policy_folder(config, untrained), names, suite.unit != "sections")
             for untrained, names in self.groups.items()
         }
         self.labels = labels_of(config.agents)
@@ -424,12 +427,11 @@ class _Suite:
 
     def _write_settings(self, weights: Mapping[str, str]) -> None:
         agents = find.settings_of(self.agents.values())
-        begin_evaluation(self.folder, self.config, agents, weights)
+        begin_evaluation(self.folder, self.config, self.suite, agents, weights)
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
         from report.summary import overlaps, summarise, table, write_summary
-        from tasks.suites import metric_of
 
         rows = [
             row
@@ -439,8 +441,8 @@ class _Suite:
             for row in self.done[name, sampling.temperature, k]
         ]
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = metric_of(self.unit, [column.question for column in self.columns])
-        summary = summarise(rows, self.unit, metric, agents=agents)
+        metric = self.suite.measured_by([column.question for column in self.columns])
+        summary = summarise(rows, self.suite.unit, metric, agents=agents)
         summary["altered"] = find.altered(agents, self.config)
         summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
         self._write_settings({})  # again: another call may have come in between

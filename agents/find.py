@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import suites
 from config import files
 from config.errors import UserError
+from config.flags import Panels, given_in
 from config.foreign import from_json
 from config.options import (
     EMBEDDED,
@@ -32,7 +34,7 @@ from config.options import (
     hints_of,
     without_url,
 )
-from config.plugins import load_file
+from config.plugins import is_path, load_file
 from config.presets import PRESETS
 from config.realmodels import settings_folder
 from memagent import Agent
@@ -90,7 +92,7 @@ def find(name: str) -> type[Agent]:
     function (agent, task), which becomes the `run` of an agent. UserError if it is not there or
     holds no agent.
     """
-    if not _is_path(name):
+    if not is_path(name):
         if name not in names():
             known = ", ".join(names())
             raise UserError(
@@ -117,10 +119,6 @@ def known(name: str) -> type[Agent] | None:
 def learner() -> type[Agent]:
     """Return the agent that learns at run time, from a bank: the one with `arms`."""
     return next(kind for kind in map(find, names()) if getattr(kind, "arms", None))
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name or "\\" in name
 
 
 def _agent_in(module: ModuleType, name: str) -> type[Agent]:
@@ -208,7 +206,7 @@ def presets() -> dict[str, dict[str, dict]]:
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
     known = presets()
-    if agent and _is_path(agent):
+    if agent and is_path(agent):
         known |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
     if name not in known:
         raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(known)}.")
@@ -283,10 +281,16 @@ def reach(fields: Mapping, loaded: bool = False) -> Iterator[tuple[str, str, str
             # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
             names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
             code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
-            if code or any(_is_path(agent) and (loaded or not known(agent)) for agent in names):
+            code = code or (name == "suite" and _is_strange(text, suites.known, loaded))
+            if code or any(_is_strange(agent, known, loaded) for agent in names):
                 yield name, "--trust-remote-code" if one is True else flag, text, True
             if "://" in text or name == "bank":
                 yield name, flag, text, False
+
+
+def _is_strange(name: str, known: Callable, loaded: bool) -> bool:
+    """Whether a file is named, of those that this process has not loaded already."""
+    return is_path(name) and (loaded or not known(name))
 
 
 def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> None:
@@ -326,7 +330,11 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
         used += [str(name).partition("@")[0] for name in evaluation["agents"]]
     hints, own = agent_hints(), raw.get("agent")
-    if isinstance(own, dict) and any(_is_path(name) and not known(name) for name in used):
+    evaluated = hints_of_evaluation() if "eval" in raw else {}
+    if isinstance(evaluation, dict):
+        if _is_strange(str(evaluation.get("suite")), suites.known, loaded=False):
+            raw["eval"] = {name: value for name, value in evaluation.items() if name in evaluated}
+    if isinstance(own, dict) and any(is_path(name) and not known(name) for name in used):
         raw["agent"] = {name: value for name, value in own.items() if name in hints}
     grpo = raw.get("grpo")
     if isinstance(grpo, dict):
@@ -339,8 +347,10 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
         raw["grpo"] = grpo
     if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
         raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
-    kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, ask=AskConfig)
-    settings = files.typed(raw, path, **kinds, agent=hints)
+    kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
+    settings = files.typed(raw, path, **kinds, eval=evaluated, agent=hints)
+    if "eval" in settings:
+        settings["eval"] = suites.stored(settings["eval"])
     if given is not None:
         for fields in settings.values():  # a run goes on with the bank that it began with
             check_reach(path, fields, {"bank": ""} | given)
@@ -563,7 +573,11 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 
 # ---------------------------------------------------------------- flags
 
-Panels = list[tuple[str, type]]  # (title, settings class)
+
+def hints_of_evaluation() -> dict[str, object]:
+    """Map the settings of an evaluation, with those of all suites, to their types."""
+    own = {field: kind for field, (kind, _) in hints_of(EvalConfig).items()}
+    return suites.hints() | own
 
 
 def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
@@ -572,12 +586,7 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
     --model.
     """
-    given: dict[str, str] = {}
-    for at, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            value = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
-            given[name[2:].replace("-", "_")] = value
+    given = given_in(arguments)
     path = Path(given.get("config", ""))
     stored = stored_settings(path, None) if "config" in given else {}
     if "resume" in given and "name" in given:
@@ -597,18 +606,42 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     return [plain for name in names if (plain := name.partition("@")[0])]
 
 
-def own_flags(arguments: list[str], flag: str = "agent") -> Panels:
+def _panel(name: str) -> tuple[str, type, int]:
+    return f"The agent {find(name).name}", find(name).Config, -1
+
+
+def own_flags(arguments: Sequence[str], flag: str = "agent") -> Panels:
     """Return the settings classes of the agents of a command line, each with the title of its
     panel."""
-    return [
-        (f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments, flag)
-    ]
+    return [_panel(name) for name in agents_of(arguments, flag)]
 
 
-def flags_of_evaluation(arguments: list[str]) -> Panels:
-    """Return those of `own_flags`, and of the agents that an evaluation asks unless told
-    otherwise."""
-    named = any(word.partition("=")[0] == "--agents" for word in arguments)
-    defaults = () if named else EvalConfig().agents[1:]
-    titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]
-    return [*own_flags(arguments, "agents"), *titled]
+def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
+    """Return the settings of the evaluation that a command line is about, texts as they are given:
+    those of the --config, over them the flags."""
+    given = given_in(arguments)
+    path = Path(given.get("config", ""))
+    stored = stored_settings(path, None).get("eval", {}) if "config" in given else {}
+    check_reach(path, {"suite": stored.get("suite", "")}, given)
+    data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
+    return stored | given | data
+
+
+def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
+    """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
+    of its suite: that of --suite or --data, else of the --config."""
+    suite = suites.name_of(_evaluation_in(arguments))
+    defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
+    return [*own_flags(arguments, "agents"), *map(_panel, defaults), suites.panel(suite)]
+
+
+def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to the evaluation of a command line: those of engines
+    that it does not use, and of frozen questions that no agent asks."""
+    evaluation = _evaluation_in(arguments)
+    used = {
+        "served_as chat": evaluation.get("endpoint"),
+        "kv_gib grammar": evaluation.get("engine") == "vllm",
+        "answerer": any(find(name).frozen_turns for name in agents_of(arguments, "agents")),
+    }
+    return [name for names, use in used.items() if not use for name in names.split()]

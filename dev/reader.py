@@ -67,7 +67,7 @@ SETS = {
         "squad",
         "passages",
         (1, 4, 16),
-        "--split train --test-articles 4/5 {eight} {extra}",
+        "--source-split train --test-articles 4/5 {eight} {extra}",
     ),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
@@ -196,10 +196,10 @@ def _values(sources: dict[str, str]) -> dict[str, list[str]]:
     """
     on_hub, few = sources["squad"].startswith("hf:"), ["--n", "4000"]
     return {
-        "{train}": [] if on_hub else ["--split", "train"],
+        "{train}": [] if on_hub else ["--source-split", "train"],
         "{together}": few if on_hub else ["--together", "4", "--n", "100000"],
         "{eight}": few if on_hub else ["--together", "8", "--n", "100000"],
-        "{extra}": ["--extra", sources["extra"]] if "extra" in sources else [],
+        "{extra}": ["--filler", sources["extra"]] if "extra" in sources else [],
     }
 
 
@@ -207,7 +207,7 @@ def _build(name: str, sources: dict[str, str], out: Path, values: dict[str, list
     source, suite, documents, template = SETS[name]
     folder = out / "data" / name
     words = ["data", "build", sources[source], str(folder), "--suite", suite, "--seed", "0"]
-    words += ["--documents", ",".join(map(str, documents))]
+    words += ["--lengths", ",".join(map(str, documents))]
     words += [word for slot in template.split() for word in values.get(slot, [slot])]
     words += [] if "--n" in words else ["--n", "4000"]
     return Stage(name, tuple(words), tuple(_file(out, name, n) for n in documents))

@@ -16,34 +16,39 @@ from pathlib import Path
 
 from filelock import FileLock
 
+import suites
 from config import files
 from config.errors import UserError, clean, clip
 from config.options import EvalConfig, without_url
 from report.status import hold, is_running
+from suites import Suite
 
 # settings of `EvalConfig` that may differ between calls that fill one folder. Which weights answer
 # at an endpoint is in their fingerprint, not in its address
 MAY_DIFFER = {
-    "name", "runs", "agents", "lengths", "kinds", "ruler_tasks", "n", "leave_out", "samples",
-    "temperatures", "transcripts", "in_flight", "retries", "redo_failed", "kv_gib", "endpoint",
-    "device", "trust_remote_code", "metric", "rules",  # the last two: each has rows of its own
+    "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
+    "retries", "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
 
 
-def evaluation_folder(config: EvalConfig) -> Path:
+def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     """Return the folder of an evaluation.
 
     UserError: it holds another run, or an evaluation of another model or suite, so far as the
     settings tell.
     """
     folder = files.run_path(config.runs, config.name)
-    _known_weights(folder, config, {})
+    _known_weights(folder, config, suite, {})
     return folder
 
 
 def begin_evaluation(
-    folder: Path, config: EvalConfig, agents: Mapping[str, object], weights: Mapping[str, str]
+    folder: Path,
+    config: EvalConfig,
+    suite: Suite,
+    agents: Mapping[str, object],
+    weights: Mapping[str, str],
 ) -> None:
     """Write config.yaml, and mark the folder as filled by this process.
 
@@ -52,14 +57,15 @@ def begin_evaluation(
     """
     files.make_folder(folder)
     with FileLock(folder / ".config.lock"):
-        known = _known_weights(folder, config, weights)
+        known = _known_weights(folder, config, suite, weights)
         hold(folder)
-        sections = {"eval": config, "agent": agents, WEIGHTS: {**known, **weights}}
+        settings = asdict(config) | asdict(suite.config)
+        sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
         files.dump(folder / "config.yaml", **sections)
 
 
 def _known_weights(
-    folder: Path, config: EvalConfig, weights: Mapping[str, str]
+    folder: Path, config: EvalConfig, suite: Suite, weights: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the fingerprints that the folder has, {} if its rows are still to come."""
     path = folder / "config.yaml"
@@ -74,7 +80,7 @@ def _known_weights(
         )
     if not there:
         return {}
-    others = [*_differences(there, asdict(config))]
+    others = [*_differences(suites.stored(there), config, suite)]
     changed = [name for name in weights if known.get(name, weights[name]) != weights[name]]
     if not (others := others or [f"{name}: its weights have changed since" for name in changed]):
         return known
@@ -87,11 +93,15 @@ def _known_weights(
     return {}
 
 
-def _differences(there: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+def _differences(there: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
     """Yield the settings that may not differ and do, as "model 'a', not 'b'"."""
-    for name, value in now.items():
-        old = there.get(name, EvalConfig.__dataclass_fields__[name].default)
-        if name in MAY_DIFFER or (name == "untrained" and "" in (old, value)):
+    usual = asdict(EvalConfig()) | asdict(suite.Config())
+    for name, value in (asdict(config) | asdict(suite.config)).items():
+        old = there.get(name, usual[name])
+        if name == "suite":  # which --data may name as well
+            old, value = suites.name_of(there), suite.name
+        added = name == "untrained" and "" in (old, value)
+        if name in MAY_DIFFER or name in suite.may_differ or added:
             continue  # the latter: agents that it answers for are added
         if _plain(old) != _plain(value):
             yield clip(clean(f"{name} {old!r}, not {value!r}"), 200)

@@ -26,7 +26,7 @@ from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell, labels_of, latest, read_rows
 from report.summary import cells, summarise
 from report.training import whole_rows
-from tasks.suites import metric_of, unit_of
+from suites import Suite, known, name_of
 
 OF_TRAINING = 4  # transcripts of the last recorded step, where nothing has been evaluated
 
@@ -158,10 +158,11 @@ def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
 
     asked: the settings of the evaluation. What agents of a user's own file count is left out.
     """
-    unit = unit_of(asked)
+    suite = (known(name_of(asked)) or Suite)()
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     agents = {name: kind() for name, kind in kinds.items() if kind is not None}
-    return summarise(rows, unit, metric_of(unit, {row["question"] for row in rows}), agents=agents)
+    metric = suite.measured_by([*{row["question"] for row in rows}])
+    return summarise(rows, suite.unit, metric, agents=agents)
 
 
 def _answered(rows: Sequence[dict], asked: dict) -> str:

@@ -39,7 +39,6 @@ from report.markup import (
     page,
 )
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
-from tasks.environments import OPTIONS, RULES
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
@@ -54,7 +53,7 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
     bank that was read alone, {} where every arm has its own.
     """
     return {
-        "environment": config.environment,
+        "environment": config.suite,
         "epochs": config.epochs,
         "rule": rule,
         "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
@@ -340,10 +339,10 @@ def _page(
 ) -> str:
     best = max((cells[-1] for cells in _by_arm(summary).values()), key=itemgetter("sr"))
     rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    by_rules = config.environment in OPTIONS["rules"].split()
-    judged = f", judged by {RULES[config.rules]}," if by_rules else ""
+    rules = outcomes[0].get("judged_by", "")
+    judged = f", judged by {rules}," if rules else ""
     lead = (
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment}"
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
         f"{judged} in epoch {best['epoch']}. {' '.join(filter(None, (rule, *_remarks(summary))))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes}

@@ -1,7 +1,7 @@
 """A generated world for episodic memory: which of two doors, and experiences of which half mislead.
 
 Holds: `Bandit`, `HINTS`. Leaves out: the policy that acts in it (engines/rehearsed.py).
-Exercise it: `python cli.py stream --environment bandit`. Read next: tasks/llb_db.py.
+Exercise it: `python cli.py stream --suite bandit`. Read next: tasks/llb_db.py.
 
 Every task is known from `HINTS` experiences of its own intent, which name a door, half of them the
 wrong one: similarity cannot tell them apart, their utility can. No model is needed, and chance is

@@ -256,14 +256,16 @@ data look OWN --form eval --pool P
 data convert P o.json --to eval
 data convert OWN P --to eval
 data build P out
-data build SET P --documents 12 --n 1
-data build SET out --documents 12 --n 1 --extra P
-data build-ruler P --tasks vt --n 1
-data build-ruler out --haystack P
-data build-ruler out --squad P
-data build-ruler out --questions P
-data build-ruler out --extra P
-data build-ruler out --tokenizer P --tasks vt
+data build SET P --lengths 12 --n 1
+data build SET out --lengths 12 --n 1 --filler P
+data build P --suite ruler --ruler-tasks vt --n 1
+data build out --suite ruler --haystack P
+data build out --suite ruler --squad P
+data build P out --suite ruler
+data build out --suite ruler --filler P
+data build out --suite P
+eval --suite P
+data build out --suite ruler --tokenizer P --ruler-tasks vt
 data filter P out.jsonl
 data filter SET P
 data filter SET out.jsonl --model P
@@ -486,11 +488,11 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
         "build",
         SHARED / "hotpotqa_tiny.jsonl.gz",
         "hqa",
-        "--documents",
+        "--lengths",
         "12,20",
         "--n",
         4,
-        "--extra",
+        "--filler",
         SHARED / "passages_extra.jsonl.gz",
     )
     run(
@@ -565,7 +567,7 @@ TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
 SMALL = {
     "data look": "--n 1",
     "data get": "",
-    "data build": "--documents 50,200 --n 2",
+    "data build": "--lengths 50,200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
     "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
@@ -821,6 +823,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
+    shutil.copytree(ROOT / "examples", "examples")
     shutil.copytree(
         EMBEDDED, "runs/demo/model"
     )  # the demo's policy; `make demo` has a test of its own

@@ -70,7 +70,7 @@ def test_a_recipe_names_files_that_its_own_commands_bring(path):
             continue
         source, out, *flags = (name, *words)
         assert source in there and not Path(source).name.startswith(("validation", "dev", "test"))
-        assert [flag for flag in flags if flag.startswith("--")] == ["--documents", "--n"]
+        assert [flag for flag in flags if flag.startswith("--")] == ["--lengths", "--n"]
         there |= {f"{out}/hqa_{n}.jsonl.gz" for n in flags[1].split(",")}
     run, config, _ = read(path)
     assert {run.data, run.validation} <= there

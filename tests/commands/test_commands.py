@@ -13,13 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from conftest import cell_of, random_policy
+from conftest import asked_of, cell_of, random_policy
 from test_endpoint import Server
 from test_page import HOSTILE, record
 from typer.testing import CliRunner
 
 import cli
 import eval
+import suites
 from agents import find
 from commands import ask as commands_ask
 from commands import export, show, taskfiles, train
@@ -35,7 +36,7 @@ from engines import open
 from models import load
 from models.checkpoints import save_checkpoint
 from report import records
-from tasks import readers, seen, suites, writers
+from tasks import readers, seen, writers
 from tasks.hqa import make_tasks as build_ruler_hqa
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
@@ -62,16 +63,16 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def run_suite(config):
+def run_suite(config, **settings):
     """Evaluate agents that read as the embedded policy does."""
     names = {name.partition("@")[0] for name in config.agents}
-    return eval.run_suite(config, {name: tiny.agent(name) for name in names})
+    suite = suites.of(config, settings)
+    return eval.run_suite(config, {name: tiny.agent(name) for name in names}, suite)
 
 
 def cells(*files, **other):
-    unit, asked = suites.columns_of(
-        replace(QUICK, data=files, **other), lambda: pytest.fail("no tokenizer is needed")
-    )
+    settings = {"n": 2, "data": files} | other
+    unit, asked = asked_of(lambda: pytest.fail("no tokenizer is needed"), **settings)
     return unit, [(column.question, column.length, len(column.make())) for column in asked]
 
 
@@ -173,10 +174,10 @@ def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
 
 
 def test_answers_in_bfloat16_are_asked_anew(tmp_path):
-    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,), kinds=("one_fact",))
+    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,))
     settings_of = []
     for name, dtype in (("e", "float32"), ("f", "bfloat16"), ("e", "float32")):
-        folder = run_suite(replace(config, dtype=dtype, name=name))
+        folder = run_suite(replace(config, dtype=dtype, name=name), kinds=("one_fact",))
         settings_of += json.loads((folder / "summary.json").read_text())["settings"]
     assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
@@ -466,12 +467,9 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
         records.read_records(plain)
 
 
-def test_documents_of_no_section_and_a_suite_without_sizes_are_refused(tmp_path):
+def test_documents_of_no_section_are_refused():
     with pytest.raises(UserError, match="at least 1 section"):
         taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
-    with pytest.raises(UserError, match="--documents"):
-        taskfiles.build_sets(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
-    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------- questions trained on
@@ -610,7 +608,8 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
     assert "Warning" not in out and "None of the 2 questions is among the 2 that" in clean_page
     assert untrained.main([str(tmp_path / "c"), str(model)]) == 0
     if source == "model":  # of the same words as any training's on such files
-        run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)))
+        world = replace(config, name="w", data=("world",), lengths=(1,))
+        run_suite(world, kinds=("one_fact",))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
 
 

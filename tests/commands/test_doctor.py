@@ -1,11 +1,11 @@
 import importlib.metadata
 import importlib.util
 
+import suites
 from commands import doctor
 from commands.doctor import ROOT, findings, packages, pinned_versions
 from models.packaged import MADE_BY
 from tasks import alf, sandbox
-from tasks.environments import ENVIRONMENTS
 
 
 def states(checked):
@@ -93,7 +93,10 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.Path, "exists", lambda path: False)
     rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
-    assert {*rows} == {*ENVIRONMENTS} - {"bandit"}
+    known = {
+        n for n in suites.names() if suites.find(n).environment is not suites.Suite.environment
+    }
+    assert {*rows} == known - {"bandit"}
     server = "apt-get install --no-install-recommends mariadb-server-core mariadb-client-core"
     pip = "pip install -r requirements-environments.txt"
     assert rows["llb-db"].state == "ok" and server in rows["llb-db"].advice

@@ -63,7 +63,7 @@ def test_what_has_no_page_is_told_in_one_sentence(tmp_path, name, content, said)
 def stream(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     config = StreamConfig(
-        name="s", runs=str(runs), environment="bandit", epochs=2, n=6, batch=3,
+        name="s", runs=str(runs), suite="bandit", epochs=2, n=6, batch=3,
         engine="rehearsed", arms=("none", "rag"),
     )  # fmt: skip
     return run_stream(config, {})

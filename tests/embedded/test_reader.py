@@ -13,8 +13,9 @@ from huggingface_hub import metadata_load
 from safetensors.torch import load_file
 
 import cli
+import suites
 from agents.find import best_by_length, trained_agent
-from config.options import EMBEDDED, READER, EvalConfig
+from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
 from dev import reader
 
@@ -57,8 +58,10 @@ def test_each_command_parses_with_its_own_flags(sources):
     assert parsed["grpo"][1]["outcome"] == "f1" and parsed["facts"][1]["lora_rank"] == 16
     for name in built:
         given = parsed[name][1]
-        assert given["split"] == ("train" if sources is SOURCES or name == "passages" else None)
-        assert (given["extra"] is not None) == (sources is SOURCES and name == "passages")
+        assert given["source_split"] == (
+            "train" if sources is SOURCES or name == "passages" else None
+        )
+        assert (given["filler"] is not None) == (sources is SOURCES and name == "passages")
     assert all(name.endswith(":train") for name in reader.HUB.values())
 
 
@@ -76,7 +79,7 @@ def test_what_is_reported_was_not_trained_on():
         assert given["temperatures"] == "0" and given["n"] == 128
         if given["suite"] == "passages":
             assert given["source_split"] == "test"
-            default = EvalConfig().test_articles
+            default = suites.find("passages").Config().test_articles
             assert (given["test_articles"] or default) == train[1]["test_articles"]
         else:
             assert given["source_split"] == "validation"

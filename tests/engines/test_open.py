@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import cli
 import eval
+import suites
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
@@ -142,9 +143,9 @@ def test_an_evaluation_has_no_more_in_flight(tmp_path, monkeypatch):
         return rollout_(engine, agent, jobs, sampling, seed, in_flight, *more)
 
     monkeypatch.setattr(eval, "rollout", watched)
-    own = dict(agents=("memagent",), lengths=(1,), kinds=("one_fact",), n=4, temperatures=(0.0,))
+    own = dict(agents=("memagent",), lengths=(1,), n=4, temperatures=(0.0,))
     config = EvalConfig(runs=str(tmp_path), name="e", **own)
-    eval.run_suite(config, {"memagent": AGENT})
+    eval.run_suite(config, {"memagent": AGENT}, suites.make("world", {"kinds": ("one_fact",)}))
     assert asked == [3]
 
 

@@ -22,14 +22,15 @@ from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 import cli
+import suites
 from agents import find
 from commands.dryrun import _stand_in, dry_run, made_up
 from commands.export import export
-from commands.taskfiles import build_ruler
+from commands.taskfiles import build_sets
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
-from config.options import EvalConfig, GRPOConfig, RunConfig
+from config.options import BuildConfig, EvalConfig, GRPOConfig, RunConfig
 from config.realmodels import PACKAGED, Packaged, adapter_config, cache_folder
 from engines.open import fingerprint
 from models import convert as conversion
@@ -342,8 +343,9 @@ def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path,
     said = []
     dry_run(replace(run, name="c"), grpo, agent, said.append)
     assert any("New adapters of rank 2 stand in for those in ours" in line for line in said)
-    ruler = EvalConfig(suite="ruler", lengths=(2048,), n=1, ruler_tasks=("niah_single_1",))
-    build_ruler(tmp_path / "set", ruler, "ours", False)
+    config = BuildConfig(suite="ruler", lengths=(2048,), n=1, tokenizer="ours")
+    suite = suites.of(config, {"ruler_tasks": ("niah_single_1",)})
+    build_sets([], tmp_path / "set", config, suite)
     assert len([*(tmp_path / "set").iterdir()]) == 1
 
 

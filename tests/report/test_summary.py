@@ -14,7 +14,6 @@ from rich.console import Console
 
 from agents.rememr1 import ReMemR1
 from config.errors import UserError
-from report.published import DOCUMENTS, RULER_HQA, RULER_HQA_V2, TABLES, TEN, TOKENS
 from report.rows import FATES, Cell
 from report.summary import (
     METRICS,
@@ -242,46 +241,6 @@ def test_settings_that_are_not_the_usual_ones_stand_in_the_table_where_they_fit(
         assert f"| trained ({label}) |" in markdown_of(summary)
 
 
-def test_published_rows_are_whole_numbers_of_128_questions():
-    assert DOCUMENTS == tuple(50 * 2**i for i in range(10)) and TOKENS == tuple(
-        8192 * 2**i for i in range(7)
-    )
-    for by in (*RULER_HQA.rows.values(), *RULER_HQA_V2.rows.values()):
-        assert list(by) == list(DOCUMENTS[: len(by)])
-        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
-    assert (
-        RULER_HQA.rows["RL-MemAgent-14B"][6400] == 0.7734
-        and RULER_HQA.rows["DS-Distill-7B"][50] == 0.3047
-    )
-    v1, v2 = (
-        [by for name, by in table.rows.items() if name.startswith("RL-")]
-        for table in (RULER_HQA, RULER_HQA_V2)
-    )
-    assert sum(a[n] != b[n] for a, b in zip(v1, v2, strict=True) for n in DOCUMENTS) == 18  # of 20
-    assert [table.source for table in TABLES if table.second_hand] == [
-        RULER_HQA_V2.source
-    ] and "v2" in RULER_HQA_V2.source
-    for published in TABLES:
-        assert all(
-            0 <= share <= 1 and n in (*DOCUMENTS, *TOKENS)
-            for by in published.rows.values()
-            for n, share in by.items()
-        )
-
-
-def test_the_published_mean_of_ten_tasks_is_that_of_the_tasks():
-    by_task = {t.question: t for t in TABLES if t.question in TEN}
-    mean = next(t for t in TABLES if t.question.startswith("mean"))
-    assert len(by_task) == 10
-    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
-        for tokens in (TOKENS[0], TOKENS[-1]):
-            assert (
-                abs(
-                    sum(t.rows[model][tokens] for t in by_task.values()) / 10
-                    - mean.rows[model][tokens]
-                )
-                < 6e-4
-            ), (model, tokens)
 
 
 def test_the_bootstrap_draws_questions_and_has_width_where_all_agree():
