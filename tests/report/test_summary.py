@@ -241,8 +241,6 @@ def test_settings_that_are_not_the_usual_ones_stand_in_the_table_where_they_fit(
         assert f"| trained ({label}) |" in markdown_of(summary)
 
 
-
-
 def test_the_bootstrap_draws_questions_and_has_width_where_all_agree():
     def plainly(values, draws=4000):
         chance = random.Random(2)
