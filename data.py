@@ -3,7 +3,7 @@
 Holds: `Task`, `Pool`, `Tasks`; the answer of a response, reward, metrics, `grade`. Leaves out: an
 answer within a text (tasks/mentions.py), files (tasks/readers.py, tasks/writers.py), generated
 tasks (worlds, hqa and ruler in tasks/), tokens (tokens/codec.py). No torch.
-Exercise it: `pytest tests/test_grading.py`. Read next: memagent.py.
+Exercise it: `pytest tests/test_grading.py`. Read next: rollout.py.
 """
 
 from __future__ import annotations

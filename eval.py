@@ -33,6 +33,7 @@ from config.terminal import bar, console
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from models.packaged import located
 from models.setup import Setup
 from report.evaluation import begin_evaluation, evaluation_folder
 from report.live import Live
@@ -343,9 +344,10 @@ class _Evaluation:
         if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
             lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
-        setup = Setup.of_evaluation(config, [*agents.values()])
+        setup = located(Setup.of_evaluation(config, [*agents.values()]))
         self.in_flight = most_in_flight(config, setup)
-        self.columns = suite.columns(suites.scope_of(suite, config.data, config, setup.codec))
+        scope = suites.scope_of(suite, config.data, config, setup.codec)
+        self.columns = suites.columns(suite, scope)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
         self.overlaps = {

@@ -2,7 +2,7 @@
 
 Holds: the overwritten memory; a memory with a history that can be looked through. Leaves out:
 prompts, retrievers (agents/retrieval.py), models, torch.
-Exercise it: `pytest tests/test_memory.py`. Read next: memagent.py.
+Exercise it: `pytest tests/test_memory.py`. Read next: data.py.
 """
 
 from __future__ import annotations

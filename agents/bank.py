@@ -79,11 +79,16 @@ FITS = {  # declared type -> what a value of a column must be; SQLite itself ask
     "TEXT": "typeof({0}) = 'text'",
     "BLOB": "typeof({0}) = 'blob'",
 }
-IS_JSON = "typeof({0}) = 'text' AND CASE WHEN json_valid({0}) THEN json_type({0}) = '{1}' AND NOT "
-IS_JSON += "EXISTS (SELECT 1 FROM json_each({0}) WHERE {2}) ELSE 0 END"
-HOLDS = {  # column -> what its JSON must be
-    "parents": ("array", f"type != 'integer' OR value NOT BETWEEN -{WHOLE} AND {WHOLE}"),
-    "meta": ("object", "type IN ('array', 'object')"),
+MOST_JSON = 1 << 16  # characters of what is kept of an entry as JSON; a bank writes some hundreds
+IS_JSON = (
+    f"CASE WHEN typeof({{0}}) = 'text' AND length({{0}}) <= {MOST_JSON} AND instr({{0}}, char(0)) "
+    "= 0 AND json_valid({0}) THEN json_type({0}) = '{1}' AND NOT EXISTS "
+    "(SELECT 1 FROM json_each({0}) WHERE {2}) ELSE 0 END"
+)
+LARGE = f"type = 'integer' AND value NOT BETWEEN -{WHOLE} AND {WHOLE}"
+HOLDS = {  # column -> of which kind its JSON is, and what it must not hold
+    "parents": ("array", f"type != 'integer' OR {LARGE}"),
+    "meta": ("object", f"type IN ('array', 'object') OR {LARGE}"),
 }
 
 

@@ -572,14 +572,32 @@ def own_flags(arguments: Sequence[str], flag: str = "agent") -> Panels:
     return [_panel(name) for name in agents_of(arguments, flag)]
 
 
-def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
-    """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
-    of its suite: that of --suite or --data, else of the --config."""
+def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
+    """Return the settings of the evaluation that a command line is about, texts as they are given:
+    those of the --config, over them the flags."""
     given = given_in(arguments)
     path = Path(given.get("config", ""))
     stored = stored_settings(path, None).get("eval", {}) if "config" in given else {}
     check_reach(path, {"suite": stored.get("suite", "")}, given)
     data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
-    suite = suites.name_of(stored | given | data)
-    defaults = () if "agents" in given else EvalConfig().agents[1:]
+    return stored | given | data
+
+
+def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
+    """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
+    of its suite: that of --suite or --data, else of the --config."""
+    suite = suites.name_of(_evaluation_in(arguments))
+    defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
     return [*own_flags(arguments, "agents"), *map(_panel, defaults), suites.panel(suite)]
+
+
+def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to the evaluation of a command line: those of engines
+    that it does not use, and of frozen questions that no agent asks."""
+    evaluation = _evaluation_in(arguments)
+    used = {
+        "served_as chat": evaluation.get("endpoint"),
+        "kv_gib grammar": evaluation.get("engine") == "vllm",
+        "answerer": any(find(name).frozen_turns for name in agents_of(arguments, "agents")),
+    }
+    return [name for names, use in used.items() if not use for name in names.split()]

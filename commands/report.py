@@ -56,10 +56,12 @@ def _stream(folder: Path, settings: dict) -> Path:
     """Write the page of a stream from the rows and banks of those arms that have begun."""
     from agents.bank import Bank, BankConfig
     from commands.stream import outcome_of, settings_of_stream
+    from report.folder import reading
     from report.status import is_running
     from report.streams import rewrite_stream_report
 
-    (config, judged_by), outcomes = settings_of_stream(settings["stream"]), []
+    with reading(folder / "config.yaml"):
+        (config, judged_by), outcomes = settings_of_stream(settings["stream"]), []
     namespace = settings.get("agent", {}).get("namespace", "default")
     for arm in config.arms:
         if (path := folder / f"{arm}.db").exists():

@@ -430,6 +430,11 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
     frozen, rows = bank.noted(FROZEN, dict) or {}, [*_read(folder / f"{arm}.jsonl")]
+    stats, known = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers], bank.stats()
+    for epoch, stat in zip(numbers, stats, strict=True):
+        values = stat and [stat.get(name) for name in known]
+        if stat and not all(type(value) in (int, float) for value in values):
+            raise UserError(f"{bank.path} is damaged: its note on epoch {epoch} lacks a number.")
     return {
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
@@ -437,7 +442,7 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "rows": rows,
         "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
-        "stats": [bank.noted(f"epoch {epoch}", dict) for epoch in numbers],
+        "stats": stats,
         "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
         "bank": _shown(rows) if frozen else [

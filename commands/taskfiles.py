@@ -109,7 +109,7 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     written: list[tuple[Path, str]] = []
     with tempfile.TemporaryDirectory(dir=place, prefix=".build-") as folder:
-        for column in suite.columns(scope):
+        for column in suites.columns(suite, scope):
             tasks = column.make()
             if any(type(task) is not Task for task in tasks):
                 kind = f"the tasks of the suite {suite.label} are judged by code, which no file has"

@@ -66,25 +66,27 @@ def command(
     name: str | None = None,
     everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
-    unused: Sequence[str] = (),
+    unused: Sequence[str] | Callable[[list[str]], Sequence[str]] = (),
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
     everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here. more: returns further settings classes from the arguments. A
-    UserError becomes one sentence and exit code 2.
+    fields that are no flags here, or what returns them from the arguments. more: returns further
+    settings classes from the arguments. A UserError becomes one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        registered = parent.command(name=label)(_runner(function, classes, everyday, (), unused))
+        never = () if callable(unused) else unused
+        registered = parent.command(name=label)(_runner(function, classes, everyday, (), never))
         if more:
 
             def build(arguments: list[str]) -> TyperCommand:
                 app = typer.Typer(add_completion=False)
+                without = unused(arguments) if callable(unused) else unused
                 app.command(name=label)(
-                    _runner(function, classes, everyday, more(arguments), unused)
+                    _runner(function, classes, everyday, more(arguments), without)
                 )
                 return typer.main.get_command(app)
 
@@ -190,9 +192,10 @@ def errors_shown() -> Iterator[None]:
 def _check_whole(values: dict) -> None:
     """Reject arguments with a NUL byte, at which system calls would cut them off."""
     for name, value in values.items():
-        if isinstance(value, str | Path) and "\0" in str(value):
-            flag = name.upper().replace("_", "-")
-            raise UserError(f"{flag} holds a NUL byte: {clip(str(value), 200)}.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str | Path) and "\0" in str(text):
+                flag = name.upper().replace("_", "-")
+                raise UserError(f"{flag} holds a NUL byte: {clip(str(text), 200)}.")
 
 
 def _flag(

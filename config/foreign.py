@@ -1,7 +1,8 @@
 """Files that came from elsewhere: what is packed may not unpack to a flood, nor JSON be an abyss.
 
-Holds: `unpacked`, `read_data`, `from_json`. Leaves out: settings (config/files.py), documents
-(tasks/forms.py), chat templates (tokens/chat_templates.py), models (models/convert.py).
+Holds: `flood`, `unpacked`, `check_parts`, `read_data`, `from_json`. Leaves out: settings
+(config/files.py), documents (tasks/forms.py), chat templates (tokens/chat_templates.py), models
+(models/convert.py).
 Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: config/files.py.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +22,14 @@ FREE = 1 << 24
 RATIO = 400
 """Most bytes that are unpacked from one, beyond `FREE`: gzip makes 1,030 of zeros, 290 of RULER's
 haystacks, whose sentences repeat, and less than 20 of any other text."""
+
+
+def flood(name: str | Path) -> UserError:
+    """Return what is said of a file that unpacks to more than `RATIO` allows."""
+    return UserError(
+        f"{name} unpacks to more than {RATIO} times its size: unpack it yourself if that is meant "
+        "to be so."
+    )
 
 
 class _Unpacked(io.RawIOBase):
@@ -36,10 +46,7 @@ class _Unpacked(io.RawIOBase):
         data = self.stream.read1(len(buffer))
         self.size += len(data)
         if self.size > max(FREE, RATIO * (self.packed.tell() - self.start)):
-            raise UserError(
-                f"{self.name} unpacks to more than {RATIO} times its size: unpack it yourself if "
-                "that is meant to be so."
-            )
+            raise flood(self.name)
         buffer[: len(data)] = data
         return len(data)
 
@@ -63,6 +70,24 @@ def read_data(path: Path, most: int = -1) -> bytes:
     """
     with path.open("rb") as file:
         return (unpacked(file, path) if path.suffix == ".gz" else file).read(most)
+
+
+PART = 1 << 26
+"""Most bytes of a file beside a model's weights; the largest published tokenizers have 35 MB."""
+PARTS = (
+    "added_tokens", "chat_template", "config", "generation_config", "merges", "special_tokens",
+    "spiece", "tokenizer", "vocab",
+)  # fmt: skip
+
+
+def check_parts(paths: Iterable[Path]) -> None:
+    """Raise a UserError for a pipe or a device, whose reading may never end, or a part of a model,
+    of those with names as in `PARTS`, that is larger than one can be."""
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is a pipe or a device and no file: remove it.")
+        if path.name.startswith(PARTS) and path.is_file() and path.stat().st_size > PART:
+            raise UserError(f"{path} has more than {PART >> 20} MiB: give another --model.")
 
 
 def from_json(text: str | bytes) -> object:

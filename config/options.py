@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
-Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
+Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `EvalConfig`,
 `StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
 `without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of
 agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No
@@ -53,7 +53,6 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 DAY = Bound(lambda day: _is_day(day), "a day such as 2024-07-26")
-HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
     "base, hf:FOLDER or openai:URL#MODEL",
@@ -382,51 +381,6 @@ class RunConfig:
     trust_remote_code: bool = False
     """run Python code that comes with the model, or that stored settings name; only where you trust
     both"""
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
-class BaseConfig:
-    """Settings of the supervised training of the base policy (embedded/tiny.py)."""
-
-    steps: Annotated[int, COUNT] = 8000
-    """optimizer steps with a demonstrator that is always careful"""
-    careless_steps: Annotated[int, NOT_NEGATIVE] = 1600
-    """optimizer steps after these, with a demonstrator that is careful only now and then"""
-    careful: Annotated[float, SHARE] = 0.3
-    """how often that demonstrator keeps exactly the facts that matter; otherwise it keeps the last
-    fact that it read"""
-    dense_steps: Annotated[int, NOT_NEGATIVE] = 120
-    """number of first steps that train mostly on lists of facts given twice"""
-    lr: Annotated[float, NOT_NEGATIVE] = 1.5e-3
-    """peak learning rate of AdamW"""
-    absent: Annotated[float, SHARE] = 0.3
-    """share of questions whose answer is missing; "unknown" is then right"""
-    updates: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns per step"""
-    answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers from a memory per step"""
-    recalls: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns with a look back per step"""
-    recall_answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers after a look back per step"""
-    full: Annotated[int, NOT_NEGATIVE] = 4
-    """documents read whole per step"""
-    full_sections: Annotated[int, COUNT] = 16
-    """maximum sections of a document that is read whole"""
-    hidden: Annotated[int, HEADS] = 128
-    """width of the model"""
-    layers: Annotated[int, COUNT] = 3
-    """layers of the model"""
-    intermediate: Annotated[int, COUNT] = 256
-    """width of the feed-forward layers"""
-    seed: Annotated[int, SEED] = 0
-    """seed of everything random"""
-    layout: Literal["shared", "paper"] = "shared"
-    """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
-    section"""
 
     def __post_init__(self):
         check_fields(self)

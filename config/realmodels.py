@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from config.errors import UserError, first_line
 from config.files import is_file
-from config.foreign import from_json
+from config.foreign import check_parts, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,14 @@ def is_gguf(model: str | Path) -> bool:
 
 
 def named_folder(model: str | Path) -> Path:
-    """Return the folder of adapters that come with the repository, or the model as a path."""
-    return ADAPTERS.get(str(model)) or Path(model)
+    """Return the folder of adapters that come with the repository, or the model as a path.
+
+    UserError: what lies in there, or in its folders, is no file of a model (`check_parts`).
+    """
+    folder = ADAPTERS.get(str(model)) or Path(model)
+    if model:  # else a folder for which nobody asked, the current one
+        check_parts(chain(folder.glob("*"), folder.glob("*/*")))
+    return folder
 
 
 def is_adapter(model: str | Path) -> bool:
@@ -121,6 +128,7 @@ def settings_folder(model: str | Path) -> Path:
     A GGUF file's is the one it lies in.
     """
     if is_gguf(model):
+        check_parts([Path(model).parent / "agent.yaml"])
         return Path(model).parent
     return _SETTINGS / model if str(model) in PACKAGED else named_folder(model)
 
@@ -131,8 +139,8 @@ def cache_folder() -> Path:
     $MEMAGENT_CACHE, else $XDG_CACHE_HOME/memagent, else ~/.cache/memagent.
     UserError: none of them is set, and the user has no home.
     """
-    if own := os.environ.get("MEMAGENT_CACHE"):
-        return Path(own).expanduser().absolute()
+    if folder := os.environ.get("MEMAGENT_CACHE"):
+        return Path(folder).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared, "memagent").absolute()
     try:

@@ -26,22 +26,170 @@ import typer
 
 HERE = Path(__file__).resolve().parent.parent
 TRAIN = "train --preset demo --steps 14 --lengths 2,4 --save-every 14"
+EVAL = "eval --n 4 --transcripts 0 --temperatures 1,0"
 COMMANDS = {
-    "memagent": f"{TRAIN} --name memagent",
-    "rememr1": f"{TRAIN} --agent rememr1 --name rememr1",
-    "eval": "eval --agents memagent,rememr1,full,bm25,none,oracle --lengths 2,4 --n 8 --name eval",
-    "trained": "eval --model {runs}/rememr1/model --agents rememr1,memagent --lengths 4 --n 8 "
-    "--name trained",
+    "memagent": f"{TRAIN}",
+    "rememr1": f"{TRAIN} --agent rememr1",
+    "world": f"{EVAL} --agents memagent,rememr1,full,bm25,none,oracle --lengths 2,4",
+    "trained": f"{EVAL} --model {{runs}}/rememr1/model --agents rememr1,memagent --lengths 4",
+    "ledger": f"{EVAL} --data ledger --agents memupdate,full --lengths 8",
+    "files": f"{EVAL} --data {{data}}/hotpotqa.jsonl --agents memagent,oracle",
+    **{
+        suite: f"{EVAL} --suite {suite} {arguments}"
+        for suite, arguments in {
+            "ruler-hqa": "--data {data}/hotpotqa.jsonl --filler {data}/passages.jsonl "
+            "--agents memagent,oracle --lengths 10,20 --evidence-order reverse",
+            "ruler": "--data {data}/hotpotqa.jsonl --squad {data}/squad.json --filler "
+            "{data}/passages.jsonl --agents memagent,newest --lengths 4096 --ruler-tasks all",
+            "passages": "--data {data}/squad.json --filler {data}/passages.jsonl "
+            "--agents memagent,none --lengths 1,3 --together 2",
+            "facts": "--data {data}/wiki.jsonl --agents memagent,oracle --lengths 1,3",
+            "locomo": "--data {data}/locomo.json --agents full,bm25 --metric mem0",
+            "longmemeval": "--data {data}/longmemeval.json --agents full,memupdate",
+            "own": "--data {data}/own.jsonl --agents full,memoryr1",
+            "memoryagentbench": "--data {data}/accurate.jsonl --agents memagent,bm25",
+            "bandit": "--agents none",
+            "llb-db": "--agents none",
+        }.items()
+    },
 }
 UNEQUAL = ("seconds", "mib", "settings")  # of a row or a record
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 
 
+def write_sources(folder: Path) -> None:
+    """Write a small file of every form that a suite reads; all of it is made up."""
+    names = [f"Person {k}" for k in range(12)]
+    towns = [f"Town {k}" for k in range(12)]
+    texts = [
+        f"{name} was born in {town} in {1900 + k}."
+        for k, (name, town) in enumerate(zip(names, towns, strict=True))
+    ]
+    paragraphs = [*zip(names, texts, strict=True)]
+    near = [f"{town} is near {towns[(k + 1) % 12]}." for k, town in enumerate(towns)]
+    questions = [
+        {
+            "_id": f"q{k}",
+            "question": f"Near which town was {name} born?",
+            "answer": towns[(k + 1) % 12],
+            "type": "bridge",
+            "level": "easy",
+            "supporting_facts": [[name, 0], [towns[k], 0]],
+            "context": [[name, [texts[k]]], [towns[k], [near[k]]]]
+            + [[title, [text]] for title, text in paragraphs[k + 1 : k + 4]],
+        }
+        for k, name in enumerate(names[:8])
+    ]
+    squad = [
+        {
+            "title": name,
+            "paragraphs": [
+                {
+                    "context": texts[k],
+                    "qas": [
+                        {
+                            "id": f"s{k}",
+                            "question": f"Where was {name} born?",
+                            "answers": [{"text": towns[k], "answer_start": texts[k].index("Town")}],
+                        }
+                    ],
+                }
+            ],
+        }
+        for k, name in enumerate(names)
+    ]
+    wiki = [
+        {
+            "id": f"w{k}",
+            "dataset": "made",
+            "question": "Which?",
+            "answers": [towns[k]],
+            "hops": [0, 1],
+            "orig_split": "train",
+            "paragraphs": [{"title": title, "text": text} for title, text in paragraphs],
+            "evidences": [[name, "place of birth", towns[k]]],
+        }
+        for k, name in enumerate(names)
+    ]
+    talk = {"speaker_a": "Ada", "speaker_b": "Bo"}
+    for n, day in enumerate(("3 January", "17 January", "28 February"), 1):
+        talk[f"session_{n}_date_time"] = f"4:05 pm on {day}, 2024"
+        talk[f"session_{n}"] = [
+            {"speaker": "AdaBo"[3 * (k % 2) :][:3], "dia_id": f"D{n}:{k + 1}", "text": text}
+            for k, text in enumerate(texts[4 * n - 4 : 4 * n])
+        ]
+    locomo = {
+        "sample_id": "made",
+        "conversation": talk,
+        "observation": {
+            f"session_{n}_observation": {"Ada": [[texts[n], f"D{n}:1"]], "Bo": []}
+            for n in (1, 2, 3)
+        },
+        "session_summary": {f"session_{n}_summary": f"They met, {n}." for n in (1, 2, 3)},
+        "event_summary": {},
+        "qa": [
+            {
+                "question": f"Where was {names[k]} born?",
+                "answer": towns[k],
+                "category": 1 + k % 4,
+                "evidence": [f"D{1 + k // 4}:{1 + k % 4}"],
+            }
+            for k in range(8)
+        ],
+    }
+    dates = [f"2024/06/{n:02} (Mon) 09:05" for n in (3, 10, 17)]
+    longmemeval = {
+        "question_id": "l0",
+        "question_type": "knowledge-update",
+        "question": "Where was Person 5 born?",
+        "answer": "Town 5",
+        "question_date": "2024/06/30 (Sun) 08:00",
+        "haystack_session_ids": ["a", "b", "c"],
+        "haystack_dates": dates,
+        "haystack_sessions": [
+            [{"role": "user", "content": text}, {"role": "assistant", "content": "I see."}]
+            for text in texts[4:7]
+        ],
+        "answer_session_ids": ["b"],
+    }
+    own = {
+        "id": "talk",
+        "sessions": [
+            {"date": f"2024-01-0{n + 1}", "turns": [{"speaker": "Ada", "text": text}]}
+            for n, text in enumerate(texts[:4])
+        ],
+        "qa": [{"question": "Where was Person 2 born?", "answer": "Town 2", "evidence": ["D3:1"]}],
+    }
+    accurate = {
+        "context": " ".join(texts),
+        "questions": ["Where was Person 3 born?"],
+        "answers": [["Town 3"]],
+        "metadata": {"source": "ruler_qa1_197K", "qa_pair_ids": ["a0"]},
+    }
+    filler = [{"title": f"F{k}", "text": f"Filler {k} says nothing."} for k in range(300)]
+    for name, value in {
+        "hotpotqa.jsonl": questions,
+        "passages.jsonl": filler,
+        "squad.json": {"version": "1.1", "data": squad},
+        "wiki.jsonl": wiki,
+        "locomo.json": [locomo],
+        "longmemeval.json": [longmemeval],
+        "own.jsonl": [own],
+        "accurate.jsonl": [accurate],
+    }.items():
+        items = value if name.endswith("jsonl") else [value]
+        (folder / name).write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
 def run(checkout: Path, runs: Path) -> None:
     """Run every command with the code of a checkout."""
-    for arguments in COMMANDS.values():
+    data = runs / "data"
+    data.mkdir(parents=True)
+    write_sources(data)
+    for name, command in COMMANDS.items():
+        arguments = f"{command} --name {name}".format(runs=runs, data=data)
         done = subprocess.run(
-            [sys.executable, "cli.py", *arguments.format(runs=runs).split(), "--runs", str(runs)],
+            [sys.executable, "cli.py", *arguments.split(), "--runs", str(runs)],
             cwd=checkout,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -64,14 +212,13 @@ def digest(runs: Path) -> dict[str, object]:
         with (runs / name / "metrics.csv").open() as file:
             for number, line in enumerate(csv.DictReader(file)):
                 for column, value in line.items():
-                    if not column.endswith(TIMES) and column not in NEW_COLUMNS:
-                        column = COLUMNS.get(column, column)
+                    if not column.endswith(TIMES):
                         values[f"{name}: step {number}, {column}"] = value
         with gzip.open(runs / name / "trajectories.jsonl.gz", "rt", encoding="utf-8") as lines:
             for number, record in enumerate(map(json.loads, lines)):
                 values[f"{name}: trajectory {number}"] = _without(record)
     parts = ("agent", "question", "temperature", "length", "id", "sample")
-    for name in ("eval", "trained"):
+    for name in [*COMMANDS][2:]:
         for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             key = " ".join(str(row[part]) for part in parts)
@@ -79,61 +226,8 @@ def digest(runs: Path) -> dict[str, object]:
     return values
 
 
-# ---- records of commits before and after agents became objects, in one form
-
-COLUMNS = {  # of metrics.csv -> as they are called now
-    "state_format": "turn_reward_format",
-    "state_format_final": "turn_reward_format_final",
-    "state_callback": "turn_reward_callback",
-    "state_gain": "answer_gain",
-    "state_level": "answer_level",
-    "state_covered": "answer_covered",
-    "state_groups_without_signal": "turn_groups_without_signal",
-}
-# columns that only the newer side has; a memory's reward was one of state_gain and state_level
-# before
-NEW_COLUMNS = (
-    *("turn_reward_memory", "turn_reward_memory_final", "turn_reward_callback_final"),
-    "unrewarded",
-)
-COUNTED = (  # counts of a row that the older side has too
-    "updates queries hits ages current sought holds evidence_sought evidence degenerate stray_tag "
-    "memory_capped query_capped no_update multi_update empty_update multi_recall unclosed_recall "
-    "empty_recall truncated"
-).split()
-
-
 def _without(record: dict) -> dict:
-    record = {key: value for key, value in record.items() if key not in UNEQUAL}
-    counts = record.pop("recalls", None) or record.pop("counts", None)
-    if counts is not None:
-        record["counts"] = {name: counts[name] for name in COUNTED if counts.get(name)}
-    if "turns" in record:
-        record.pop("agent", None)
-        record["turns"] = [_turn(turn) for turn in record["turns"]]
-    return record
-
-
-def _turn(turn: dict) -> dict:
-    """Return a recorded turn without its notes, but with what they say."""
-    turn = dict(turn)
-    notes, recalled = turn.pop("notes", None), turn.pop("recalled", None)
-    if notes:
-        step, recalled = notes["step"] or {}, notes["recalled"]
-        recalled |= {"from": recalled["steps"], "held": notes["evidence"]}
-        turn["errors"] = [*step.get("errors", ()), *["stray_tag"] * bool(step.get("stray"))]
-        turn["update"], turn["query"] = (
-            step.get("memory") or turn["memory"],
-            step.get("query") or "",
-        )
-        if turn["final"]:
-            del turn["errors"], turn["update"], turn["query"]
-    if recalled:
-        turn["recalled"] = [recalled["text"], recalled["query"], list(recalled["from"])]
-        turn["recalled"] += [round(recalled["score"], 4), recalled.get("held") or ""]
-    if "rewards" in turn:
-        turn["rewards"] = [turn["rewards"][name] for name in ("memory", "callback", "format")]
-    return turn
+    return {key: value for key, value in record.items() if key not in UNEQUAL}
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:

@@ -35,14 +35,16 @@ def resident_mib() -> float:
     Where the system does not tell the current memory of the process, its peak so far counts.
     """
     try:
-        own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+        in_use = (
+            int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+        )
     except (OSError, ValueError):
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        in_use = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
             2**20 if sys.platform == "darwin" else 2**10
         )
     torch = sys.modules.get("torch")
     on_gpu = torch and torch.cuda.is_initialized()
-    return own + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
+    return in_use + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
 
 
 def begins(turn: Turn, section: str | None) -> bool:

@@ -11,8 +11,9 @@ import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -21,7 +22,7 @@ from config.errors import UserError
 from config.files import is_file, read_yaml
 from config.flags import given_in
 from config.options import check_fields, hints_of
-from config.plugins import is_path, load_file
+from config.plugins import is_path, load_file, told
 from config.terminal import say
 
 if TYPE_CHECKING:
@@ -271,7 +272,8 @@ def name_of(settings: Mapping[str, object]) -> str:
 
     Without one it is that of generated tasks which --data names, else files as they are.
     """
-    data = tuple(settings.get("data") or GENERATED[0])
+    data = settings.get("data") or GENERATED[0]
+    data = tuple(data) if isinstance(data, list) else data
     return str(settings.get("suite") or (data[0] if data in GENERATED else "files"))
 
 
@@ -339,6 +341,29 @@ def panel(name: str) -> tuple[str, type, int]:
 def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
     """Return what finds the panel of the suite that a command line names, by default `usual`."""
     return lambda arguments: [panel(given_in(arguments).get("suite") or usual)]
+
+
+def columns(suite: Suite, scope: Scope) -> list[Column]:
+    """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
+    code of a file of the user's fails."""
+    with _told(suite):
+        found = suite.columns(scope)
+    places = Counter((column.question, column.length) for column in found)
+    if not found or max(places.values()) > 1:
+        what = f"two columns {places.most_common(1)[0][0]}" if found else "no column"
+        raise UserError(
+            f"The suite {suite.label} has {what}: rename one of its files, or take them apart."
+        )
+    return [replace(column, make=partial(_made, suite, column)) for column in found]
+
+
+def _made(suite: Suite, column: Column) -> list[Task]:
+    with _told(suite):
+        return column.make()
+
+
+def _told(suite: Suite) -> AbstractContextManager[None]:
+    return told(Path(suite.name)) if is_path(suite.name) else nullcontext()
 
 
 def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:

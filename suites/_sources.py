@@ -68,7 +68,7 @@ def question_files(data: Sequence[str], standard: str) -> list[str]:
     held_out = [path for path in files if Path(path).name.startswith(("validation", "dev", "test"))]
     if not held_out:
         raise UserError(
-            "Give --data, questions with their own paragraphs, or download some first: "
+            "Give a file of questions with their own paragraphs, or download some first: "
             f"python cli.py data get {standard}."
         )
     return held_out

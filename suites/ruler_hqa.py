@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from config.errors import UserError, clean
+from config.errors import clean
 from config.options import NOT_NEGATIVE
 from data import Task
 from suites import Column, Scope, Suite
@@ -59,10 +59,6 @@ class RulerHQA(Suite):
             if not evidence.anywhere:  # other questions than those of published numbers
                 name += f", evidence {evidence.order} {evidence.min_distance:g}"
             columns += [Column(name, k, partial(make, questions, n, k)) for k in scope.lengths]
-        if len({(column.question, column.length) for column in columns}) < len(columns):
-            raise UserError(
-                "Two files of --data hold questions of one dataset: evaluate them apart."
-            )
         return sorted(columns, key=lambda column: column.length)
 
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:

@@ -21,7 +21,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
@@ -164,17 +164,25 @@ def data_files(path: str | Path) -> list[DataFile]:
 
 def _splits(place: Place) -> dict[str, list[str]]:
     """Return the files of each split of a configuration, as `datasets` finds them."""
+    from unittest.mock import patch
+
     import datasets
+    import datasets.data_files
 
     source = place.folder if place.local else place.source
     if place.local and not Path(source).is_dir():
         raise UserError(f"{place} cannot be read: there is no folder {place.source}.")
     verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity_error()
+    # its card may name any address, of which `datasets` would ask at once
+    asks = patch.object(datasets.data_files, "url_to_fs", _here) if place.local else nullcontext()
     try:
-        builder = datasets.load_dataset_builder(
-            source, place.config or None, revision=place.revision or None, token=_token()
-        )
+        with asks:
+            builder = datasets.load_dataset_builder(
+                source, place.config or None, revision=place.revision or None, token=_token()
+            )
+    except UserError:
+        raise
     except Exception as error:  # OSError, ValueError, RuntimeError, of httpx, of YAML, ...
         reason = " ".join(f"{error}".split()).rstrip(". ")
         reason = reason if len(reason) < 300 else reason[:299] + "…"
@@ -185,6 +193,17 @@ def _splits(place: Place) -> dict[str, list[str]]:
     if not files:  # of a copy that `datasets` has kept of another day
         raise UserError(f"{place} cannot be read: the hub does not answer, or it has no files.")
     return {str(split): [str(url) for url in urls] for split, urls in files.items()}
+
+
+def _here(url: str, **options: object):
+    """Do as fsspec's `url_to_fs` for a path of this machine; UserError for any other address."""
+    from fsspec.core import url_to_fs
+
+    if "://" in url.removeprefix("file://") or "::" in url:
+        raise UserError(
+            f"The data set's card refers to {url}, of which nothing is asked: remove it."
+        )
+    return url_to_fs(url, **options)
 
 
 def _token() -> str | bool:

@@ -34,7 +34,7 @@ from typing import IO
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
-from config.foreign import from_json, read_data, unpacked
+from config.foreign import FREE, RATIO, flood, from_json, read_data, unpacked
 from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
@@ -231,10 +231,7 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
     import pyarrow as pa
 
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        batches = pq.ParquetFile(source).iter_batches(64)
-        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, source))
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
     if {".csv", ".tsv"} & {*path.suffixes}:
@@ -261,6 +258,32 @@ def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]
             yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
             for n, line in chain([second] if second else (), lines):
                 yield f"line {n}", _parse(line, path, n)
+
+
+ROW = 256
+"""Bytes that a row of parquet counts for beside its values: what holds them takes memory."""
+
+
+def _batches(path: Path, source: Path | IO[bytes]) -> Iterator:
+    """Yield the record batches of a parquet file; UserError where it unpacks to a flood.
+
+    A value may be written once and referred to by every row, so a batch has fewer rows where the
+    file's own sizes are large, and what the batches hold is counted.
+    """
+    import pyarrow.parquet as pq
+
+    size = source.stat().st_size if isinstance(source, Path) else source.seek(0, io.SEEK_END)
+    file, most = pq.ParquetFile(source), max(FREE, RATIO * size)
+    groups = range(file.metadata.num_row_groups)
+    sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
+    if sum(sizes) > most:
+        raise flood(path)
+    held = 0
+    for batch in file.iter_batches(min(64, max(1, (1 << 26) // max([1, *sizes])))):
+        held += batch.nbytes + ROW * batch.num_rows
+        if held > most:
+            raise flood(path)
+        yield batch
 
 
 def _bounded(value: bytes, path: Path, place: str) -> bytes:

@@ -314,6 +314,8 @@ chdir "/";
 $( = $) = "0 0"; $< = $> = 0;
 {_NARROW}
 syscall({PRCTL}, 24, 21, 0, 0, 0) == 0 or die "prctl: $!\n";  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+# Until the child is the model's program, no other may trace it, or read its memory and descriptors
+syscall({PRCTL}, 4, 0, 0, 0, 0) == 0 or die "prctl: $!\n";  # PR_SET_DUMPABLE
 my $child = fork // die "fork: $!\n";
 if (!$child) {{ {_EXEC} }}
 waitpid $child, 0;

@@ -129,7 +129,7 @@ def asked_of(codec=None, **settings) -> tuple[str, list]:
     from config.options import EvalConfig
 
     config, suite = suites.chosen(EvalConfig, settings)
-    columns = suite.columns(suites.scope_of(suite, config.data, config, codec))
+    columns = suites.columns(suite, suites.scope_of(suite, config.data, config, codec))
     return suite.unit, columns
 
 

@@ -19,7 +19,8 @@ from agents import find
 from config.errors import UserError
 from config.options import EvalConfig
 from data import Task
-from embedded import keeper, tiny
+from dev import keeper
+from embedded import tiny
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from memagent import Finish, MemAgent, Prompt, Trajectory, Turn

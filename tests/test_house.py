@@ -67,10 +67,18 @@ def imports(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names} & FLOOR.keys()
 
 
-def test_the_root_is_the_reading_path_and_short():
+def test_the_root_is_the_reading_path():
     assert {path.stem for path in ROOT.glob("*.py")} == {*READING_PATH}
-    lines = sum(len((ROOT / f"{name}.py").read_text().splitlines()) for name in READING_PATH)
-    assert lines <= 2800
+
+
+def test_one_path_leads_from_the_example_through_the_root():
+    path = ["examples/minimal.py"]
+    while found := re.search(r"Read next:\s+(\w+\.py)\.", (ROOT / path[-1]).read_text()[:2000]):
+        path.append(found[1])
+        assert len({*path}) == len(path), "it goes in a circle"
+    assert path[1:] == [f"{name}.py" for name in READING_PATH]
+    minimal = (ROOT / path[0]).read_text()
+    assert len(minimal.splitlines()) <= 250 and "lightning" not in minimal.replace("Lightning", "")
 
 
 def test_every_room_has_a_charter():

@@ -7,6 +7,7 @@ from agents import find
 from agents.full import AtOnceConfig
 from config.errors import UserError
 from data import ANSWER_FORMS, Task, grade
+from dev import base
 from embedded import tiny
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Turn, split_template
 from memory import overwrite
@@ -197,7 +198,7 @@ def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
     (prompt,) = drive(tiny.agent("bm25", top_k=2, window=None), task, codec, ["x"])
     assert len(codec.encode(prompt.section)) == 48
     assert (
-        worlds.sentence(next(f for f in tiny.parse_facts(task.document) if f[0] in task.question))
+        worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question))
         in prompt.section
     )
 

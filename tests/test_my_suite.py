@@ -91,12 +91,18 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         ("from suites import Suite\nclass A(Suite): pass\nclass B(Suite): pass\n", "A, B"),
         ("from suites import Suite\nclass A(Suite): pass\nSUITE = 3\n", "SUITE"),
         ("from suites import Suite\nclass A(Suite): pass\n", "answer back"),
+        (Path(MINE).read_text().replace("scope.n, length", "1 / 0"), "line 19"),
+        (Path(MINE).read_text().replace("k * 3} {", "k / 0} {"), "line 18"),
+        (Path(MINE).read_text().replace("for n in scope.lengths", "for n in ()"), "no column"),
+        (Path(MINE).read_text().replace("n, lambda", "1, lambda"), "two columns"),
         (Path(MINE).read_text().replace("goods", "seed"), "seed"),
-        (Path(MINE).read_text().replace("goods", "top_k"), "top_k"),
+        (Path(MINE).read_text().replace("goods", "over"), "over"),
     ],
 )
 def test_a_mistake_in_its_file_is_one_sentence(text, named, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(text)
-    said = run("eval", "--suite", path, "--runs", tmp_path / "runs", code=2)
-    assert named in said and "Traceback" not in said and not (tmp_path / "runs").exists()
+    words = ("--suite", path, "--engine", "extractive", "--agents", "none")
+    said = run("eval", *words, "--runs", tmp_path / "runs", code=2)
+    assert named in said and "Traceback" not in said
+    assert not (tmp_path / "runs/eval/summary.json").exists()

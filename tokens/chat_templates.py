@@ -1,7 +1,8 @@
-"""Chat templates of strangers: each is rendered in a child process that can neither last nor grow.
+"""Chat templates and tokenizers of strangers: each is tried in a child process that can neither
+last nor grow.
 
-Holds: `rendered`. Leaves out: what is read out of the text (tokens/codec.py, tokens/responses.py,
-agents/calls.py).
+Holds: `rendered`, `check_tokenizer`. Leaves out: what is read out of the text (tokens/codec.py,
+tokens/responses.py, agents/calls.py).
 Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: tokens/codec.py.
 
 transformers renders them in Jinja's sandbox, which keeps them from files and attributes, not from
@@ -12,11 +13,13 @@ is compiled, and what is taken depends on the messages: so the system counts, ea
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import resource
 import signal
-from collections.abc import Sequence
+import string
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from config.errors import UserError, clip
@@ -29,6 +32,11 @@ SOURCE = 1 << 20
 """Most characters of a template."""
 ADDED = 1 << 18
 """Most characters that it may write beside eight times what it is given."""
+COSTLY = ("Regex", "Replace", "Prepend", "Precompiled", "Split")
+"""Kinds of a tokenizer's parts whose cost is for its folder to say."""
+RUN, LENGTH = 1000, 1 << 16
+"""Characters of the same letter, and of words, that a tokenizer is tried with."""
+WORDS = "It's 12,345.67 o'clock; Anna (b. 1994-05-01) wrote: \"naïve, 你好 мир\"!\n\n"
 
 _known: dict[bytes, tuple[str, str]] = {}  # of what was rendered: the text, or what was wrong
 
@@ -46,20 +54,58 @@ def rendered(tokenizer, messages: Sequence[dict], **more: object) -> str:
     if key not in _known:
         if len(str(template)) > SOURCE:
             raise UserError(f"The model's chat template is longer than {SOURCE:,} characters.")
-        _known[key] = _by_child(tokenizer, messages, more)
+        found = _by_child(lambda: _render(tokenizer, messages, more))
+        if not found:
+            raise UserError(
+                f"The model's chat template takes more than {SECONDS} seconds or "
+                f"{MEMORY >> 20} MiB, or writes more than {ADDED:,} characters: give another "
+                "--model."
+            )
+        _known[key] = found
     text, wrong = _known[key]
     if wrong:
         raise TemplateError(wrong)
     return text
 
 
-def _by_child(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str]:
+def check_tokenizer(tokenizer, name: str | Path) -> None:
+    """Raise a UserError where a tokenizer takes more than `SECONDS` or `MEMORY` for texts of
+    letters, words or lines that repeat, or cannot read them.
+
+    name: of its folder.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = json.loads(backend.to_str()) if backend else {}
+    parts = {part: parts.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    own = json.dumps(parts, ensure_ascii=False)  # what is looked for and replaced is in there
+    if backend and not any(f'"{kind}"' in own for kind in COSTLY):
+        return
+    letters = [*string.printable, *sorted({*own} - {*string.printable})[:200]]
+    runs = "\0".join(letter * RUN for letter in letters)
+    words = f"{WORDS} {string.printable} {own[:RUN]}\n"
+
+    def encode() -> bool:
+        for text in (*(letter * 40 for letter in letters), runs, words * (LENGTH // len(words))):
+            ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            tokenizer.decode(ids)
+        return True
+
+    if not _by_child(encode):
+        raise UserError(
+            f"The tokenizer of {name} takes more than {SECONDS} seconds or {MEMORY >> 20} MiB for "
+            f"{LENGTH:,} characters, or fails: give another --model."
+        )
+
+
+def _by_child(function: Callable[[], object]) -> object:
+    """Return what a function returns in a child process, None if it passes a limit or fails."""
     read, write = os.pipe()
     if not (child := os.fork()):
         try:
             _limit()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library's panic
             with os.fdopen(write, "wb") as pipe:
-                pipe.write(pickle.dumps(_render(tokenizer, messages, more)))
+                pipe.write(pickle.dumps(function()))
         finally:
             os._exit(0)  # whatever was raised: nothing of the parent is cleaned up here
     os.close(write)
@@ -69,12 +115,7 @@ def _by_child(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    if not answer:
-        raise UserError(
-            f"The model's chat template takes more than {SECONDS} seconds or {MEMORY >> 20} MiB, "
-            f"or writes more than {ADDED:,} characters: give another --model."
-        )
-    return pickle.loads(answer)
+    return pickle.loads(answer) if answer else None
 
 
 def _limit() -> None:

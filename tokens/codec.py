@@ -26,10 +26,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
-from config.errors import UserError, loading
+from config.errors import UserError, first_line, loading
 from config.options import TEMPLATE_DATE
+from config.realmodels import named_folder
 from tokens.blanks import without_blanks
-from tokens.chat_templates import rendered
+from tokens.chat_templates import check_tokenizer, rendered
 from tokens.responses import (
     CLOSE,
     OPEN,
@@ -203,7 +204,7 @@ class Codec:
         """
         from transformers import AutoTokenizer
 
-        if not Path(path).exists() and str(path).startswith((".", "/", "~")):
+        if not named_folder(path).exists() and str(path).startswith((".", "/", "~")):
             raise UserError(
                 f"No model folder at {path}: give a folder with config.json, tokenizer and "
                 "safetensors, or a hub name."
@@ -214,6 +215,7 @@ class Codec:
             )
             # documents are longer than a window, and no model is given them whole: no warning
             tokenizer.deprecation_warnings[TOO_LONG] = True
+            check_tokenizer(tokenizer, path)
             return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
     def _frame(
@@ -316,7 +318,14 @@ class Codec:
         """
         if isinstance(text, Text):
             return text.ids
-        return tuple(self._inner.encode(text, add_special_tokens=False, split_special_tokens=True))
+        try:
+            ids = self._inner.encode(text, add_special_tokens=False, split_special_tokens=True)
+        except BaseException as error:  # a panic of the library, as of a regular expression
+            if type(error).__name__ != "PanicException":
+                raise
+            reason = f"The model's tokenizer gives up on a text ({first_line(error)})"
+            raise UserError(f"{reason}: give another --model.") from error
+        return tuple(ids)
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of a lower-cased text as strings, without the mark of a blank."""

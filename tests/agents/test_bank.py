@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -627,6 +628,23 @@ def test_check_says_what_opening_does_not(tmp_path):
     made._db.execute("PRAGMA foreign_keys = OFF")
     made._db.execute("UPDATE entry SET intent_id = 55 WHERE id = 1")
     assert made.check() == ["entry 1 points to nothing"]
+
+
+@pytest.mark.parametrize("column", ["parents", "meta"])
+@pytest.mark.parametrize("value", [
+    "'{}' || char(0) || 'x'", "'[1]' || char(0)", "'{a: 1}'", "'[+1]'",
+    "'{\"a\": ' || replace(hex(zeroblob(5000)), '0', '1') || '}'",
+    "'[' || replace(hex(zeroblob(99999)), '0', '1,') || '1]'",
+])  # fmt: skip
+def test_json_that_no_bank_writes_is_refused_at_the_door(tmp_path, column, value):
+    """What Python would refuse later, in a batch; and lists so long that to look at them costs."""
+    path = tmp_path / "b.db"
+    _two_entries(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE entry SET {column} = {value} WHERE id = 1")
+        db.commit()
+    with pytest.raises(UserError, match=f"row 1 of entry: {column}"):
+        bank(path, Plane(q=1.0), frozen=True)
 
 
 def test_a_full_disk_writes_nothing(tmp_path):

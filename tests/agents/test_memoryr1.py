@@ -15,7 +15,7 @@ from agents.store import Entry, Store
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
 from data import Task
-from embedded import keeper
+from dev import keeper
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group

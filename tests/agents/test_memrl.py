@@ -12,7 +12,7 @@ from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
-from report.markup import joined
+from report.markup import html, joined
 from report.reading import row_of
 from report.records import record
 from report.rows import Cell
@@ -318,7 +318,7 @@ def test_a_lesson_is_no_section_and_stands_below_the_answer():
     made, n = record(trajectory, reader), len(trajectory.turns) - 2
     assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
     assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
-    shown = str(joined(trace(made, None, 100)))
+    shown = str(joined(map(html, trace(made, None, 100))))
     assert shown.count("<h3>Section") == n and shown.index("became") < shown.index("do it well")
 
 

@@ -17,7 +17,7 @@ from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task, same_answer
-from embedded import keeper
+from dev import keeper
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine

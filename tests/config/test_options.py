@@ -7,7 +7,7 @@ from agents import find
 from agents.rememr1 import ReMemR1Config
 from config import files, options
 from config.errors import UserError
-from config.options import EMBEDDED, BaseConfig, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,6 @@ from config.options import EMBEDDED, BaseConfig, EvalConfig, GRPOConfig, RunConf
         (EvalConfig, "transcripts", (-1,)),
         (EvalConfig, "dtype", ("float33",)),
         (EvalConfig, "device", ("foo",)),
-        (BaseConfig, "steps", (0,)),
-        (BaseConfig, "hidden", (100, 0, -32)),
-        (BaseConfig, "layers", (0,)),
-        (BaseConfig, "full_sections", (0,)),
-        (BaseConfig, "careful", (1.5,)),
-        (BaseConfig, "lr", (-1.0,)),
-        (BaseConfig, "layout", ("pape",)),
     ],
 )
 def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field, values):

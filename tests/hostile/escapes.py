@@ -5,7 +5,7 @@ Each code says on a line what it has got hold of, `nothing` if nothing.
 
 from __future__ import annotations
 
-from tasks.sandbox import KEYS
+from tasks.sandbox import CLONE, KEYS, PROCESSOR, UNSHARE
 
 SECRET = "secret of the caller"
 
@@ -41,9 +41,38 @@ SOCKETS_TO_THE_HOST = "print socket(my $s, 40, 1, 0) ? qq(made\\n) : qq(nothing\
 
 RINGS = "my $x = qq(\\0) x 256; print syscall(425, 8, $x) >= 0 ? qq(made\\n) : qq(nothing\\n)"
 
-NAMESPACES = """
-for my $flags (0x10000000, 0x10020000) { print "unshared\\n" if syscall({unshare}, $flags) == 0 }
+NAMESPACES = f"""
+for my $flags (0x10000000, 0x10020000) {{
+    print "unshared\\n" if syscall({UNSHARE}, $flags) == 0;
+    my $wanted = pack "Q8", $flags, 0, 0, 0, 17, 0, 0, 0;
+    for my $child (syscall({CLONE}, $flags | 17, 0, 0, 0, 0), syscall(435, $wanted, 64)) {{
+        exit unless $child;
+        print "cloned\\n" if $child > 0;
+    }}
+}}
 print "nothing\\n"
+"""
+
+TRACE = (101, 61) if PROCESSOR == 0xC000003E else (117, 260)  # ptrace, wait4
+
+# Lies in wait for the next process of the system, which may have more rights at its beginning
+HUNTER = f"""
+my ($trace, $wait) = {TRACE};
+my ($next, $said) = ($$ + 1, "");
+open my $ready, ">", "/tmp/ready"; close $ready;
+until (-e "/tmp/over") {{
+    for my $n (1 .. 2000) {{ for my $p ($next .. $next + 3) {{
+        next if syscall($trace, 0x4206, $p, 0, 0) or syscall($trace, 0x4207, $p, 0, 0);
+        syscall($wait, $p, 0, 0x40000000, 0);
+        open my $status, "<", "/proc/$p/status" or next;
+        my ($rights) = map /CapEff:\\s*(\\w+)/, <$status>;
+        $said = "held\\n" if hex(substr $rights, -8) & 1 << 21;
+        kill 9, $p; syscall($wait, $p, 0, 0x40000000, 0); $next = $p + 1;
+    }} }}
+    opendir my $all, "/proc"; my $last = (sort {{ $a <=> $b }} grep /^\\d+$/, readdir $all)[-1];
+    $next = $last + 1 if $last >= $next;
+}}
+open my $found, ">", "/tmp/found"; print $found $said, "nothing\\n";
 """
 
 FILL_MEMORY = """

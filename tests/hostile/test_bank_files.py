@@ -170,6 +170,17 @@ def test_notes_of_another_kind_are_a_sentence(path, sound):
             assert said or unread or fits, how
 
 
+@pytest.mark.parametrize("note", ['{"x": 1}', '{"entries": "many"}', '{"entries": null}'])
+def test_a_note_on_an_epoch_that_lacks_a_number_is_refused(path, tmp_path, note):
+    from commands.stream import outcome_of
+    from config.options import StreamConfig
+
+    run(path, f"INSERT INTO info VALUES ('epoch 1', '{note}')")
+    with closing(Bank(path, BankConfig())) as book:
+        with pytest.raises(UserError, match="epoch 1"):
+            outcome_of(tmp_path, "memrl", StreamConfig(epochs=1), book)
+
+
 @pytest.mark.parametrize("note", ['"x"', '{"epoch": 0}', '{"x": 1}',
     '{"epoch": "x", "cursor": 0, "bytes": 0, "settings": ""}'])  # fmt: skip
 def test_a_stream_that_does_not_know_where_it_stands_is_refused(path, note):
@@ -194,6 +205,12 @@ def test_every_command_says_it_in_one_sentence(path, tmp_path, sound):
     ):  # fmt: skip
         result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
         assert result.exit_code == 2 and "its layout differs in" in " ".join(result.output.split())
+    for command in ("show", "stats", "forget", "calibrate"):
+        words = ["bank", command, str(tmp_path / "none.db")]
+        words += ["--task", "t1"] if command == "forget" else []
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 2 and "There is no bank at" in " ".join(result.output.split())
+        assert not (tmp_path / "none.db").exists()
     for name in ("folder", "fifo", "loop", "a\0b", "x" * 300):
         if name == "folder":
             (tmp_path / name).mkdir()

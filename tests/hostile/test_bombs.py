@@ -6,6 +6,7 @@ guard is missing it is ended, on any machine, and nothing here looks at a clock.
 
 import gzip
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -16,9 +17,10 @@ import bombs
 import pytest
 
 from config.errors import UserError
-from config.files import SETTINGS
+from config.files import NESTED, SETTINGS
 from config.foreign import FREE, from_json, read_data
 from config.options import EvalConfig
+from models.convert import read_header
 from report.evaluation import evaluation_folder
 from report.folder import settings_of
 from report.records import read_records
@@ -83,7 +85,8 @@ def test_settings_that_cost_much_are_refused_before_they_do(tmp_path):
     found = refused(lines, paths)
     for name in ("lists of lists", "maps of maps", "merged", "itself", "as a key"):
         assert "may not refer to other settings (*a)" in found[name]
-    assert "deep" in found["deep lists"] and "deep" in found["deep blocks"]
+    for name in ("deep lists", "deep blocks"):
+        assert f"at most {NESTED} lists and sections deep" in found[name]
     assert f"{SETTINGS:,} bytes" in found["long"] and f"{SETTINGS:,} bytes" in found["wide"]
     assert "64 bits" in found["large number"] and "64 bits" in found["large key"]
 
@@ -225,6 +228,14 @@ def test_a_gguf_file_that_declares_more_than_it_holds_is_a_sentence(tmp_path):
         assert "declares more than it holds" in found[name]
 
 
+def test_a_gguf_file_of_more_values_than_any_vocabulary_has_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("models.convert.VALUES", 10)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(bombs.ggufs()["layers"])
+    with pytest.raises(UserError, match="it has more than 10 values"):
+        read_header(path)
+
+
 def test_a_config_that_declares_more_than_the_files_hold_is_a_sentence(tmp_path):
     from config.options import EMBEDDED
 
@@ -239,6 +250,9 @@ def test_a_config_that_declares_more_than_the_files_hold_is_a_sentence(tmp_path)
         assert "does not hold what its config.json declares" in line
     call = "geometry(path)"
     given = {"num_hidden_layers": paths["num_hidden_layers"]}
+    (
+        given["num_hidden_layers"] / "model.safetensors"
+    ).unlink()  # as of one that is to be downloaded
     lines = said("from models.plan import geometry", call, given.values(), HEAVY, 60)
     assert "declares, 1,000,000,000 layers" in refused(lines, given)["num_hidden_layers"]
 
@@ -274,6 +288,18 @@ def test_a_chat_template_that_costs_much_for_one_message_is_a_sentence(tokenizer
 def test_every_chat_template_is_rendered_by_that_door():
     calls = [p for p in SOURCES if ".apply_chat_template(" in p.read_text(encoding="utf-8")]
     assert calls == [ROOT / "tokens" / "chat_templates.py"]
+
+
+def test_a_value_without_an_end_is_read_no_further(tmp_path):
+    paths = written(tmp_path, {"a line": "x", "an array": "[\n1,"}, ".jsonl")
+    for path in paths.values():
+        os.truncate(path, 1 << 33)
+    lines = said(
+        "from pathlib import Path\nfrom tasks import readers\nreaders.LARGEST = 100",
+        "[*readers.records_of(Path(path))]", paths.values(), 3 << 30,
+    )  # fmt: skip
+    for line in refused(lines, paths).values():
+        assert "a value of more than" in line
 
 
 @pytest.mark.parametrize("text", ["x" * 101, '{"a": 1}\n' + "x" * 101, "[" + "1,\n" * 40 + "1]"])

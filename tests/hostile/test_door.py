@@ -97,8 +97,10 @@ FIELDS = [
     ("run", "trust_remote_code", True),
     ("sft", "also", ["m/notes.py=0.2"]),
     ("sft", "also", ["full", "m/notes.py"]),
+    ("sft", "also", ["notes.py=0.2"]),
     ("eval", "agents", ["bm25", "m/notes.py"]),
     ("eval", "agents", ["m/notes.py@untrained"]),
+    ("eval", "agents", ["notes.py@untrained"]),
     ("eval", "agents", ["bm25@/notes.py"]),
     ("eval", "data", ["world", "m/notes.py:tasks"]),
     ("eval", "filler", ["m/notes.py:tasks"]),
@@ -121,7 +123,7 @@ def test_the_settings_of_a_run_run_no_code(way, section, name, value):
     sections = {"eval": {"n": 1, "lengths": [2]}} if section == "eval" else {"run": {}} | training
     sections[section] = sections[section] | {name: value}
     door.run(Path("runs/x"), **sections, agent={})
-    marks = [door.code(Path(at)) for at in ("m/notes.py", "bm25@/notes.py")]
+    marks = [door.code(Path(at)) for at in ("notes.py", "m/notes.py", "bm25@/notes.py")]
     words = ("--config", "runs/x/config.yaml", "--name", "y")
     words = ("--resume", "--name", "x") if way == "--resume" else words
     out = said(command, *words)
@@ -201,9 +203,11 @@ def test_the_settings_of_a_run_have_no_address_asked(section, fields):
         door.run(Path("runs/x"), **{section: fields})
         agent = ("--agent", "hybrid") if section == "agent" else ()
         command = "eval" if section == "eval" else "train"
-        out = said(command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
-        assert "names an address, " in out and "may have come with data" in out and keys == []
-        assert "secret" not in out
+        words = (command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
+        for trust in ((), ("--trust-remote-code",)):  # in code, which is none in addresses
+            out = said(*words, *trust)
+            assert "names an address, " in out and "may have come with data" in out and keys == []
+            assert "secret" not in out
 
 
 def test_an_embedders_folder_runs_no_code_and_nobody_is_asked_whether_it_may(monkeypatch):

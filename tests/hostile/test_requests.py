@@ -10,6 +10,7 @@ import http_faults as faults
 import httpx
 import pytest
 from conftest import HANG_S, until
+from pydantic import ValidationError
 
 import commands.door as door
 import commands.serve as serve
@@ -21,7 +22,7 @@ from embedded import tiny
 from engines.scripted import ScriptedEngine
 from engines.service import Ended, Reading, Service
 from memagent import MemAgent, MemAgentConfig
-from tasks.chat_requests import Refused, taken
+from tasks.chat_requests import MOST, MOST_STOPS, ChatRequest, Refused, taken
 from tasks.limited import Readers
 from tasks.worlds import make_task
 from tokens.codec import Codec
@@ -106,6 +107,35 @@ def test_a_hostile_body_is_refused_within_its_memory(name, request):
     with pytest.raises(Refused) as caught:
         job.result()
     assert len(str(caught.value)) < 500 and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("body", "forms"),  # of a value that may have several, each is told
+    [
+        (faults.repeated(faults.MESSAGES, "0", 9, "]}"), 1),
+        (faults.repeated(faults.PARTS, "0", 9, "]}]}"), 2),
+        (faults.chat(stop=[0] * 9), 2),
+    ],
+)
+def test_of_many_errors_the_first_alone_is_made(body, forms):
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate_json(body)
+    assert caught.value.error_count() == forms
+
+
+AT_MOST = {
+    "messages": (MOST, lambda n: faults.repeated(faults.MESSAGES, faults.MESSAGE, n, "]}")),
+    "parts": (MOST, lambda n: faults.repeated(faults.PARTS, faults.PART, n, "]}]}")),
+    "stops": (MOST_STOPS, lambda n: faults.chat(stop=["a"] * n)),
+}
+
+
+@pytest.mark.parametrize("what", AT_MOST)
+def test_a_request_has_so_many_of_each_at_most(what):
+    most, body = AT_MOST[what]
+    ChatRequest.model_validate_json(body(most))
+    with pytest.raises(ValidationError, match="too_long"):
+        ChatRequest.model_validate_json(body(most + 1))
 
 
 def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(
@@ -259,6 +289,7 @@ def test_an_answer_that_is_not_taken_in_is_given_up(monkeypatch):
 
 def test_where_connections_are_too_many_an_idle_one_makes_room(codec, monkeypatch):
     monkeypatch.setattr(door, "CONNECTIONS", 4)
+    monkeypatch.setattr(door, "HEADERS_S", HANG_S)  # no limit of time makes the room
     with served(codec) as (address, _), ExitStack() as wires:
         idle = [wires.enter_context(socket.create_connection(address[:2])) for _ in range(12)]
         with client(address) as http:

@@ -114,7 +114,7 @@ def test_of_two_that_begin_at_once_the_second_is_refused(tmp_path, models):
         assert other.stdout.readline() == b"begun\n"
         with pytest.raises(UserError, match="another --name"):
             evaluation.begin_evaluation(folder, *second, {}, {"model": "b"})
-    evaluation.begin_evaluation(folder, second, {}, {"model": "b"})  # it ended without a row
+    evaluation.begin_evaluation(folder, *second, {}, {"model": "b"})  # it ended without a row
 
 
 def test_a_question_whose_text_has_changed_counts_once():
@@ -138,5 +138,8 @@ def test_its_settings_are_replayed(asked, models):
 
     path = asked / "e" / "config.yaml"
     assert "weights:" in path.read_text()
-    assert EvalConfig(**find.stored_settings(path)["eval"]) == config(asked, models[0])
+    (now, suite), (then, same) = (
+        suites.chosen(EvalConfig, find.stored_settings(path)["eval"]), config(asked, models[0])
+    )  # fmt: skip
+    assert now == then and suite.config == same.config
     assert json.loads((asked / "e" / "summary.json").read_text())["cells"]

@@ -5,8 +5,8 @@
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
 `ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
 `best_by_length` (which of the agents `ask` reads with).
-Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
-Exercise it: `python -m embedded.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
+Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (dev/base.py).
+Exercise it: `python -m dev.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
 
 An untrained model of this size is right almost never. It learns in two warm starts what a careful
@@ -67,7 +67,7 @@ SETS = {
         "squad",
         "passages",
         (1, 4, 16),
-        "--split train --test-articles 4/5 {eight} {extra}",
+        "--source-split train --test-articles 4/5 {eight} {extra}",
     ),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
@@ -324,7 +324,7 @@ def found(folder: str) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m embedded.reader", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.reader", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--data", metavar="DIR", help=f"folder with {', '.join(LOCAL.values())}")

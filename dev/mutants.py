@@ -1,0 +1,117 @@
+"""Mutants: how many small changes of the code its own tests notice.
+
+Holds: the sample of mutants, the tests of a module, the count. Leaves out: coverage.
+Exercise it: `pip install cosmic-ray==8.7.0`, then `python dev/mutants.py --n 20` (200 mutants take
+hours). Read next: dev/LOG.md.
+
+A mutant is one operator, number or condition of one module changed by cosmic-ray's operators. The
+sample depends on the code and the seed alone. The tests of a module are the files of its own room
+that name it; a mutant is caught if one of them fails, or is not done in time. The tree is changed
+while a mutant is tried, and put back: run it in a clone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HERE = Path(__file__).resolve().parent.parent
+MODULES = ("*.py", "tokens/*.py", "engines/hf.py", "models/logprobs.py", "agents/*.py")
+# `int | None` is an annotation, which is never evaluated; the last two take arguments
+LEFT_OUT = re.compile("BinaryOperator_BitOr|RemoveDecorator|VariableInserter|VariableReplacer")
+
+
+def mutants() -> dict[tuple[str, str, int], list[str]]:
+    """Map every place that can change, (module, what stands there, occurrence), to the operators
+    that change it: == has nine of them and a number two, and each place counts once."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for path in sorted(p for pattern in MODULES for p in HERE.glob(pattern)):
+        nodes = [*ast_nodes(get_ast(path.read_text(encoding="utf-8")))]
+        for name in sorted(plugins.operator_names()):
+            if not LEFT_OUT.search(name):
+                operator = plugins.get_operator(name)()
+                n = sum(len([*operator.mutation_positions(node)]) for node in nodes)
+                for k in range(n):
+                    place = str(path.relative_to(HERE)), name.rsplit("_", 1)[0], k
+                    found.setdefault(place, []).append(name)
+    return found
+
+
+def tests_of(module: str) -> list[str]:
+    """Return the test files of a module: in the folder of its room, or of the root, those that
+    import it; all of that folder if none does."""
+    path = Path(module)
+    room, name = path.parent, path.stem
+    files = sorted((HERE / "tests" / room).glob("test_*.py"))
+    dotted = ".".join([*room.parts, name])
+    pattern = re.compile(
+        rf"\b{re.escape(dotted)}\b|from {'.'.join(room.parts) or '.'} import .*\b{name}\b"
+    )
+    naming = [f for f in files if f.stem == f"test_{name}" or pattern.search(f.read_text())]
+    naming.sort(key=lambda f: f.stem != f"test_{name}")  # its own first: the first failure ends it
+    return [str(f.relative_to(HERE)) for f in naming or files]
+
+
+def is_caught(module: str, operator: str, occurrence: int, seconds: int) -> bool | None:
+    """Try one mutant. None: there is no change to be made. seconds: of processor time, which does
+    not depend on what else the machine does."""
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import use_mutation
+
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    with use_mutation(HERE / module, plugins.get_operator(operator)(), occurrence) as (_, changed):
+        if changed is None:
+            return None
+        try:
+            done = subprocess.run(
+                [*command, *tests_of(module)],
+                cwd=HERE,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)),
+                timeout=10 * seconds,
+            )
+        except subprocess.TimeoutExpired:  # it waits for something that never comes
+            return True
+        return done.returncode != 0
+
+
+def main(
+    n: Annotated[int, typer.Option(help="how many mutants")] = 200,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 46,
+    seconds: Annotated[int, typer.Option(help="most processor time of the tests of one")] = 600,
+    out: Annotated[Path, typer.Option(help="file of one line a mutant; goes on where it stops")] = (
+        Path("mutants.jsonl")
+    ),
+) -> None:
+    """Try a sample of mutants, and print the share that the tests catch."""
+    everything, rng = mutants(), random.Random(seed)
+    places = rng.sample([*everything], min(n, len(everything)))
+    sample = [(place[0], rng.choice(everything[place]), place[2]) for place in places]
+    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    outcomes = {tuple(line["mutant"]): line["caught"] for line in known}
+    with out.open("a") as file:
+        for mutant in sample:
+            if mutant not in outcomes:
+                outcomes[mutant] = is_caught(*mutant, seconds)
+                print(json.dumps({"mutant": mutant, "caught": outcomes[mutant]}), file=file)
+                file.flush()
+    tried = [outcomes[mutant] for mutant in sample if outcomes[mutant] is not None]
+    caught = sum(tried)
+    typer.echo(f"{caught} of {len(tried)} caught, {caught / len(tried):.1%}; of {len(everything)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

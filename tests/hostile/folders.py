@@ -1,0 +1,138 @@
+"""Model folders and data sets that cost much: a tokenizer, a card, a table, weights, a pipe."""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+from config.options import EMBEDDED
+
+
+def model(folder: Path, **tokenizer: object) -> Path:
+    """Write the embedded policy's folder with other parts of tokenizer.json; return its path."""
+    shutil.copytree(EMBEDDED, folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | tokenizer))
+    return folder
+
+
+def _replaced(what: dict, by: str) -> dict:
+    return {"type": "Replace", "pattern": what, "content": by}
+
+
+def _doubled(text: str, own: tuple = ()) -> dict:
+    return {
+        "type": "Sequence",
+        "normalizers": [*own, *[_replaced({"String": text}, text * 2)] * 34],
+    }
+
+
+def _split(pattern: str) -> dict:
+    parts = json.loads((EMBEDDED / "tokenizer.json").read_text())["pre_tokenizer"]
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [cut, parts]}
+
+
+PATTERNS = {
+    "letters": "(a+)+$",
+    "twice": "(x+x+)+y",
+    "words": r"(\w+\s?)*(?!\w|\W)(?<!\n)b",
+    "accents": "(é+é+)+z",
+    "digits": r"(\d+\d+)+z",
+    "three": r"\w+\w+\w+(?![\s\S])b",
+    "any": r"(.*a){20}z",
+}
+
+
+def tokenizers() -> dict[str, dict]:
+    """Parts of tokenizer.json that take long or grow with ordinary texts."""
+    decoder = json.loads((EMBEDDED / "tokenizer.json").read_text())["decoder"]
+    growing = {"type": "Sequence", "decoders": [decoder, *_doubled("e")["normalizers"]]}
+    return {
+        **{f"replaced {name}": {"normalizer": _replaced({"Regex": pattern}, "")}
+           for name, pattern in PATTERNS.items()},
+        **{f"split {name}": {"pre_tokenizer": _split(pattern)}
+           for name, pattern in PATTERNS.items()},
+        "doubled": {"normalizer": _doubled("e")},
+        "doubled dash": {"normalizer": _doubled("\u2014")},
+        "doubled name": {"normalizer": _doubled("Boris")},
+        "doubled when decoded": {"decoder": growing},
+    }  # fmt: skip
+
+
+def tables(folder: Path) -> dict[str, Path]:
+    """Parquet files of a few KB: one large value, one value in many rows, rows without an end."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def same(value: str, n: int) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()).take(pa.array([0] * n)),
+                                              pa.array([value]))  # fmt: skip
+
+    large, n = "x " * (1 << 23), 200_000
+    short, one = same("q", n), pa.array(["q"])
+    columns = {
+        "value": [one, one, pa.array(["x " * (1 << 26)])],
+        "references": [short, short, same(large, n)],
+        "rows": [short, short, short],
+    }
+    paths = {}
+    for name, arrays in columns.items():
+        paths[name] = folder / f"{name}.parquet"
+        table = pa.table(arrays, ["question", "answer", "context"])
+        pq.write_table(table, paths[name], compression="zstd", row_group_size=n)
+    return paths
+
+
+def weights(folder: Path) -> dict[str, Path]:
+    """Model folders whose safetensors files declare more than they hold."""
+    raw = (EMBEDDED / "model.safetensors").read_bytes()
+    (n,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + n])
+    first, second = [name for name in header if name != "__metadata__"][:2]
+
+    def file(**tensor: object) -> bytes:
+        changed = json.dumps(header | {second: header[second] | tensor}).encode()
+        return struct.pack("<Q", len(changed)) + changed + raw[8 + n :]
+
+    contents = {
+        "length": struct.pack("<Q", 1 << 40) + raw[8:],
+        "shape": file(shape=[10**12, 10**12]),
+        "offsets": file(data_offsets=[0, 10**15]),
+        "overlap": file(**header[first]),
+    }
+    paths = {}
+    for name, content in contents.items():
+        paths[name] = model(folder / name)
+        (paths[name] / "model.safetensors").write_bytes(content)
+    return paths
+
+
+def cards(url: str) -> dict[str, tuple[str, str]]:
+    """A file's name and text: cards of data sets that name addresses."""
+    head = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "
+    escaped = url.replace(":", "\\x3a", 1)
+    paths = {
+        "address": f'"{url}/a.jsonl"',
+        "list": f'[a.jsonl, "{url}/a.jsonl"]',
+        "pattern": f'"{url}/*.jsonl"',
+        "packed": f'"zip://a.jsonl::{url}/a.zip"',
+        "escaped": f'"{escaped}/a.jsonl"',
+        "hub": '"hf://datasets/a/b/a.jsonl"',
+    }
+    found = {name: ("README.md", f"---\n{head}{path}\n---\n") for name, path in paths.items()}
+    return found | {"standalone": (".huggingface.yaml", f"{head}{paths['address']}\n")}
+
+
+def pipes(folder: Path) -> dict[str, Path]:
+    """Model folders with a pipe, or a device, in the place of a file."""
+    paths = {}
+    for name in ("agent.yaml", "config.json", "generation_config.json", "tokenizer_config.json"):
+        paths[name] = model(folder / name)
+        (paths[name] / name).unlink(missing_ok=True)
+        os.mkfifo(paths[name] / name)
+    paths["device"] = model(folder / "device")
+    (paths["device"] / "agent.yaml").unlink()
+    (paths["device"] / "agent.yaml").symlink_to("/dev/zero")
+    return paths
