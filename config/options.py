@@ -60,6 +60,16 @@ SUITES = (
     *("memoryagentbench", *ENVIRONMENTS),
 )  # fmt: skip
 SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
+PART = Bound(
+    lambda part: (
+        not part
+        or (
+            (found := re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", part))
+            and int(found[1]) <= int(found[2])
+        )
+    ),
+    "K/N, such as 2/8, with K from 1 to N",
+)
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
     "base, hf:FOLDER or openai:URL#MODEL",
@@ -549,6 +559,11 @@ class EvalConfig:
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
+    part: Annotated[str, PART] = ""
+    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill one
+    folder; documents are dealt out in turn, so that all questions about one are in one part. Each
+    writes a file of rows of its own; the summary is of all that are there. Without it, all that is
+    missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
@@ -980,7 +995,7 @@ PANELS: dict[str, str] = {
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
     "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
-    "redo_failed",
+    "redo_failed part",
     "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
     "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
