@@ -53,6 +53,16 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 DAY = Bound(lambda day: _is_day(day), "a day such as 2024-07-26")
+PART = Bound(
+    lambda part: (
+        not part
+        or (
+            (found := re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", part))
+            and int(found[1]) <= int(found[2])
+        )
+    ),
+    "K/N, such as 2/8, with K from 1 to N",
+)
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
     "base, hf:FOLDER or openai:URL#MODEL",
@@ -438,6 +448,11 @@ class EvalConfig:
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
+    part: Annotated[str, PART] = ""
+    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill one
+    folder; documents are dealt out in turn, so that all questions about one are in one part. Each
+    writes a file of rows of its own; the summary is of all that are there. Without it, all that is
+    missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
@@ -761,7 +776,7 @@ PANELS: dict[str, str] = {
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
     "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
-    "redo_failed",
+    "redo_failed part",
     "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "

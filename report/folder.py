@@ -23,7 +23,7 @@ from config.files import settings_in
 from config.foreign import from_json
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
-from report.rows import Cell, labels_of, latest, read_rows
+from report.rows import Cell, files_of, labels_of, latest, read_rows
 from report.summary import cells, summarise
 from report.training import whole_rows
 from suites import Suite, known, name_of
@@ -52,14 +52,12 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    path = folder / "rows.jsonl"
-    with reading(path):
-        rows = read_rows(path)
-        latest_rows = latest(rows)
+    rows = read_rows(*files_of(folder))
+    latest_rows = latest(rows)
     summary, how_far, progress = _summed_up(folder, settings, latest_rows)
     for name, default in (("metric", "reward"), ("paired", [])):
         summary.setdefault(name, default)  # absent from the summary of a training
-    records = _transcripts(folder / "transcripts.jsonl", summary)
+    records = _transcripts(folder, summary)
     if not summary["cells"]:
         records += _of_training(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
@@ -84,11 +82,12 @@ def _summed_up(folder: Path, settings: dict, rows: Sequence[dict]) -> tuple[dict
     when it last went on."""
     summary = _stored(folder / "summary.json")
     if "eval" in settings:
-        path = folder / "rows.jsonl"
+        path = [folder / "rows.jsonl", *files_of(folder)][-1]
         if summary is None or _says_less(summary, rows):
             asked = settings["eval"]
             return _of_rows(rows, asked), _answered(rows, asked), path
-        return summary, "", path
+        missing = ", ".join(summary.get("missing", []))
+        return summary, f"without part {missing}" if missing else "", path
     path = folder / "metrics.csv"
     steps = whole_rows(path)
     section = next((name for name in ("grpo", "sft") if name in settings), "")
@@ -197,11 +196,13 @@ def _status(how_far: str, running: bool, progress: Path) -> str:
     )
 
 
-def _transcripts(path: Path, summary: dict) -> list[dict]:
+def _transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
-    lines = lines_of(path)
-    with reading(path):
-        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    records = {}
+    for path in files_of(folder, "transcripts"):
+        lines = lines_of(path)
+        with reading(path):
+            records |= {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]

@@ -911,36 +911,34 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
 
 
-def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
+def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
     tmp_path, monkeypatch
 ):
-    """And one is killed: the third finishes what they left, every row once.
+    """And one is killed: a call without a part finishes what they left, every row once.
 
     The one that is stopped is a process as a user starts it, traps of signals included. The other
-    one halts with rows that are its own: without it there is no end that the first could come to.
+    one halts with rows of its own.
     """
     monkeypatch.chdir(tmp_path)
     small = "--lengths 8 --kinds one_fact --n 50 --agents memagent --in-flight 2"
     words = ["eval", *small.split(), "--name", "shared"]
-    rows = Path("runs/shared/rows.jsonl")
+    first, second = (Path(f"runs/shared/rows-{k}-of-2.jsonl") for k in (1, 2))
 
-    def lines():
-        return rows.read_bytes().count(b"\n") if rows.exists() else 0
+    def lines(path):
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     with pytest.MonkeyPatch.context() as patch:
-        append = Rows.append
-        patch.setattr(
-            Rows, "append", lambda *row: append(*row) if lines() < 5 else threading.Event().wait()
-        )
-        killed = forked(words)
-    until(lambda: lines() >= 5)
+        append, wait = Rows.append, threading.Event().wait
+        patch.setattr(Rows, "append", lambda *row: append(*row) if lines(first) < 5 else wait())
+        killed = forked([*words, "--part", "1/2"])
+    until(lambda: lines(first) >= 5)
     stopped = subprocess.Popen(
-        [sys.executable, ROOT / "cli.py", *words],
+        [sys.executable, ROOT / "cli.py", *words, "--part", "2/2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: lines() >= 20)
+    until(lambda: lines(second) >= 10)
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate()
     assert stopped.returncode == 130
@@ -948,9 +946,13 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_and_nothing_is_lo
     assert killed.exitcode is None
     killed.kill()
     killed.join()
-    assert 20 <= lines() < 100
+    assert lines(first) == 5 and 10 <= lines(second) < 50
     run(*words)
-    made = [json.loads(line) for line in rows.read_text().splitlines()]
+    made = [
+        json.loads(line)
+        for path in Path("runs/shared").glob("rows*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
     summary = json.loads(Path("runs/shared/summary.json").read_text())
     assert [cell_of(summary, "memagent", "one_fact", t, 8)["n"] for t in ("1.0", "0.0")] == [50, 50]

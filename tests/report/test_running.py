@@ -48,13 +48,13 @@ def test_a_training_holds_its_folder_until_it_ends_or_fails(tmp_path, model):
 
 
 def test_an_evaluation_holds_its_folder_until_its_page_is_written(tmp_path, model, monkeypatch):
-    seen, evaluate = [], eval.evaluate
+    seen, rollout = [], eval.rollout
 
     def looking(*args):
         seen.append(is_running(tmp_path / "e"))
-        return evaluate(*args)
+        return rollout(*args)
 
-    monkeypatch.setattr(eval, "evaluate", looking)
+    monkeypatch.setattr(eval, "rollout", looking)
     config = EvalConfig(
         name="e", runs=str(tmp_path), model=model, agents=("memagent",), lengths=(1,), n=1,
         temperatures=(0.0,),
