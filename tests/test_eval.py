@@ -408,7 +408,7 @@ def test_killed_with_sigkill_an_agent_that_keeps_stores_goes_on_to_the_same_rows
     whole, path, rng = stores(tmp_path / "whole"), tmp_path / "rows", random.Random(1)
     seen, calls = [], calls_of(lambda: stores(tmp_path / "again"))
     for _ in range(6):
-        assert killed_in_child(lambda: stores(path), int(calls * rng.uniform(0.1, 0.3)))
+        assert killed_in_child(lambda: stores(path), int(calls * rng.uniform(0.6, 0.7)))
         seen.append(path.read_bytes().count(b"\n"))
     assert 0 < seen[0] < seen[-1] < len(whole)  # it was killed underway, and went on
     assert costless(stores(path)) == costless(whole)
@@ -876,7 +876,7 @@ def evaluation(tmp_path):
     def ask(name, part, **other):
         fields = dict(
             name=name, runs=str(tmp_path), agents=tuple(agents), lengths=(1, 2), n=7, samples=2,
-            kinds=("one_fact", "two_hop"), temperatures=(1.0, 0.0), device="cpu", part=part,
+            temperatures=(1.0, 0.0), device="cpu", part=part,
             transcripts=3,
         ) | other  # fmt: skip
         folder = eval.run_suite(EvalConfig(**fields), agents)
@@ -920,7 +920,7 @@ def test_parts_have_the_rows_summary_and_transcripts_of_one_call(evaluation, tmp
 
 
 def test_a_part_that_is_killed_goes_on_to_the_same_rows(evaluation, tmp_path):
-    small = dict(agents=("memagent",), lengths=(2,), kinds=("one_fact",))
+    small = dict(agents=("memagent",), lengths=(2,))
     whole = evaluation("whole", "", **small)
     evaluation("parts", "1/3", **small), evaluation("parts", "3/3", **small)
     calls = calls_of(lambda: evaluation("other", "2/3", **small))
