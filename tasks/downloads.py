@@ -1,41 +1,34 @@
 """Data sets from the Hugging Face hub: which files of which commit, and the check of their content.
 
-Holds: `SOURCES`, `PINS` (the commits), `get`, the lock file `downloads.json`; `commit_of`.
-Leaves out: reading the files (tasks/readers.py). No torch.
+Holds: `SOURCES`, `PINS` (the commits), `get`, `commit_of`. Leaves out: reading the files
+(tasks/readers.py). No torch.
 Exercise it: `python cli.py data get musique`, `pytest tests/tasks/test_downloads.py`.
 Read next: tasks/readers.py.
 
-Every file is checked, by size and checksum, against the hub's listing of one commit, against the
-checksum below where one is known, and against FOLDER/downloads.json, which records commit, size and
-sha256 of the first download. A file that differs does not get its name. The commits and checksums
-below come from public code and from stored pages of the hub; none was tried against the hub when
-this was written. For 2WikiMultiHopQA's train file, MemAgent's parquets and 7 of its 10 eval sets no
-checksum at the commit was available: there the hub's own listing is trusted once, and the lock from
-then on.
+huggingface_hub lists and loads. Every file is checked by size and checksum against the hub's
+listing of its commit, and against the checksum below where one is known; a file that differs does
+not get its name. The commits and checksums below come from public code and from stored pages of the
+hub; none was tried against the hub when this was written.
 
-The listing comes through huggingface_hub; the bytes are read here, because its version 1.33 deletes
-the partial file when a download breaks off. An access token is taken from HF_TOKEN alone and
-appears in no message.
+`hf_hub_download` of version 1.33 deletes the partial file when a download breaks off, so its
+`http_get` is called on a file of ours, which the next call continues. An access token is taken from
+HF_TOKEN alone and appears in no message.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from config.errors import UserError
 
 HUB = "https://huggingface.co"
-LOCK = "downloads.json"
-TRIES = 4  # of one file in one call, a second apart
-ENTRY = ("repo", "path", "commit", "size", "sha256")  # of the lock, under NAME/file name
 
 
 class File(NamedTuple):
@@ -58,7 +51,7 @@ class File(NamedTuple):
 HOTPOTQA, FLASHRAG = "hotpotqa/hotpot_qa", "RUC-NLPIR/FlashRAG_datasets"
 MUSIQUE, MEMAGENT = "dgslibisey/MuSiQue", "BytedTsinghua-SIA/hotpotqa"
 SQUAD, ESSAYS = "rajpurkar/squad", "baber/paul_graham_essays"
-PINS = {  # any other repository is taken at its newest commit, which the lock then keeps
+PINS = {
     HOTPOTQA: "1908d6afbbead072334abe2965f91bd2709910ab",
     FLASHRAG: "bcafb8dd07d453be3cbeeeb3f78be1841bddf92c",
     MUSIQUE: "c8f4f8c9465fb69d31a8eae894c3fd509c4ca321",
@@ -128,315 +121,169 @@ SOURCES: dict[str, tuple[str, str, list[File]]] = {  # name -> description, lice
 }  # fmt: skip
 
 
-class _Refused(Exception):
-    """Report, in a few words, why the hub gave nothing; `_Download` completes the sentence."""
+class Content(NamedTuple):
+    """What a file must hold: a size in bytes, and a sha256 or, of a small file, git's blob id."""
+
+    size: int | None
+    checksum: str
+
+    def difference(self, path: Path) -> str:
+        """Describe how the file differs from this; "" if it does not."""
+        size = path.stat().st_size
+        if self.size not in (None, size):
+            return f"size {size} instead of {self.size}"
+        with path.open("rb") as file:
+            if len(self.checksum) == 64:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            else:
+                checksum = hashlib.sha1(b"blob %d\0" % size + file.read()).hexdigest()
+        same = checksum == self.checksum
+        return "" if same else f"checksum {checksum} instead of {self.checksum}"
 
 
 def get(name: str, out: Path, revision: str = "", say: Callable[[str], None] = print) -> list[Path]:
     """Bring the files of a source into the folder `out`/`name`; return their paths in table order.
 
-    Missing files are downloaded; those present are verified. A set that matches its record makes no
-    request. Without an answer the download gives up after one time-out.
-    revision: a commit, branch or tag of the hub, instead of the recorded or pinned commit; files
-    that differ from it are replaced. say: receives the lines for the user. UserError: unknown name,
-    no hub, content that differs, damaged lock, no room or no right to write, two calls at once.
+    Missing files are downloaded; those present are checked, without a request where their checksum
+    is known. One that differs is replaced, and kept as NAME.differs.
+    revision: a commit, branch or tag of the hub instead of the pinned commit. say: receives the
+    lines for the user. UserError: unknown name, no hub, content that is not what is known or
+    listed, no room or no right to write, two calls at once.
     """
     from filelock import FileLock, Timeout
 
     if name not in SOURCES:
         raise UserError(f"There is no data set {name!r} to get; there are {', '.join(SOURCES)}.")
-    if revision and len({file.repo for file in SOURCES[name][2]}) > 1:
-        limit = "one revision cannot be given for them all"
-        raise UserError(f"{name} comes from several repositories; {limit}.")
+    description, licence, files = SOURCES[name]
+    if revision and len({file.repo for file in files}) > 1:
+        raise UserError(f"{name} comes from several repositories: no revision fits them all.")
+    folder, listing = out / name, cache(_listing)
+    say(f"{name}: {description}. Licence: {licence}. What lies in {folder} is checked and kept.")
     try:
-        (out / name).mkdir(parents=True, exist_ok=True)
-        with FileLock(out / f".{LOCK}.lock", timeout=0):
-            return _Download(name, out, revision, say).run()
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            for file in files:
+                _bring(file, folder, revision, listing, say)
     except Timeout:
-        advice = "wait for it, or name another folder"
-        raise UserError(f"Another download into {out} is under way; {advice}.") from None
+        raise UserError(f"Another download into {folder} is under way: wait for it.") from None
     except OSError as error:
         why = f"{name} cannot be kept in {out} ({error.strerror or error})"
         raise UserError(f"{why}; what was loaded stays, and the same command goes on.") from error
+    say(f"{name}: {len(files)} files in {folder}, checked.")
+    return [folder / file.name for file in files]
+
+
+def _bring(
+    file: File, folder: Path, revision: str, listing: Callable, say: Callable[[str], None]
+) -> None:
+    """Check a file that is in its place, else download it, check it and put it there."""
+    place, commit = folder / file.name, revision or PINS[file.repo]
+    known = Content(file.size, file.sha256) if file.sha256 and not revision else None
+    if known and place.exists() and not known.difference(place):
+        return
+    commit, listed = listing(file.repo, commit)
+    if file.path not in listed:
+        raise UserError(f"The hub has no {file.path} in {file.repo} at {commit}.")
+    expected = listed[file.path]
+    if known and (known.checksum != expected.checksum or known.size not in (None, expected.size)):
+        raise UserError(
+            f"The hub lists another {file.path} at {commit} than is known ({expected} instead of "
+            f"{known}); nothing was replaced. If it is wanted, give its commit as the revision."
+        )
+    if place.exists() and not expected.difference(place):
+        return
+    say(f"{place} is loaded from {_clean(_endpoint())}, {expected.size / 1e6:.1f} MB.")
+    partial = _fetch(file, commit, expected, folder)
+    if why := expected.difference(partial):
+        partial.unlink()
+        raise UserError(
+            f"What came as {file.path} is not what the hub lists at {commit} ({why}); it was "
+            "deleted. Try again; if that does not help, something on the way changes files."
+        )
+    if place.exists():
+        differs = place.replace(place.with_name(f"{place.name}.differs"))
+        say(f"{place} was not {file.path} at {commit}; what it was is kept as {differs.name}.")
+    partial.replace(place)
 
 
 def commit_of(repo: str, revision: str = "main") -> str:
     """Return the commit that a revision of a data set stands for; UserError if the hub gives
     none."""
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
-    try:
-        return _listing(endpoint, os.environ.get("HF_TOKEN") or False, repo, revision)[0]
-    except _Refused as refused:
-        reason = str(refused).strip(" .")
-        raise UserError(_clean(f"{repo} cannot be read from {endpoint} ({reason}).")) from refused
+    return _listing(repo, revision)[0]
 
 
-class _Download:
-    """Bring the files of one source into its folder, and record them in the lock."""
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
 
-    def __init__(self, name: str, out: Path, revision: str, say: Callable[[str], None]):
-        self.name, self.out, self.revision, self.say = name, out, revision, say
-        self.description, self.licence, self.files = SOURCES[name]
-        self.places = {file: out / name / file.name for file in self.files}
-        self.lock = _read_lock(out / LOCK)
-        self.entries: dict[File, dict[str, Any]] = {}
-        for file in self.files:
-            entry = self.lock.get(f"{name}/{file.name}")
-            if entry and (entry["repo"], entry["path"]) == (file.repo, file.path):
-                self.entries[file] = entry
-        # A set is completed at the commit at which it was begun
-        begun = {file.repo: entry["commit"] for file, entry in self.entries.items()}
-        self.commits = {
-            file: revision
-            or self.entries.get(file, {}).get("commit")
-            or begun.get(file.repo)
-            or PINS.get(file.repo, "main")
-            for file in self.files
+
+def _token() -> str | bool:
+    return os.environ.get("HF_TOKEN") or False  # False: no search for one elsewhere
+
+
+def _listing(repo: str, revision: str) -> tuple[str, dict[str, Content]]:
+    """Return the commit that a revision names, and what its files hold by their paths."""
+    from huggingface_hub import HfApi, constants
+
+    with _answers(repo, revision):
+        info = HfApi(endpoint=_endpoint(), token=_token()).dataset_info(
+            repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+        if not info.sha or (re.fullmatch("[0-9a-f]{40}", revision) and info.sha != revision):
+            raise ValueError(f"the commit {info.sha}")
+        return info.sha, {
+            entry.rfilename: Content(entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+            for entry in info.siblings or []
+            if entry.size is not None and (entry.lfs or entry.blob_id)
         }
-        self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
-        self.token = os.environ.get("HF_TOKEN") or False  # False: no search for one elsewhere
-        self.listings: dict[tuple[str, str], tuple[str, dict[str, dict[str, Any]]]] = {}
-
-    def run(self) -> list[Path]:
-        todo = list(self.files)
-        try:
-            for file in self.files:
-                self.bring(file)
-                todo.remove(file)
-        except _Refused as refused:
-            raise self.failure(refused, todo) from refused
-        place = f"{len(self.files)} files in {self.out / self.name}"
-        self.say(f"{self.name}: {place}, as recorded in {self.out / LOCK}.")
-        return list(self.places.values())
-
-    def bring(self, file: File) -> None:
-        """Verify a file that is in place, else download, verify and record it."""
-        known = self.reference(file)
-        if self.in_place(file, self.commits[file], known):
-            return
-        commit, listed = self.listing(file)
-        if file.path not in listed:
-            missing = f"the hub has no {file.path} in {file.repo} at {commit}"
-            raise UserError(f"{self.name}: {missing}.")
-        if why := _differs(listed[file.path], known):
-            why = f"the hub lists another {file.path} at {commit} than is known ({why})"
-            advice = "If the new one is wanted, give its commit as the revision"
-            raise UserError(f"{self.name}: {why}; nothing was replaced. {advice}.")
-        expected = known | listed[file.path]
-        if self.in_place(file, commit, expected):
-            return
-        place = self.places[file]
-        partial = _fetch(self.endpoint, self.token, file, commit, expected, place, self.say)
-        content = _content(partial, expected)
-        if why := _differs(content, expected):
-            partial.unlink()
-            why = f"what came as {file.path} is not what the hub lists at {commit} ({why})"
-            advice = "Try again; if that does not help, something on the way changes files"
-            raise UserError(f"{self.name}: {why}; it was deleted. {advice}.")
-        partial.replace(place)
-        self.record(file, commit, content)
-
-    def reference(self, file: File) -> dict[str, Any]:
-        """Return size and sha256 as recorded, else as in the table for the pinned commit; or {}."""
-        commit, entry = self.commits[file], self.entries.get(file, {})
-        if entry.get("commit") == commit:
-            return {"size": entry["size"], "sha256": entry["sha256"]}
-        if file.sha256 and commit == PINS.get(file.repo):
-            return {"size": file.size, "sha256": file.sha256}
-        return {}
-
-    def listing(self, file: File) -> tuple[str, dict[str, dict[str, Any]]]:
-        """Return the hub's listing of the file's repository, requested once per commit."""
-        if not self.listings:
-            self.say(f"{self.name}: {self.description}. Licence: {self.licence}.")
-            if self.endpoint != HUB:
-                token = ", and gets HF_TOKEN" if self.token else ""
-                self.say(_clean(f"HF_ENDPOINT is set: {self.endpoint} is asked{token}."))
-        key = file.repo, self.commits[file]
-        if key not in self.listings:
-            self.listings[key] = _listing(self.endpoint, self.token, *key)
-        return self.listings[key]
-
-    def in_place(self, file: File, commit: str, expected: dict[str, Any]) -> bool:
-        """Tell whether the file exists with the expected content, and record it if so.
-
-        One that differs is renamed with a UserError, or left to be replaced if a revision was
-        given.
-        """
-        place = self.places[file]
-        if not (expected and place.exists()):
-            return False
-        content = _content(place, expected)
-        why = _differs(content, expected)
-        if not why:
-            self.record(file, commit, content)
-        elif not self.revision:
-            place.replace(aside := place.with_name(place.name + ".differs"))
-            state = f"{place} is not what was meant ({why}); it is {aside.name} now"
-            raise UserError(f"{state}. The same command loads the right one.")
-        return not why
-
-    def record(self, file: File, commit: str, content: dict[str, Any]) -> None:
-        """Enter a file into the lock, unless it is there as it should be."""
-        values = file.repo, file.path, commit, content["size"], content["sha256"]
-        entry = dict(zip(ENTRY, values, strict=True))
-        if self.lock.get(f"{self.name}/{file.name}") != entry:
-            self.lock[f"{self.name}/{file.name}"] = entry
-            text = json.dumps(self.lock, indent=1, sort_keys=True) + "\n"
-            (new := self.out / f"{LOCK}.new").write_text(text, encoding="utf-8")
-            new.replace(self.out / LOCK)
-
-    def failure(self, refused: _Refused, todo: list[File]) -> UserError:
-        """Explain a refusal of the hub, and how to bring the rest of the files by hand."""
-        settings = " and ".join(
-            f"{key} is {'' if os.environ.get(key) else 'not '}set"
-            for key in ("HF_ENDPOINT", "HF_HUB_OFFLINE")
-        )
-        by_hand = ", ".join(
-            f"{f.path} of the data set {f.repo} at {self.commits[f]} as {self.places[f]}"
-            for f in todo
-        )
-        reason = str(refused).strip(" .")
-        why = f"{self.name} cannot be loaded from {self.endpoint} ({reason}); {settings}."
-        advice = "What was loaded is kept, and the same command goes on; or put by hand"
-        return UserError(_clean(f"{why} {advice}: {by_hand}."))
 
 
-def _listing(
-    endpoint: str, token: str | bool, repo: str, revision: str
-) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the commit that a revision names and, by path, size and sha256 (small files: git's
-    blob id)."""
+def _fetch(file: File, commit: str, expected: Content, folder: Path) -> Path:
+    """Download a file beside its place and return the path; the content is not checked here.
+
+    The name contains the expected checksum; such a file of an earlier call is continued at its end.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, logging
+
+    logging.set_verbosity_error()  # a warning would repeat the address, a password in it too
+    partial = folder / f"{file.name}.{expected.checksum[:12]}.partial"
+    url = hf_hub_url(
+        file.repo, file.path, repo_type="dataset", revision=commit, endpoint=_endpoint()
+    )
+    # Pieces of a compressed transfer could not be joined
+    headers = build_hf_headers(token=_token()) | {"accept-encoding": "identity"}
+    with partial.open("ab") as stream, _answers(file.repo, commit):
+        if stream.tell() < expected.size:
+            http_get(url, stream, resume_size=stream.tell(), headers=headers)
+    return partial
+
+
+@contextmanager
+def _answers(repo: str, revision: str) -> Iterator[None]:
+    """Turn what goes wrong at the hub into one sentence, without what the server says."""
     import httpx
-    from huggingface_hub import HfApi, constants, errors
+    from huggingface_hub import errors
 
     reasons = {
         errors.RevisionNotFoundError: f"{repo} has no revision {revision}",
         errors.GatedRepoError: f"{repo} is gated: accept its terms on the hub and set HF_TOKEN",
         errors.RepositoryNotFoundError: f"there is no {repo}, or not for this HF_TOKEN",
     }
-    offline = errors.OfflineModeIsEnabled, httpx.HTTPError, httpx.InvalidURL
-    malformed = ValueError, LookupError, TypeError
+    malformed = ValueError, LookupError, TypeError, AttributeError
     try:
-        api = HfApi(endpoint=endpoint, token=token)
-        info = api.dataset_info(
-            repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )
-        files = {
-            entry.rfilename: {"sha256": entry.lfs.sha256, "size": entry.lfs.size}
-            if entry.lfs
-            else {"blob": entry.blob_id, "size": entry.size}
-            for entry in info.siblings or []
-        }
-    except errors.HfHubHTTPError as error:  # its own text repeats the server's
-        status = f"it answers HTTP {error.response.status_code}"
-        raise _Refused(reasons.get(type(error), status)) from error
-    except (*offline, *malformed) as error:
-        raise _Refused(f"no answer of a hub: {type(error).__name__}, {error}") from error
-    if not info.sha or (re.fullmatch("[0-9a-f]{40}", revision) and info.sha != revision):
-        raise _Refused(f"asked for {revision} of {repo} it answers with {info.sha}")
-    return info.sha, files
-
-
-def _fetch(
-    endpoint: str,
-    token: str | bool,
-    file: File,
-    commit: str,
-    expected: dict[str, Any],
-    place: Path,
-    say: Callable,
-) -> Path:
-    """Download a file beside its place and return the path; the content is not checked here.
-
-    The name contains the expected checksum; such a file of an earlier call is continued at its end.
-    """
-    import httpx
-    from huggingface_hub import constants, get_session, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
-    size, checksum = expected["size"], expected.get("sha256") or expected.get("blob")
-    if not size or not checksum:
-        raise _Refused(f"it gives no size or no checksum of {file.path}")
-    partial = place.with_name(f"{place.name}.{checksum[:12]}.partial")
-    url = hf_hub_url(file.repo, file.path, repo_type="dataset", revision=commit, endpoint=endpoint)
-    # Pieces of a compressed transfer could not be joined
-    headers = build_hf_headers(token=token) | {"accept-encoding": "identity"}
-    options = {"follow_redirects": True, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    last_report = 0.0
-
-    def report(done: int) -> None:
-        nonlocal last_report
-        if time.monotonic() - last_report > 10:
-            last_report = time.monotonic()
-            say(f"{place}: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
-
-    def receive(done: int) -> str:
-        """Append the bytes from `done` on; return the reason to give if some are missing."""
-        ranged = headers | ({"range": f"bytes={done}-"} if done else {})
-        with get_session().stream("GET", url, headers=ranged, **options) as answer:
-            if answer.status_code not in (200, 206):
-                is_denied = answer.status_code in (401, 403)
-                advice = ", set HF_TOKEN if the data set is gated" if is_denied else ""
-                return f"it answers HTTP {answer.status_code} for {file.path}{advice}"
-            _store(answer, partial, size, report)
-        return f"{file.path} ends early"
-
-    tries, why = 0, ""
-    while (done := partial.stat().st_size if partial.exists() else 0) < size:
-        if tries == TRIES:
-            raise _Refused(why)
-        time.sleep(1 if tries else 0)
-        tries += 1
-        if shutil.disk_usage(place.parent).free < size - done:
-            missing = f"{(size - done) / 1e6:.1f} MB of {file.path}"
-            raise _Refused(f"the disk has no room for the {missing} still to come")
-        try:
-            why = receive(done)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = f"{file.path} broke off: {type(error).__name__}, {error}"
-    return partial
-
-
-def _store(answer: Any, partial: Path, size: int, report: Callable[[int], None]) -> None:
-    """Append the bytes of an answer to the file, or begin it anew if the answer is not a range."""
-    with partial.open("ab" if answer.status_code == 206 else "wb") as stream:
-        # Chunks as they arrive: a buffer for a fixed size would be lost with the connection
-        for chunk in answer.iter_bytes():
-            stream.write(chunk)
-            report(stream.tell())
-            if stream.tell() > size:
-                break  # too long: the check will refuse it
-
-
-def _read_lock(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the lock: NAME/file name -> entry; {} if there is none yet."""
-    try:
-        lock = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return {name: {key: entry[key] for key in ENTRY} for name, entry in lock.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        advice = "delete it, and the files are checked against the hub again"
-        raise UserError(f"{path} is damaged; {advice}.") from error
-
-
-def _content(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """Return size and sha256 of a file, and git's blob id if expected (of files under 10 MB)."""
-    size, blob = path.stat().st_size, None
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if expected.get("blob"):
-        blob = hashlib.sha1(b"blob %d\0" % size + path.read_bytes()).hexdigest()
-    return {"size": size, "sha256": sha256, "blob": blob}
-
-
-def _differs(content: dict[str, Any], expected: dict[str, Any]) -> str:
-    """Describe how two descriptions of a file differ in what both state; "" if they agree."""
-    pairs = ((key, content.get(key), expected.get(key)) for key in ("size", "sha256", "blob"))
-    return ", ".join(
-        f"{key} {actual} instead of {wanted}"
-        for key, actual, wanted in pairs
-        if None not in (actual, wanted) and actual != wanted
-    )
+        yield
+        return
+    except errors.HfHubHTTPError as error:
+        cause: Exception = error
+        reason = reasons.get(type(error), f"it answers HTTP {error.response.status_code}")
+    except errors.OfflineModeIsEnabled as error:
+        cause, reason = error, "HF_HUB_OFFLINE is set"
+    except (httpx.HTTPError, httpx.InvalidURL, *malformed) as error:
+        cause, reason = error, f"no answer of a hub: {type(error).__name__}, {error}"
+    reason = " ".join(reason.split()).strip(" .")
+    why = f"{repo} at {revision} cannot be read from {_endpoint()} ({reason})"
+    raise UserError(_clean(f"{why}; what was loaded stays.")) from cause
 
 
 def _clean(text: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from filelock import FileLock
 
 from config.errors import UserError
 from tasks import downloads
@@ -32,9 +33,7 @@ class Hub:
         self.main = OLD
         self.served = {}  # path: other bytes than are listed
         self.requests: list[tuple[str, str, dict]] = []
-        self.breaks: list[
-            int
-        ] = []  # how many bytes each of the next answers gives before it breaks off
+        self.breaks: list[int] = []  # bytes after which each of the next answers breaks off
         self.status = 0  # of every answer, with the request's token repeated in it
         self.redirect = ""
         self.sha = ""  # what the listing says its commit is, if not what was asked for
@@ -134,18 +133,11 @@ def hub(monkeypatch):
     hub = Hub()
     # conftest.py keeps every other test off the network
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(
-        downloads,
-        "SOURCES",
-        {
-            "things": (
-                "Some things",
-                "free",
-                [File(REPO, "big.bin"), File(REPO, "small.json", to="s.json")],
-            )
-        },
-    )
-    monkeypatch.setattr(downloads, "PINS", {})
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between http_get's tries
+    sources(monkeypatch, File(REPO, "big.bin"), File(REPO, "small.json", to="s.json"))
+    monkeypatch.setattr(downloads, "PINS", {REPO: OLD, "no/one": OLD})
     for key in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(key, raising=False)
     with serve(hub) as url:
@@ -153,264 +145,146 @@ def hub(monkeypatch):
         yield hub
 
 
+def sources(monkeypatch, *files: File) -> None:
+    monkeypatch.setattr(downloads, "SOURCES", {"things": ("Some things", "free", [*files])})
+
+
 def refused(*args, **more) -> str:
     with pytest.raises(UserError) as error:
         get(*args, **more)
+    assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def pin(monkeypatch, content: bytes = BIG) -> None:
-    known = File(REPO, "big.bin", len(content), hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(downloads, "SOURCES", {"things": ("Some things", "free", [known])})
-    monkeypatch.setattr(downloads, "PINS", {REPO: OLD})
+def big_known(monkeypatch) -> None:
+    """Let the checksum of big.bin be known, as most of the files of SOURCES have it."""
+    sources(monkeypatch, File(REPO, "big.bin", len(BIG), hashlib.sha256(BIG).hexdigest()))
 
 
-def test_files_are_loaded_checked_and_recorded(hub, tmp_path):
+def test_files_are_loaded_and_checked(hub, tmp_path):
     said = []
     paths = get("things", tmp_path, say=said.append)
     assert paths == [tmp_path / "things/big.bin", tmp_path / "things/s.json"]
     assert [path.read_bytes() for path in paths] == [BIG, SMALL]
-    assert json.loads((tmp_path / "downloads.json").read_text()) == {
-        f"things/{name}": {
-            "repo": REPO,
-            "path": path,
-            "commit": OLD,
-            "size": len(c),
-            "sha256": hashlib.sha256(c).hexdigest(),
-        }
-        for name, path, c in (("big.bin", "big.bin", BIG), ("s.json", "small.json", SMALL))
-    }
     assert hub.paths() == [
-        f"/api/datasets/{REPO}/revision/main",
+        f"/api/datasets/{REPO}/revision/{OLD}",
         f"/datasets/{REPO}/resolve/{OLD}/big.bin",
         f"/datasets/{REPO}/resolve/{OLD}/small.json",
     ]
-    assert sorted(p.name for p in (tmp_path / "things").iterdir()) == ["big.bin", "s.json"]
-    assert "Licence: free." in said[0]
-    # Before anything is asked for
-    assert said[1].startswith("HF_ENDPOINT is set: http://127.0.0.1")
-
-
-def test_the_second_call_makes_no_request(hub, tmp_path):
-    first = get("things", tmp_path)
-    before = (tmp_path / "downloads.json").stat().st_mtime_ns
+    names = {path.name for path in (tmp_path / "things").iterdir()} - {".lock"}
+    assert names == {"big.bin", "s.json"} and "Licence: free." in said[0]
     hub.requests.clear()
-    assert get("things", tmp_path) == first
-    assert get("things", tmp_path, revision=OLD) == first
+    assert get("things", tmp_path) == paths
+    assert hub.paths() == [f"/api/datasets/{REPO}/revision/{OLD}"]
+
+
+def test_what_is_there_and_known_makes_no_request(hub, tmp_path, monkeypatch):
+    big_known(monkeypatch)
+    (tmp_path / "things").mkdir()
+    (tmp_path / "things/big.bin").write_bytes(BIG)  # by hand
+    get("things", tmp_path)
     assert hub.requests == []
-    assert (tmp_path / "downloads.json").stat().st_mtime_ns == before
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_ended(hub, tmp_path, monkeypatch):
-    hub.breaks = [200_000]
-    monkeypatch.setattr(downloads, "TRIES", 1)
-    message = refused("things", tmp_path)
-    assert "the same command goes on" in message
+def test_a_download_that_breaks_off_goes_on_where_it_ended(hub, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("HF_ENDPOINT", os.environ["HF_ENDPOINT"].replace("//", "//me:hush@"))
+    hub.breaks = [200_000, *[0] * 5]
+    assert "hush" not in refused("things", tmp_path) + caplog.text
     assert not (tmp_path / "things/big.bin").exists()
     (partial,) = (tmp_path / "things").glob("*.partial")
-    assert partial.read_bytes() == BIG[: partial.stat().st_size]
-    assert 0 < partial.stat().st_size <= 200_000
     ended = partial.stat().st_size
+    assert partial.read_bytes() == BIG[:ended] and 0 < ended <= 200_000
     hub.requests.clear()
     assert get("things", tmp_path)[0].read_bytes() == BIG
     assert [r for p, r, _ in hub.requests if p.endswith("big.bin")] == [f"bytes={ended}-"]
     assert not partial.exists()
 
 
-def test_within_a_call_a_break_is_tried_again(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    hub.breaks = [100_000, 100_000]
-    assert get("things", tmp_path)[0].read_bytes() == BIG
-    asked = [r for p, r, _ in hub.requests if p.endswith("big.bin")]
-    assert len(asked) == 3 and asked[0] == "" and all(r.startswith("bytes=") for r in asked[1:])
-
-
 @pytest.mark.parametrize("name", ["big.bin", "small.json"])
 @pytest.mark.parametrize(
     "change", [lambda c: c[:-1] + b"!", lambda c: c + b"more", lambda c: c[:-5]]
 )
-def test_content_that_is_not_what_the_hub_lists_gets_no_name(
-    hub, tmp_path, monkeypatch, name, change
-):
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+def test_content_that_is_not_what_the_hub_lists_gets_no_name(hub, tmp_path, name, change):
     hub.served[name] = change(hub.commits[OLD][name])
-    message = refused("things", tmp_path)
-    assert name in message
+    assert name in refused("things", tmp_path)
     assert not (tmp_path / "things" / name.replace("small", "s")).exists()
     del hub.served[name]
     assert get("things", tmp_path)[1].read_bytes() == SMALL  # and nothing of it is left in the way
 
 
-def test_a_file_that_was_changed_later_is_moved_aside(hub, tmp_path):
-    (big, _) = get("things", tmp_path)
-    big.write_bytes(b"other")
-    hub.requests.clear()
-    message = refused("things", tmp_path)
-    assert "size 5 instead of 512000" in message and "big.bin.differs" in message
-    assert hub.requests == []
-    assert not big.exists() and big.with_name("big.bin.differs").read_bytes() == b"other"
-    assert get("things", tmp_path)[0].read_bytes() == BIG
-
-
-def test_the_recorded_commit_is_kept_when_the_hub_goes_on(hub, tmp_path):
-    get("things", tmp_path)
-    hub.commits[NEW], hub.main = {"big.bin": BIG[::-1], "small.json": SMALL}, NEW
-    (tmp_path / "things/big.bin").unlink()
-    assert get("things", tmp_path)[0].read_bytes() == BIG
-    assert f"/datasets/{REPO}/resolve/{OLD}/big.bin" in hub.paths()[-1:]
-    # Unless another one is asked for
-    assert get("things", tmp_path, revision="main")[0].read_bytes() == BIG[::-1]
-    assert {
-        entry["commit"] for entry in json.loads((tmp_path / "downloads.json").read_text()).values()
-    } == {NEW}
-    assert get("things", tmp_path)[0].read_bytes() == BIG[::-1]
-
-
-def test_a_set_is_ended_at_the_commit_it_was_begun_at(hub, tmp_path, monkeypatch):
-    hub.served["small.json"] = SMALL[::-1]
-    refused("things", tmp_path)
-    hub.commits[NEW], hub.main = {"big.bin": BIG, "small.json": b"new\n"}, NEW
-    hub.served.clear()
-    assert get("things", tmp_path)[1].read_bytes() == SMALL
-
-
-@pytest.mark.parametrize("missing", ["big.bin", "s.json"])
-def test_a_hub_that_changes_a_commit_is_refused(hub, tmp_path, missing):
-    get("things", tmp_path)
-    (tmp_path / "things" / missing).unlink()
-    hub.commits[OLD] = {"big.bin": BIG[::-1], "small.json": SMALL[::-1]}
-    message = refused("things", tmp_path)
-    assert "instead of" in message
-    assert not (tmp_path / "things" / missing).exists()
-
-
-def test_a_hub_that_has_lost_the_recorded_commit(hub, tmp_path):
-    get("things", tmp_path)
-    (tmp_path / "things/big.bin").unlink()
-    hub.commits = {NEW: hub.commits[OLD]}
-    assert f"has no revision {OLD}" in refused("things", tmp_path)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_file_that_differs_is_kept_beside_the_right_one(hub, tmp_path, monkeypatch, known):
+    if known:
+        big_known(monkeypatch)
+    (tmp_path / "things").mkdir()
+    place, said = tmp_path / "things/big.bin", []
+    for other in (b"other", BIG[::-1]):
+        place.write_bytes(other)
+        get("things", tmp_path, say=said.append)
+        assert place.read_bytes() == BIG
+        assert place.with_name("big.bin.differs").read_bytes() == other
+        assert any("big.bin.differs" in line for line in said)
 
 
 def test_the_pinned_commit_and_checksum_go_before_the_hub(hub, tmp_path, monkeypatch):
-    pin(monkeypatch)
+    big_known(monkeypatch)
     hub.commits[NEW], hub.main = {"big.bin": b"new"}, NEW
     assert get("things", tmp_path / "a")[0].read_bytes() == BIG
-    assert get("things", tmp_path / "b", revision="main")[0].read_bytes() == b"new"
+    assert get("things", tmp_path / "a", revision="main")[0].read_bytes() == b"new"
     hub.commits[OLD] = {"big.bin": BIG[::-1]}
     hub.requests.clear()
-    assert "is known" in refused("things", tmp_path / "c")
+    assert "big.bin" in refused("things", tmp_path / "c")
     assert len(hub.requests) == 1  # nothing was loaded
 
 
-def test_a_file_put_by_hand_is_checked_without_the_hub_where_its_checksum_is_known(
-    hub, tmp_path, monkeypatch
-):
-    pin(monkeypatch)
-    (tmp_path / "things").mkdir()
-    (tmp_path / "things/big.bin").write_bytes(BIG)
-    assert get("things", tmp_path)[0].read_bytes() == BIG
-    assert hub.requests == []
-    assert json.loads((tmp_path / "downloads.json").read_text())["things/big.bin"]["commit"] == OLD
+ONE, TWO, GONE = File("no/one", "a"), File(REPO, "big.bin"), File(REPO, "gone.bin")
 
 
-def test_a_file_put_by_hand_is_checked_against_the_listing_otherwise(hub, tmp_path):
-    (tmp_path / "things").mkdir()
-    (tmp_path / "things/big.bin").write_bytes(BIG)
-    (tmp_path / "things/s.json").write_bytes(b"{}")
-    assert "s.json.differs" in refused("things", tmp_path)
-    get("things", tmp_path)
-    assert not any(path.endswith("big.bin") for path in hub.paths())
-
-
-def test_names_and_revisions_that_are_not_there(hub, tmp_path, monkeypatch):
-    assert "'nothing'" in refused("nothing", tmp_path) and "things" in refused("nothing", tmp_path)
-    assert "has no revision v9" in refused("things", tmp_path, revision="v9")
-    monkeypatch.setattr(
-        downloads, "SOURCES", {"things": ("", "", [File(REPO, "big.bin"), File(REPO, "gone.bin")])}
-    )
-    assert "gone.bin" in refused("things", tmp_path) and (tmp_path / "things/big.bin").exists()
-    monkeypatch.setattr(downloads, "SOURCES", {"things": ("", "", [File("no/one", "big.bin")])})
-    assert "there is no no/one" in refused("things", tmp_path)
-    monkeypatch.setattr(
-        downloads, "SOURCES", {"things": ("", "", [File("no/one", "a"), File("no/two", "b")])}
-    )
-    assert "several repositories" in refused("things", tmp_path, revision="main")
+@pytest.mark.parametrize(
+    ("files", "name", "revision", "named"),
+    [
+        ([TWO], "nothing", "", "things"),
+        ([TWO], "things", "v9", "v9"),
+        ([TWO], "things", NEW, NEW),  # the hub answers with another commit
+        ([TWO, GONE], "things", "", "gone.bin"),
+        ([ONE], "things", "", "there is no no/one"),
+        ([ONE, TWO], "things", "main", "several repositories"),
+    ],
+)
+def test_what_the_hub_does_not_have(hub, tmp_path, monkeypatch, files, name, revision, named):
+    sources(monkeypatch, *files)
+    if revision == NEW:
+        hub.commits[NEW], hub.sha = {"big.bin": BIG}, OLD
+    assert named in refused(name, tmp_path, revision=revision)
 
 
 def test_without_a_hub_one_sentence_comes(hub, tmp_path, monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
-        monkeypatch.setenv(
-            "HF_ENDPOINT", f"http://me:hush@127.0.0.1:{free.getsockname()[1]}/hf_verysecret"
-        )
-        message = refused("things", tmp_path)
-    assert "ConnectError" in message and "hush" not in message and "verysecret" not in message
-    assert "HF_ENDPOINT is set and HF_HUB_OFFLINE is not set" in message
-    assert (
-        str(tmp_path / "things/big.bin") in message and str(tmp_path / "things/s.json") in message
-    )
-
-
-def test_a_hub_that_says_nothing_is_given_up(hub, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
+        url = f"http://me:hush@127.0.0.1:{silent.getsockname()[1]}/hf_verysecret"
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        message = refused("things", tmp_path)
+        assert "ConnectError" in message and "hush" not in message and "verysecret" not in message
         silent.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert "ReadTimeout" in refused("things", tmp_path)
-
-
-def test_offline_mode_is_kept(hub, tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE is set" in refused("things", tmp_path)
+    assert "HF_HUB_OFFLINE" in refused("things", tmp_path)
     assert hub.requests == []
 
 
-def test_a_hub_that_answers_with_another_commit(hub, tmp_path):
-    hub.commits[NEW] = {"big.bin": BIG[::-1], "small.json": SMALL}
-    hub.sha = OLD
-    assert f"answers with {OLD}" in refused("things", tmp_path, revision=NEW)
-
-
-def test_an_answer_longer_than_listed_is_not_read_to_its_end(hub, tmp_path):
-    hub.served["big.bin"] = BIG * 40
-    message = refused("things", tmp_path)
-    assert 512_000 < int(message.partition("size ")[2].split()[0]) < 5_000_000
-
-
-def test_the_message_names_the_files_still_missing(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "TRIES", 1)
-    hub.breaks = [len(BIG), 3]
-    message = refused("things", tmp_path)
-    assert (
-        str(tmp_path / "things/s.json") in message
-        and str(tmp_path / "things/big.bin") not in message
-    )
-
-
-def test_an_answer_that_is_not_a_hubs(hub, tmp_path):
-    hub.status = 200
-    assert "no answer of a hub" in refused("things", tmp_path)
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize("status", [200, 401, 403, 404, 500])
 def test_the_token_is_sent_and_stands_nowhere(hub, tmp_path, monkeypatch, capfd, caplog, status):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     hub.status = status
     said = []
     message = refused("things", tmp_path, say=said.append)
     assert hub.requests[0][2]["authorization"] == "Bearer hf_verysecret"
-    assert "gets HF_TOKEN" in said[1]
     assert "verysecret" not in message + "".join(said) + caplog.text + "".join(capfd.readouterr())
-    assert not any(
-        b"verysecret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
-    )
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"verysecret" in path.read_bytes() for path in files)
 
 
 def test_a_token_file_is_not_used(hub, tmp_path, monkeypatch):
@@ -427,66 +301,36 @@ def test_the_token_does_not_follow_a_redirect_to_another_host(hub, tmp_path, mon
     store = Hub()
     with serve(store) as hub.redirect:
         assert get("things", tmp_path)[0].read_bytes() == BIG
-    assert len(store.requests) == 2 and not any(
-        "verysecret" in str(headers) for _, _, headers in store.requests
-    )
+    sent = [str(headers) for _, _, headers in store.requests]
+    assert len(sent) == 2 and not any("verysecret" in headers for headers in sent)
 
 
-def test_a_hub_that_is_busy_does_not_cost_what_is_there(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(downloads, "TRIES", 1)
-    hub.breaks = [200_000]
+def test_a_hub_that_is_busy_does_not_cost_what_is_there(hub, tmp_path):
+    hub.breaks, answer = [200_000, *[0] * 5], hub.answer
     refused("things", tmp_path)
     (partial,) = (tmp_path / "things").glob("*.partial")
-    size, answer = partial.stat().st_size, hub.answer
+    size = partial.stat().st_size
     hub.answer = lambda h: answer(h) if "/api/" in h.path else hub.send(h, 503, b"later", {})
     assert "HTTP 503" in refused("things", tmp_path)
     assert partial.stat().st_size == size > 0
 
 
-def test_a_full_disk_is_said_before_anything_is_loaded(hub, tmp_path, monkeypatch):
-    import shutil
-
-    real = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1000))
-    assert "no room for the 0.5 MB" in refused("things", tmp_path)
-    assert len(hub.requests) == 1
-
-
-def test_a_folder_that_cannot_be_written(hub, tmp_path):
+def test_a_folder_that_cannot_be_written_or_is_in_use(hub, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be kept" in refused("things", tmp_path / "file")
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"things/big.bin": {"commit": 1}}'])
-def test_a_damaged_lock(hub, tmp_path, text):
-    (tmp_path / "downloads.json").write_text(text)
-    assert "downloads.json is damaged" in refused("things", tmp_path)
+    (tmp_path / "things").mkdir()
+    with FileLock(tmp_path / "things/.lock"):
+        assert "is under way" in refused("things", tmp_path)
     assert hub.requests == []
 
 
-def test_two_calls_at_once(hub, tmp_path):
-    from filelock import FileLock
-
-    with FileLock(tmp_path / ".downloads.json.lock"):
-        assert "is under way" in refused("things", tmp_path)
-
-
 def test_every_source_has_a_licence_a_commit_and_checksums():
+    known = set()
     for name, (what, licence, files) in downloads.SOURCES.items():
         assert what and licence and len({file.name for file in files}) == len(files), name
         for file in files:
             assert len(downloads.PINS[file.repo]) == 40
             assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
             assert file.size is None or file.sha256
-    assert (
-        len(
-            {
-                file.sha256
-                for _, _, files in downloads.SOURCES.values()
-                for file in files
-                if file.sha256
-            }
-        )
-        == 11
-    )
+            known |= {file.sha256} - {None}
+    assert len(known) == 11
