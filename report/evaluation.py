@@ -29,8 +29,7 @@ from report.status import hold, is_running
 MAY_DIFFER = {
     "name", "runs", "agents", "lengths", "kinds", "ruler_tasks", "n", "leave_out", "samples",
     "temperatures", "transcripts", "in_flight", "retries", "redo_failed", "kv_gib", "endpoint",
-    "device", "trust_remote_code", "part",
-    "metric", "rules",  # each of both has rows of its own
+    "device", "trust_remote_code", "part", "metric", "rules",  # the last two: each has rows of its own
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
 
