@@ -449,10 +449,10 @@ class EvalConfig:
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
     part: Annotated[str, PART] = ""
-    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill one
-    folder; documents are dealt out in turn, so that all questions about one are in one part. Each
-    writes a file of rows of its own; the summary is of all that are there. Without it, all that is
-    missing is asked"""
+    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill
+    one folder; documents are dealt out in turn, so that all questions about one are in one part.
+    Each writes a file of rows of its own; the summary is of all that are there. Without it, all
+    that is missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained

@@ -1,7 +1,7 @@
 """Keep of a trajectory what its row and its transcript need, turn by turn.
 
-Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`, `settings_of_row`. Leaves out: the file of rows (report/rows.py),
-the evaluation (eval.py).
+Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`, `settings_of_row`. Leaves out: the
+file of rows (report/rows.py), the evaluation (eval.py).
 Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
 """
 
