@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agents import find
-from agents.memupdate import NO_ENTRIES
+from agents.memupdate import NO_ENTRIES, MemUpdate
 from config import files
 from dev import base
 from dev.base import BaseConfig, Example
-from embedded.keeper import WEIGHTS, agent
 from memagent import Finish, Prompt, Turn
 from tasks import ledger, worlds
 from tokens.codec import Codec
 
+WEIGHTS = Path(__file__).parent.parent / "embedded" / "keeper_weights"
 ENTRIES = 6  # the hard budget
 IDS = 64  # m1 to m64 are one token each; further ids are several
 CREATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "create", "content": "'
@@ -38,6 +38,11 @@ CARELESS = (("create", 0.5), ("nothing", 0.75), ("update", 0.92), ("delete", 1.0
 # settings of the supervised training; chosen by what GRPO makes of it on the dev split (dev/LOG.md)
 TRAINING = dict(steps=1800, careless_steps=60)
 EPISODES = 6  # in a step
+
+
+def agent(**settings: object) -> MemUpdate:
+    """Return the agent as the embedded policy was trained to run it."""
+    return find.make("memupdate", find.of_model(WEIGHTS) | settings)
 
 
 # ---------------------------------------------------------------- tokenizer

@@ -252,7 +252,7 @@ def settings_of_row(
     """
     reading = settings_of_rows(agent.config, told_date)
     if not agent.by_section:  # cut to the engine's window, which therefore counts
-        reading["window"] = getattr(agent, "most_tokens", agent.window)
+        reading["window"] = agent.window
     templates = [agent.template(name) for name in agent.prompts]
     parts = asdict(cell), agent.name, reading, templates, asdict(sampling), seed, model
     text = json.dumps(parts, sort_keys=True)

@@ -39,7 +39,7 @@ from agents.search import searched
 from agents.store import Store
 from config.options import GRPOConfig
 from data import formed
-from embedded import keeper
+from dev import keeper
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.open import give_embedder

@@ -15,7 +15,8 @@ from commands import train
 from commands.dryrun import dry_run
 from config.errors import UserError
 from config.options import EvalConfig, GRPOConfig, RunConfig
-from embedded import keeper, tiny
+from dev import keeper
+from embedded import tiny
 from engines import endpoint, vllm_colocated
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine

@@ -20,7 +20,7 @@ from commands.stores import memory_app
 from config import terminal
 from config.errors import CONTROL
 from config.flags import AgentGroup
-from embedded import keeper
+from dev import keeper
 from engines.scripted import ScriptedEngine
 from report.records import record as record_of
 from rollout import rollout

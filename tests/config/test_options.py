@@ -48,7 +48,6 @@ from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
         (EvalConfig, "data", ((),)),
         (EvalConfig, "agents", ((),)),
         (EvalConfig, "lengths", ((0,),)),
-        (EvalConfig, "kinds", ((),)),
         (EvalConfig, "n", (0, -3)),
         (EvalConfig, "samples", (0,)),
         (EvalConfig, "in_flight", (0,)),

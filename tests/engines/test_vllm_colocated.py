@@ -32,8 +32,8 @@ from agents.tools import schemas
 from commands.train import train
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
-from dev import base
-from embedded import keeper, tiny
+from dev import base, keeper
+from embedded import tiny
 from engines import endpoint
 from engines.hf import TransformersEngine
 from engines.open import grammar_of

@@ -18,7 +18,7 @@ import cli
 from agents import find
 from config.errors import UserError
 from config.options import RunConfig, TrainConfig
-from embedded import keeper
+from dev import keeper
 from engines.scripted import ScriptedEngine
 from report.rows import Rows
 from rollout import rollout

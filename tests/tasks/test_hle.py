@@ -473,7 +473,7 @@ class Sure(RehearsedEngine):
 
 
 def test_the_report_of_a_stream_has_accuracy_and_calibration(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("engines.rehearsed.RehearsedEngine", Sure)
+    monkeypatch.setattr("commands.stream.RehearsedEngine", Sure)
     folder = streamed(
         name="s", runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2,
         arms=("memrl",),

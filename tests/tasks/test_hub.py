@@ -283,7 +283,7 @@ def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
     monkeypatch.setattr(train, "train", lambda run, *rest, **more: given.append(run.data) or Path())
     monkeypatch.setattr("report.runlog.summary", lambda folder: {})
     monkeypatch.setattr("report.summary.write_summary", lambda path, summary: None)
-    monkeypatch.setattr("report.page.write_report", lambda folder, title: None)
+    monkeypatch.setattr("report.page.write_report", lambda *_: None)
     monkeypatch.setattr(
         eval, "run_suite", lambda config, *_: given.extend(config.data) or Path("x")
     )
