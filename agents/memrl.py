@@ -41,7 +41,7 @@ from memagent import (
     Turn,
 )
 from memory import overwrite
-from tasks.environments import Step, Work
+from tasks.environments import Work
 from tasks.mentions import count_phrases, phrases
 
 if TYPE_CHECKING:
@@ -354,8 +354,7 @@ class MemRL(Agent):
                 prompt = replace(prompt, after=turn)
             if step is not None and not step.done:
                 why = "steps" if len(told) > 2 * most else "window"
-                give_up = getattr(episode, "give_up", lambda why: Step("", True, -1.0, why))
-                step = give_up(why)
+                step = episode.give_up(why)
         finally:
             episode.close()
         if turn is None:

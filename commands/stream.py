@@ -257,7 +257,7 @@ class Stream:
         self.book_path = folder / f"{arm}.db"
         path = config.frozen or str(self.book_path)
         fields = constants | settings | kind.arms[arm] | {"bank": path}
-        if config.frozen or getattr(environment, "leaves_nothing", False):
+        if config.frozen or environment.leaves_nothing:
             fields["update"] = "none"
         self.agent = kind(kind.Config(**fields))
         self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
@@ -362,7 +362,7 @@ class Stream:
             return
         if self.agent.config.delta is None:
             bank.calibrate([task.intent for task in self.tasks])
-        for task_id, intent, experience in getattr(self.environment, "experiences", lambda: ())():
+        for task_id, intent, experience in self.environment.experiences():
             bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
 
     def _tried(self, engine: Engine, agent: Agent, batch: Sequence[Work]) -> dict[str, Trajectory]:

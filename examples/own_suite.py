@@ -20,7 +20,7 @@ from functools import partial
 from config.errors import UserError
 from data import Task, seed_of
 from suites import Column, Scope, Suite, SuiteConfig
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 
 GOODS = "apples bricks candles drums eggs forks gloves hammers ink jars".split()
 
@@ -84,7 +84,7 @@ class Store(Suite):
         return Counting([self.task(scope.seed, "last", 4, k) for k in range(8)])
 
 
-class Counting:
+class Counting(Environment):
     """The world of `stream`: one response a task, which is right or wrong."""
 
     name, style, most_steps = "store", "qa", 1
@@ -118,7 +118,7 @@ class Counting:
         """Release what all tries share."""
 
 
-class Try:
+class Try(Episode):
     """One try of a task."""
 
     def __init__(self, observation: str, answer: str):

@@ -185,10 +185,10 @@ class Suite:
         if self.judged_by:
             rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
             say(f"{self.label}: judged by {self.judged_by}, in {rounds}.")
-        if skipped := getattr(environment, "skipped", 0):
-            why = getattr(environment, "skipped_because", "have a picture")
+        if skipped := environment.skipped:
+            why = environment.skipped_because
             say(f"{self.label}: {skipped:,} tasks are left out, which {why}.")
-        if missed := getattr(environment, "skip_list", list)():
+        if missed := environment.skip_list():
             share = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
             say(f"{self.label}: {share} solution here: {' '.join(missed)}.")
         return environment

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from data import seed_of
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 
 HINTS = 10  # experiences of a task
 DOORS = ("left", "right")
@@ -25,7 +25,7 @@ WORDS = (
 ).split()
 
 
-class Bandit:
+class Bandit(Environment):
     """Tasks of one step: name a door.
 
     n_tasks: how many; hints: experiences of each, half of them wrong; seed: of the world.
@@ -88,7 +88,7 @@ class Bandit:
 
 
 @dataclass(slots=True)
-class _Try:
+class _Try(Episode):
     observation: str
     door: str
 

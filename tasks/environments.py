@@ -13,10 +13,10 @@ is an observation, never an exception; what ends an episode is its last step, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Literal
 
 from data import Task
 
@@ -52,7 +52,7 @@ class Late(Sequence[str]):
         return len(self.found)
 
 
-class Episode(Protocol):
+class Episode:
     """One try of a task. It has its own state, and is closed whether it ended or not."""
 
     observation: str
@@ -60,15 +60,20 @@ class Episode(Protocol):
 
     def step(self, action: str) -> Step:
         """Carry out an action: the model's whole response, without thoughts."""
+        raise NotImplementedError
 
-    # where something can be right without a last word: def give_up(self, failure) -> Step, which
-    # ends the episode and judges what was done; `failure` is why, unless that is right
+    def give_up(self, failure: str) -> Step:
+        """End the episode without a last word and judge what was done; failure: why it ends.
+
+        By default it has failed.
+        """
+        return Step("", True, -1.0, failure)
 
     def close(self) -> None:
         """Release what the episode holds; again is harmless."""
 
 
-class Environment(Protocol):
+class Environment:
     """A set of tasks and the world in which they are worked on."""
 
     name: str
@@ -78,15 +83,31 @@ class Environment(Protocol):
     """what every task has in common: which actions there are and how they are written"""
     most_steps: int
     """actions of an episode, after which it has failed"""
+    leaves_nothing: bool = False
+    """whether tries are no experiences"""
+    skipped: int = 0
+    """tasks of the source that are left out"""
+    skipped_because: str = "have a picture"
 
     def tasks(self) -> Sequence[Work]:
         """Return all tasks, in a fixed order."""
+        raise NotImplementedError
 
     def intent(self, id: str) -> str:
         """Return the text by which experiences of similar tasks are found."""
+        raise NotImplementedError
 
     def reset(self, id: str) -> Episode:
         """Begin a task. UserError: it cannot be begun; it counts as failed."""
+        raise NotImplementedError
+
+    def experiences(self) -> Iterable[tuple[str, str, str]]:
+        """Return (task id, intent, experience) of what is known at first."""
+        return ()
+
+    def skip_list(self) -> list[str]:
+        """Return the ids of tasks that are not right by their own solution here."""
+        return []
 
     def close(self) -> None:
         """Release what all episodes share."""

@@ -18,13 +18,13 @@ from report.records import record
 from report.rows import Cell
 from report.transcripts import n_sections, trace
 from rollout import Sampling, rollout
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tokens.codec import Characters
 
 STEPS = 3
 
 
-class Counting:
+class Counting(Environment):
     """Tasks that are solved by the action "yes" within three steps."""
 
     name, style, most_steps = "counting", "agent", STEPS
@@ -51,7 +51,7 @@ class Counting:
     def close(self): ...
 
 
-class Try:
+class Try(Episode):
     def __init__(self, world, observation):
         self.world, self.observation, self.closed = world, observation, False
 
