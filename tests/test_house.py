@@ -109,7 +109,8 @@ def test_tests_mirror_the_rooms():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_asked_of_an_agent_a_task_or_an_engine_is_on_its_interface(path):
-    asked = r"""(get|has)attr\((\w+\.)*(agent|kind|task|engine|first|about|environment|episode), ["']"""
+    objects = "agent|kind|task|engine|first|about|environment|episode"
+    asked = rf"""(get|has)attr\((\w+\.)*({objects}), ["']"""
     assert not re.search(asked, path.read_text(encoding="utf-8"))
 
 
